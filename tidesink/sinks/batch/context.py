@@ -369,10 +369,10 @@ FAILPOINTS: Final = (
     "planned",  # the offsets of the batch are fixed
     "read",  # Spark's frame over those offsets is set up
     "decoded",  # the columns of the batch are planned
-    "reduced",  # one row a key, persisted
+    "reduced",  # one row per key, persisted
     "recorded",  # the history in the state store has the progress of this batch
     "evolved",  # the target's columns fit
-    "rejected",  # dead letters are kept
+    "rejected",  # dead letters are written
     "committing",  # the last instruction before the batch is passed to the target
     "staged",  # everything before the target's commit is done: rows are staged, messages acknowledged
     "committed",  # the target has the batch and its progress

@@ -212,7 +212,7 @@ class Account:
 
     Two numbers are not part of the law's sum. ``filtered_out``: applied and superseded changes whose row the
     table's filter removed. ``row_by_row``: records that were decoded one at a time, which is slower, because
-    no columnar step could prove them.
+    no columnar step could prove their values.
     """
 
     read: int = 0
@@ -284,7 +284,7 @@ def account_of(
             additional events are added.
         applied_rows: Rows by the target's own numbers. A key change is two rows and one event.
         rejected: Bad events whose dead letters were acknowledged.
-        stale_rows: Rows of which the target had newer ones.
+        stale_rows: Rows that were not applied because the target had newer ones.
         row_by_row: Records that were decoded one at a time.
     """
     applied = applied_rows - summary.split_halves

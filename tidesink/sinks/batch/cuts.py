@@ -2,8 +2,8 @@
 
 A bound W is a commit_ts that all tables of a pipeline share until the cut at W is published. A batch under
 this bound applies the rows up to W. Rows above W wait. In each partition, nothing is read after the first
-watermark that is W or later. At that watermark all rows up to W have been sent, and so have all repetitions
-of them that began earlier. A later row up to W is a repetition.
+watermark that is W or later. At this watermark every row up to W was sent, and repetitions of rows that the
+producer began earlier are complete. Any later row up to W is another repetition.
 
 Progress contains the bound, and for each partition the offset up to which it was read and the first offset
 that waits. Under another bound the partition is read again from the offset that waits, in the order of its

@@ -55,7 +55,7 @@ class DecodePlan:
         rules: Conditions of a batch on its events.
         row_filter: The table's filter. A row that does not satisfy it is a delete.
         ignores_nulls: True if a null keeps the stored value, like a value that was not sent.
-        warnings: Facts about the table's columns that the topic does not contain.
+        warnings: Warnings about properties of columns that the topic does not report.
     """
 
     rows: TargetRows
@@ -104,7 +104,7 @@ class SideSchemas:
     unknown: Mapping[int, str] = field(default_factory=dict)
 
     def fault(self, schema_id: int, part: str) -> TidesinkError | None:
-        """Returns the error of a schema's records, or None if the schema is only new."""
+        """Returns the error for records of a schema, or None if the schema was not looked up yet."""
         if schema_id in self.refused:
             return SchemaMismatchError(f"{part}: {self.refused[schema_id]}")
         if schema_id in self.unknown:
@@ -178,14 +178,14 @@ def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str
 
 
 def named_unplanned(records: pa.RecordBatch, found: Iterable[Unplanned]) -> Iterator[Unplanned]:
-    """Yields records with a new or unusable id. A record whose id is in a header gets this as its fault."""
+    """Yields records with a new or unusable id. If the real id is in a header, the fault reports this."""
     for one in found:
         elsewhere = record_ids_in_headers(records, one.record)
         yield one if elsewhere is None else replace(one, fault=FramingError(elsewhere))
 
 
 def record_ids_in_headers(records: pa.RecordBatch, record: int) -> str | None:
-    """Returns why the ids in a record's headers are not read; None without such ids or without headers."""
+    """Returns why a record's schema ids in headers cannot be read, or None if it has no such headers."""
     headers = records.column("headers")[record].as_py() if "headers" in records.schema.names else None
     return None if not headers else ids_in_headers((one["key"], one["value"]) for one in headers)
 

@@ -117,7 +117,7 @@ class RowFilterRule:
         return replace(table, rows=whole.filter(pa.array(~(unsent | failed)))), bad
 
     def _unsent(self, table: ChangeTable, rows: TargetRows) -> Flags:
-        """Returns True for rows whose source did not send a value that the filter needs."""
+        """Returns True for rows without a value that the filter needs, because the source did not send it."""
         lists = rows.source_names(table.rows["unavailable"].combine_chunks())
         found = np.zeros(len(lists), np.bool_)
         needed = _flags(pc.is_in(lists.flatten(), pa.array(self.columns)))

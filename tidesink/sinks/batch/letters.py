@@ -229,7 +229,7 @@ class Bounds(NamedTuple):
 
 
 class SortedLetters(NamedTuple):
-    """The letters of a topic, sorted by whether they can be replayed.
+    """The letters of a topic, grouped by whether they can be replayed.
 
     Attributes:
         ready: Letters that can be replayed now.

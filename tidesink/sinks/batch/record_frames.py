@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # The minimum number of records per task: a short range is not worth a second task.
 _RECORDS_A_TASK: Final = 50_000
-# One task reads so many records before the tasks of several ranges would have started.
+# Up to so many records, one task is faster than starting several tasks.
 _SMALL_BATCH: Final = 10_000
 # The maximum size of a batch of decompressed values. A single larger value is a batch.
 _OPENED_BYTES: Final = 64 << 20
@@ -182,7 +182,7 @@ _BETWEEN: Final = "\x00"
 
 @dataclass(frozen=True)
 class SplitByTable:
-    """Packs the records of a range by the table that they name. Records without a table are a group.
+    """Packs the records of a range by the table that they name. Records without a table are one group.
 
     Each row of ``KEPT_DDL`` is a payload with the records of one table, raw and in their order:
 
@@ -198,7 +198,7 @@ class SplitByTable:
     most_bytes: int
 
     def __call__(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The payloads of one range."""
+        """Yields the payloads of one range."""
         size = 0
         try:
             for batch in records:

@@ -141,7 +141,7 @@ class BatchPlan:
     """The offsets of one batch.
 
     ``ranges``: the offsets. ``found``: the topic when they were chosen. ``last``: the last record in each
-    partition that was passed without a commit. ``follows``: checks that the records that were read may be
+    partition that was skipped without a commit. ``follows``: checks that the records that were read may be
     used. See ``kafka.leader_epochs`` for both.
     """
 

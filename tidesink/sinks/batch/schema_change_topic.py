@@ -59,8 +59,8 @@ _NO_CHANGES: Final = "QUERY"
 _RENAMED: Final = "existing values stay under the old name, and are NULL under the new one ({})"
 
 _CONVERTED: Final = (
-    "values of {} that do not fit the new definition were rounded or cut at the source, and are unchanged in "
-    "the target (tidesink resync brings them)"
+    "values of {} that do not fit the new definition were rounded or cut at the source, but are unchanged in "
+    "the target (run tidesink resync to correct them)"
 )
 
 _OLD_COLUMNS: Final = (

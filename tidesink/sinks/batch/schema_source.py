@@ -31,7 +31,7 @@ _TWO_MEANINGS: Final = (
 
 
 class Missed(NamedTuple):
-    """Things in a batch that its plan did not know, with the batch's ranges and topic."""
+    """The counts of a batch whose plan lacked something, its ranges, and the topic when it was planned."""
 
     summary: BatchSummary
     ranges: Sequence[OffsetRange]
@@ -101,7 +101,7 @@ class Decoding(Protocol):
         """
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
-        """Read what decoding the ranges needs, if a batch would not notice that it is missing.
+        """Read schemas or DDL that decoding the ranges needs, and whose absence a batch would not notice.
 
         Called before each batch. ``ranges``: None for rows that are later than all records, as in a snapshot.
 

@@ -1,14 +1,14 @@
-"""Tables of one topic that stand at the same offsets are read together.
+"""Shared reads: tables of one topic at the same offsets read the records together.
 
-Every table has progress of its own in its target, and reads on from there. Tables at the same offsets get
-the same ranges: the first to come decides them, the records are read from Kafka once and stored until the
-last of these tables is done with them. A table that lags reads for itself, as far as the others have come;
-nobody waits for it.
+Each table has its own progress in its target, and continues from there. Tables at the same offsets get the
+same ranges. The first table chooses them, and the records are read from Kafka once and stored until the last
+of these tables has used them. A table that lags reads on its own, up to the offsets of the others. No table
+waits for it.
 
-Records of a topic that hold nothing for a table can go by without a commit of it. One read each so often is
-committed by all tables that are at it, so that after a kill they stand at the same offsets again.
+A table can skip records that contain nothing for it, without a commit. At intervals, one read is committed by
+all tables that use it, so that they are at the same offsets again after a kill.
 
-Nothing here is remembered: after a kill the tables stand where their targets say.
+This state is only in memory. After a kill the tables are at the offsets in their targets.
 """
 
 from __future__ import annotations
@@ -63,9 +63,16 @@ if TYPE_CHECKING:
 
 
 class Topics:
-    """The memories of a pipeline's topics, made when asked for.
+    """Shared state of a pipeline's topics, created on demand.
 
-    ``ask`` makes what asks the brokers. ``interval``: as of ``TopicReads``.
+    Args:
+        pipeline: The pipeline's name.
+        source: Reads records from Kafka.
+        store: The state store.
+        ask: Creates the client that asks the brokers.
+        interval: See ``TopicReads``.
+        schema_changes: The topic of a connector's DDL, or None.
+        log: Detects that a partition's log was cut, or None.
     """
 
     def __init__(
@@ -79,9 +86,7 @@ class Topics:
         schema_changes: str | None = None,
         log: LeaderEpochs | None = None,
     ) -> None:
-        # What notices that a partition's log was cut; None: nothing does.
         self.log = log
-        # The topic of a connector's DDL; None where the config names none.
         self.schema_changes = (
             None
             if schema_changes is None
@@ -105,7 +110,7 @@ class Topics:
         *,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Topics:
-        """The topics of a config's brokers. ``is_stopped``: whether a stop was requested."""
+        """Returns the topics of a config's brokers. ``is_stopped``: returns True once a stop is requested."""
 
         def ask() -> KafkaOffsets:
             return KafkaOffsets(config.source.confluent_properties())
@@ -122,10 +127,10 @@ class Topics:
 
     @property
     def brokers(self) -> KafkaOffsets:
-        """What answers questions on topics, for all tables: each client has threads and connections.
+        """The client that looks up topics. It is shared, because each client has threads and connections.
 
         Raises:
-            ConfigError: the properties are refused.
+            ConfigError: The client refuses the properties.
         """
         with self._lock:
             if self._brokers is None:
@@ -133,7 +138,7 @@ class Topics:
             return self._brokers
 
     def ddl(self, topic: str) -> TopicDdl:
-        """The definitions a topic's DDL makes."""
+        """Returns the table definitions of a topic's DDL."""
         with self._lock:
             if topic not in self._ddl:
                 self._ddl[topic] = TopicDdl(
@@ -147,7 +152,7 @@ class Topics:
             return self._ddl[topic]
 
     def tables(self, topic: str) -> TopicTables:
-        """The tables a topic carries."""
+        """Returns the tables in a topic."""
         with self._lock:
             if topic not in self._tables:
                 self._tables[topic] = TopicTables(
@@ -156,14 +161,14 @@ class Topics:
             return self._tables[topic]
 
     def details(self, topic: str) -> dict[str, Any]:
-        """What the status of a table shows of its topic."""
+        """Returns the details about its topic in the status of a table."""
         return {"topic": topic, **({TOPIC_ABSENT: True} if self.tables(topic).absent else {})}
 
     def grown(self, found: TopicOffsets) -> tuple[Ends, ...]:
-        """Each time that partitions were added to a topic, as far as the pipeline saw it.
+        """Returns the ends of a topic's partitions at each growth of the topic that the pipeline saw.
 
         Raises:
-            StateStoreError: the store does not answer.
+            StateStoreError: The state store does not answer.
         """
         topic = found.topic
         with self._lock:
@@ -173,7 +178,7 @@ class Topics:
         return growth.see(found)
 
     def reads(self, topic: str) -> TopicReads[KeptRead]:
-        """What the tables of a topic read together."""
+        """Returns the shared reads of a topic's tables."""
         tables, ddl = self.tables(topic), self.ddl(topic)
 
         def keep(ranges: tuple[OffsetRange, ...], found: TopicOffsets, size: RecordSize) -> KeptRead:
@@ -183,42 +188,42 @@ class Topics:
             return self._reads.setdefault(topic, TopicReads(keep, interval=self._interval))
 
     def ends_now(self, found: TopicOffsets) -> TopicOffsets:
-        """Where a topic ends by now; as it was found where it is gone, or was made again.
+        """Returns a topic's current end offsets; ``found`` itself if the topic was deleted or created again.
 
         Raises:
-            SourceUnavailableError: no broker answers.
-            SourceError: the brokers refuse us.
+            SourceUnavailableError: No broker answers.
+            SourceError: The brokers refuse the request.
         """
-        # Outside of the lock: no table waits for another's answer.
+        # Without the lock, so that tables do not wait for each other's answers.
         now = self.brokers.lookup([found.topic]).get(found.topic, found)
         return now if not found.topic_id or now.topic_id == found.topic_id else found
 
     def release(self) -> None:
-        """Let go of every record kept for several tables."""
+        """Release all records that are stored for several tables."""
         with self._lock:
             reads = list(self._reads.values())
         for one in reads:
             one.release()
 
 
-# So many kept reads of one topic wait for tables that have yet to come; of more, the oldest lets go.
+# So many stored reads of one topic wait for tables. If there are more, the oldest is closed.
 MOST_KEPT: Final = 2
 
 Offsets = Mapping[int, int]
 
 
 class Kept(Protocol):
-    """What several tables read together."""
+    """A read that several tables share."""
 
     def release(self) -> None:
-        """Let go of the records. Never fails."""
+        """Release the records. Never fails."""
 
 
 K = TypeVar("K", bound=Kept)
 
 
 class Limits(NamedTuple):
-    """The bounds of a batch, and what a record of the table that asks weighs."""
+    """The limits of a batch, and the size of a record of the table."""
 
     max_records: int
     max_bytes: int
@@ -226,10 +231,10 @@ class Limits(NamedTuple):
 
 
 def sample(limits: Limits, available: Sequence[OffsetRange], fetch: Fetch) -> None:
-    """Learn what records weigh, where a guess would cut the first batch of a backlog short.
+    """Measure the size of records, if a guess would make the first batch of a backlog too small.
 
     Raises:
-        SourceError: Kafka refuses, or does not answer.
+        SourceError: Kafka refuses the request, or does not answer.
     """
     waiting = sum(part.records for part in available)
     guessed = budget_of(limits.max_records, limits.max_bytes, limits.size)
@@ -245,9 +250,10 @@ def sample(limits: Limits, available: Sequence[OffsetRange], fetch: Fetch) -> No
 
 
 class PlannedRead(NamedTuple, Generic[K]):
-    """The offsets of one batch, and what is kept of them: None where the table reads for itself.
+    """The offsets of one batch.
 
-    ``commits``: the table commits how far it has come, whatever the records hold.
+    ``kept``: the shared read, or None if the table reads on its own. ``commits``: True if the table commits
+    its offsets even if the records contain nothing for it.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -258,9 +264,10 @@ class PlannedRead(NamedTuple, Generic[K]):
 
 @dataclass
 class _Place:
-    """Where a table stands by its next offsets (None: not known yet), and will stand after its batch.
+    """The next offsets of a table.
 
-    ``away``: it is paused, has failed or is done, and comes for nothing.
+    ``at``: the current ones, or None if they are not known yet. ``heading``: those after the running batch.
+    ``away``: True if the table is paused, failed or done, and does not read.
     """
 
     at: Offsets | None = None
@@ -268,14 +275,14 @@ class _Place:
     away: bool = False
 
     def may_come(self, starts: Offsets) -> bool:
-        """Whether the table is to read from these offsets, as far as one can tell."""
+        """Returns True if the table may still read from these offsets."""
         stands = self.heading or self.at
         return not self.away and (stands is None or stands == starts)
 
 
 @dataclass
 class _Open(Generic[K]):
-    """A read that tables share: who is at it, and whether others may still join."""
+    """A shared read. ``users``: tables that use it. ``closed``: True if no other table may join."""
 
     ranges: tuple[OffsetRange, ...]
     found: TopicOffsets
@@ -289,9 +296,8 @@ class _Open(Generic[K]):
 class TopicReads(Generic[K]):
     """The reads of one topic. Used by the tasks of all its tables, from several threads.
 
-    ``keep`` makes what is kept of ranges of a topic as it was found; nothing is read before somebody asks for
-    it.
-    ``interval``: seconds after which a read is again one that all its tables commit.
+    ``keep``: creates the shared read of some ranges; it reads nothing until a table uses it. ``interval``:
+    seconds until the next read that all its tables commit.
     """
 
     def __init__(
@@ -310,14 +316,14 @@ class TopicReads(Generic[K]):
         self._open: list[_Open[K]] = []
 
     def expect(self, table: TableId) -> None:
-        """Know of a table that is going to read; where it stands is not known yet."""
+        """Register a table that will read, at offsets that are not known yet."""
         with self._lock:
             self._places.setdefault(table, _Place())
 
     def plan(
         self, table: TableId, available: Sequence[OffsetRange], found: TopicOffsets, *, limits: Limits
     ) -> PlannedRead[K]:
-        """What a table reads next of what is ``available`` to it; it is at work until it has ``settled``."""
+        """Plan the next read of a table, within ``available``. The table is busy until ``settle``."""
         starts = {part.partition: part.start for part in available}
         with self._lock:
             place = self._places.setdefault(table, _Place())
@@ -337,7 +343,11 @@ class TopicReads(Generic[K]):
             return PlannedRead(joined.ranges, joined.found, joined.kept, joined.commits)
 
     def settle(self, table: TableId, at: Offsets | None, *, away: bool) -> None:
-        """A table is done with its batch, or failed, and stands where it says; None: where it stood."""
+        """End the read of a table, after its batch is done or failed.
+
+        ``at``: the table's next offsets, or None if they did not change. ``away``: True if it does not read
+        for now.
+        """
         with self._lock:
             place = self._places.setdefault(table, _Place())
             place.at, place.heading, place.away = at or place.at, None, away
@@ -346,7 +356,7 @@ class TopicReads(Generic[K]):
             self._let_go()
 
     def release(self) -> None:
-        """Let go of everything: the worker ends."""
+        """Release everything, because the worker ends."""
         with self._lock:
             for read in self._open:
                 read.kept.release()
@@ -354,7 +364,7 @@ class TopicReads(Generic[K]):
 
     def _joined(self, starts: Offsets, found: TopicOffsets) -> _Open[K] | None:
         for read in self._open:
-            # What was read under another leader may be cut off by now (``kafka.leader_epochs``).
+            # Records that were read under another leader may be cut off (``kafka.leader_epochs``).
             same = (read.found.topic_id, read.found.leader_epochs) == (found.topic_id, found.leader_epochs)
             if not read.closed and read.starts == starts and same:
                 return read
@@ -375,12 +385,12 @@ class TopicReads(Generic[K]):
         self._open.append(read)
         joinable = [one for one in self._open if not one.closed]
         for old in joinable[:-MOST_KEPT]:
-            # Its last tables are so slow that the others are two batches ahead: they lag, and read alone.
+            # Its last tables are two batches slower than the others. They lag, and read on their own.
             old.closed = True
         return read
 
     def _let_go(self) -> None:
-        """Release what nobody is at and nobody is going to come for."""
+        """Release reads that no table uses or may still use."""
         for read in list(self._open):
             coming = not read.closed and any(one.may_come(read.starts) for one in self._places.values())
             if not read.users and not coming:
@@ -396,10 +406,10 @@ _log = structlog.get_logger("tidesink.spark")
 
 
 class KeptRead:
-    """What some ranges of a topic hold, packed by table. Used by several threads, each with a session.
+    """The records of some ranges of a topic, packed by table. Used by several threads, each with a session.
 
-    ``found``: the topic as it stood when they were chosen, whose id Kafka must still say after the read.
-    ``size`` learns what a record weighs.
+    ``found``: the topic when the ranges were chosen. Kafka must still report its id after the read. ``size``:
+    learns the size of a record.
     """
 
     def __init__(
@@ -420,30 +430,36 @@ class KeptRead:
         self._size = size
         self._lock = threading.Lock()
         self._frame: DataFrame | None = None
-        # The tables that are named, and whether something names none and is no watermark.
+        # The named tables, and True if a record other than a watermark does not name a table.
         self._named, self._for_all = frozenset[str](), True
-        # By partition the last record, if it has a leader epoch; known once the records were read.
+        # The last record of each partition, if it has a leader epoch. Empty before the records are read.
         self.last: Mapping[int, LastRecord] = {}
         self._failed: tuple[int, Exception | None] = (0, None)
 
     def frame(self, session: SparkSession) -> DataFrame:
-        """The payloads (``KEPT_DDL``), read when they are asked for first; whoever asks meanwhile waits.
+        """Returns the payloads (``KEPT_DDL``). The first call reads them, and other callers wait for it.
 
-        Raises: what reading Kafka, and telling of its tables, raises, to all who waited for it; who asks
-            then reads again.
+        Raises:
+            SourceError: Kafka refuses the request, or does not answer. All waiting callers get the error, and
+                the next call reads again.
+            StateStoreError: The names of new tables or the DDL cannot be stored.
         """
         asked_at, _ = self._failed
         with self._lock:
             failures, error = self._failed
             if self._frame is None and error is not None and failures != asked_at:
-                # One after the other would wait as long as this read did, also after a stop.
+                # Otherwise the callers would read one after the other, each as slowly, even after a stop.
                 raise error
             if self._frame is None:
                 self._frame = self._read_or_fail(session)
             return in_session(self._frame, session)
 
     def concerns(self, table: TableId, session: SparkSession) -> bool:
-        """Whether something but watermarks is there for a table; reads and raises as ``frame``."""
+        """Returns True if there are records other than watermarks for a table.
+
+        Raises:
+            SourceError, StateStoreError: For the same reasons as ``frame``.
+        """
         self.frame(session)
         return self._for_all or full_name(table) in self._named
 
@@ -455,7 +471,7 @@ class KeptRead:
             raise
 
     def release(self) -> None:
-        """Let go of the records; who still has a frame of them would read Kafka."""
+        """Release the records. A frame that is still used would read Kafka again."""
         with self._lock:
             frame, self._frame = self._frame, None
         if frame is not None:
@@ -468,10 +484,10 @@ class KeptRead:
         try:
             heads = frame.drop("payload").collect()
             raise_first(heads)
-            # They get tasks of their own by their first row: a CREATE alone leaves nothing to apply.
+            # New tables get their tasks with their first row. After only a CREATE there is nothing to apply.
             self._tables.add(sorted({table_of(head["named"]) for head in heads if head["strangers"]}))
             if any(head["ddl"] for head in heads):
-                # It may be about tables that it does not name, to which it is given no more than to others.
+                # DDL may affect tables that it does not name, and those do not get the record.
                 self._ddl.scan(session, self._found)
             self.last = _last_records(heads)
             self._named = frozenset(head["named"] for head in heads if head["named"] is not None)
@@ -495,7 +511,7 @@ def _last_records(heads: Iterable[Any]) -> dict[int, LastRecord]:
 
 
 class TableRecords:
-    """One table's part of a kept read, in place of reading Kafka; ``commits``: as of ``PlannedRead``."""
+    """A table's part of a shared read, used instead of Kafka. ``commits``: see ``PlannedRead``."""
 
     def __init__(self, kept: KeptRead, source: KafkaSource, table: TableId, *, commits: bool) -> None:
         self.commits = commits
@@ -504,19 +520,23 @@ class TableRecords:
         self._table = table
 
     def concern(self, session: SparkSession) -> bool:
-        """Whether the records hold anything for the table but watermarks; raises as a batch of them."""
+        """Returns True if there are records other than watermarks for the table.
+
+        Raises:
+            SourceError: Kafka refuses the request, or does not answer.
+        """
         with translated_read_errors(self._kept.ranges[0].topic):
             return self._kept.concerns(self._table, session)
 
     @property
     def last(self) -> Mapping[int, LastRecord]:
-        """The last record of each partition, of whatever table; empty before the records were read."""
+        """The last record of each partition, of any table. Empty before the records are read."""
         return self._kept.last
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """As ``KafkaSource.over``: of what names the table, and what names none.
+        """Returns the results of ``work`` on the records that name this table or no table; lazy.
 
-        Other ranges than the kept ones are read from Kafka.
+        Ranges other than the stored ones are read from Kafka.
         """
         if tuple(ranges) != self._kept.ranges:
             return self._source.over(session, ranges, work, ddl)
@@ -527,42 +547,42 @@ class TableRecords:
 
 
 class PassedRecords:
-    """Records that held nothing for a table and went by without a commit of it.
+    """Records that contained nothing for a table, and were skipped without a commit.
 
-    After a kill they are read again. The table commits all the same within ``interval`` seconds, or it would
-    one day stand at records that expired.
+    After a kill they are read again. Still, the table commits within ``interval`` seconds. Otherwise its
+    committed offsets would one day point to expired records.
     """
 
     def __init__(self, interval: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval, self._clock = interval, clock
         self._ends = dict[int, int]()
         self._since = 0.0
-        # The last record of each partition that went by, if it has a leader epoch.
+        # The last skipped record of each partition, if it has a leader epoch.
         self.last: Mapping[int, LastRecord] = {}
 
     @property
     def owe_commit(self) -> bool:
-        """Whether the first of them went by as long ago as may be."""
+        """True if the first of them was skipped at least ``interval`` seconds ago."""
         return bool(self._ends) and self._clock() - self._since >= self._interval
 
     def add(self, ranges: Iterable[OffsetRange], last: Mapping[int, LastRecord] | None = None) -> None:
-        """Have records gone by; ``last``: the last one of each partition, if it has a leader epoch."""
+        """Add skipped records. ``last``: the last record of each partition, if it has a leader epoch."""
         if not self._ends:
             self._since = self._clock()
         self._ends |= {part.partition: part.end for part in ranges if part.records}
         self.last = {**self.last, **(last or {})}
 
     def behind(self, committed: Mapping[int, int]) -> dict[int, int]:
-        """The next offset of each partition, also of one that nothing is committed of."""
+        """Returns the next offset of each partition, including partitions without a commit."""
         known = {**self._ends, **committed}
         return {number: max(at, self._ends.get(number, at)) for number, at in known.items()}
 
     def step_back(self) -> None:
-        """Have the last record read again, by a batch that commits how far the table has come."""
+        """Have the last record read again, so that a batch commits the table's offsets."""
         self._ends[next(iter(self._ends))] -= 1
 
     def clear(self) -> None:
-        """The table stands where its target says."""
+        """Forget the skipped records: the table is at its committed offsets."""
         self._ends.clear()
         self.last = {}
 

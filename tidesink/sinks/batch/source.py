@@ -1,7 +1,7 @@
-"""Kafka's records for tasks and look-ups, and the frames of a batch that tasks decoded and reduced.
+"""Reading Kafka records for tasks and look-ups, and the frames of a batch that tasks decoded and reduced.
 
-Payloads are stored by Spark, in memory and on disk. The driver collects what stands beside them: counts,
-hashes of keys and errors, a row for each payload.
+Spark stores the payloads in memory and on disk. The driver collects the other columns: counts, hashes of keys
+and errors, with one row for each payload.
 """
 
 from __future__ import annotations
@@ -50,15 +50,19 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 Records = Iterator[pa.RecordBatch]
 
-# Spark spreads the shuffle of a batch over so many records a task.
+# The number of records per task in the shuffle of a batch.
 _RECORDS_A_SHUFFLE_TASK: Final = 25_000
 
 
 class KafkaRead(NamedTuple):
-    """Records and bytes of keys and values that Kafka gave; ``strangers`` are of tables nobody knows.
+    """The amounts that were read from Kafka.
 
-    ``decoded``: the bytes that they took in the tasks' memory once they were decoded. ``ddl``: how many were
-    DDL events, of whatever table.
+    Attributes:
+        records: The number of records.
+        bytes: The bytes of their keys and values.
+        strangers: The number of rows of unknown tables.
+        decoded: The bytes in the tasks' memory after decoding.
+        ddl: The number of DDL events of any table.
     """
 
     records: int
@@ -69,17 +73,17 @@ class KafkaRead(NamedTuple):
 
 
 class RecordReader(Protocol):
-    """Gives the records of ranges to tasks."""
+    """Provides the records of ranges to tasks."""
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """What ``work`` makes of each range and its records; lazy."""
+        """Returns a lazy frame with the results of ``work`` on each range."""
 
 
 class KafkaSource:
-    """Reads ranges of offsets. ``fetch`` is how Spark's tasks read one, and may hold secrets.
+    """Reads ranges of offsets.
 
-    ``opens_up_to``: values may be compressed, and are opened before anything looks at them, up to so many
-    bytes each. None: they are not looked at.
+    ``fetch``: reads a range in a Spark task; it may contain secrets. ``opens_up_to``: values may be
+    compressed and are decompressed first, up to so many bytes each. None: values are left as they are.
     """
 
     def __init__(self, fetch: Fetch, *, opens_up_to: int | None = None) -> None:
@@ -87,16 +91,16 @@ class KafkaSource:
         self.opens_up_to = opens_up_to
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """What ``work`` makes of each range and its records, which its task fetches; lazy."""
+        """Returns a lazy frame with the results of ``work`` on each range, whose task fetches the records."""
         return over_ranges(session, ranges, self.fetch, work, ddl)
 
     def ask(
         self, session: SparkSession, ranges: Sequence[OffsetRange], question: Callable[[Records], R]
     ) -> list[R]:
-        """The answers of tasks, in the order of the ranges; each reads one, or a part of a large one.
+        """Returns the answers of tasks, in the order of the ranges. A task reads a range or a part of it.
 
         Raises:
-            SourceError: Kafka refuses, or does not answer.
+            SourceError: Kafka refuses the request, or does not answer.
         """
         parts = split_ranges(ranges, session.sparkContext.defaultParallelism)
         if not parts:
@@ -106,34 +110,34 @@ class KafkaSource:
             return [pickle.loads(row["answer"]) for row in found.collect()]  # noqa: S301  (our own tasks')
 
     def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
-        """The first records in the ranges, read by this process, as far as they are asked for.
+        """Yields the records of the ranges, read lazily by this process.
 
         Raises:
-            SourceError: Kafka refuses, or does not answer.
+            SourceError: Kafka refuses the request, or does not answer.
         """
         for part in ranges:
             with raised_passing_failures(topic=part.topic):
                 yield from opened(self.fetch(FetchRange(*part)), self.opens_up_to)
 
     def messages_here(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
-        """The same, as messages; those without a value are left out."""
+        """Yields the messages of the ranges that have a value, read by this process."""
         return (one for batch in self.read_here(ranges) for one in messages(batch) if one.value is not None)
 
 
 def fit_shuffle(session: SparkSession, records: int) -> None:
-    """Have the session spread the shuffle of so many records over tasks that are worth their start."""
+    """Set the session's number of shuffle tasks for so many records."""
     tasks = max(1, min(2 * session.sparkContext.defaultParallelism, records // _RECORDS_A_SHUFFLE_TASK))
     session.conf.set("spark.sql.shuffle.partitions", str(tasks))
 
 
 def translated_read_errors(topic: str) -> AbstractContextManager[None]:
-    """Around jobs that read a topic: raises as ``raised_task_errors``."""
+    """Returns a context for jobs that read a topic, which translates errors (``raised_task_errors``)."""
     return raised_task_errors(topic=topic)
 
 
-# Keys shown in an error about keys that came in two partitions.
+# The number of keys in an error about keys that came in two partitions.
 _SHOWN_KEYS: Final = 3
-# Of events of one commit_ts a write stays, and of equal ones the first: as ``reduce_tables`` with versions.
+# At one commit_ts a write wins, and of equal events the first, as in ``reduce_tables`` with versions.
 _FIRST_WRITE: Final = f"struct(_op = '{UPSERT}', -_partition, -_offset)"
 _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
 # A log's rows are not shuffled: as many files as the topic has partitions would be many small ones.
@@ -142,11 +146,16 @@ _ROWS_A_FILE: Final = 100_000
 
 @dataclass(frozen=True)
 class RangeFrame:
-    """What tasks made of their ranges. ``stored`` is the frame of their payloads, which Spark keeps.
+    """The results of tasks on their ranges.
 
-    ``heads``: what stands beside the payloads. ``summary``: what the tasks counted. ``over_ranges``: the rows
-    where what several ranges have of one key was reduced once more. ``staged``: the rows to apply are at the
-    target, and not in the frame.
+    Attributes:
+        task: The task.
+        stored: The frame of the payloads, which Spark stores.
+        heads: The other columns of the payloads' rows.
+        read: The amounts that were read from Kafka.
+        summary: The counts of the tasks.
+        over_ranges: The rows after rows of one key from several ranges were reduced once more, or None.
+        staged: The staged parts if the rows to apply are staged in the target and not in the frame, or None.
     """
 
     task: RangeTask
@@ -164,35 +173,36 @@ class RangeFrame:
 
     @property
     def payloads(self) -> DataFrame | None:
-        """The frame's rows as the tasks packed them; None where they are staged, or not the frame's."""
+        """The packed rows of the frame; None if the rows are staged or were reduced once more."""
         as_packed = self.over_ranges is None and self.staged is None
         return self.stored.select("payload", "error") if as_packed else None
 
     @property
     def row_by_row_records(self) -> int:
-        """Records that were decoded one by one."""
+        """The number of records that were decoded one at a time."""
         return _counted(self.heads, "row_by_row_records")
 
     @property
     def hashes(self) -> npt.NDArray[np.uint64]:
-        """Of the keys (``reduce.key_hashes``)."""
+        """The hashes of the keys (``reduce.key_hashes``)."""
         return np.frombuffer(b"".join(found for _, found in _key_places(self.heads)), np.uint64)
 
     def release(self) -> None:
-        """Let go of what Spark keeps."""
+        """Release the payloads that Spark stores."""
         release_stored(self.stored)
 
 
 def reduced_ranges(
     session: SparkSession, task: RangeTask, reader: RecordReader, *, checkpoint: bool = False
 ) -> RangeFrame:
-    """Run a task over its ranges, whose records the reader gives.
+    """Run a task on its ranges, with the records from the reader.
 
-    ``checkpoint``: the payloads are stored as blocks that Spark never makes again, not in its cache.
-    Rows that the task's sink could not take, or that are to be reduced once more, are read again without it.
+    If the task's sink could not accept the rows, or they must be reduced once more, the ranges are read again
+    without the sink. ``checkpoint``: True to store the payloads as blocks that Spark never recomputes,
+    instead of in its cache.
 
     Raises:
-        TidesinkError: what a task raised, with its class.
+        TidesinkError: The error of a task, with its class.
     """
     packed = _packed(session, task, reader)
     # A lazy checkpoint: the job that collects the heads stores the payloads, as with a cached frame.
@@ -216,9 +226,10 @@ def reduced_ranges(
 
 
 def unpacked_ranges(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:
-    """What a task makes of its ranges, in the columns of ``reduced_schema``: lazy, and nothing is stored.
+    """Returns a lazy frame with the results of a task, in the columns of ``reduced_schema``.
 
-    An error of a task is raised where the frame is asked for (``spark.errors.raised_task_errors``).
+    Nothing is stored. An error of a task is raised when the frame is computed
+    (``spark.errors.raised_task_errors``).
     """
     return _unpacked(_packed(session, task, reader), task)
 
@@ -228,19 +239,19 @@ def _counted(heads: Sequence[Any], name: str) -> int:
 
 
 def _staged(heads: Sequence[Any]) -> tuple[StagedPart, ...] | None:
-    """What the tasks brought to the target; None where some is missing, or a key came in two ranges."""
+    """Returns the parts that tasks staged; None if a part failed, or a key came in two ranges."""
     parts = tuple(pickle.loads(head["staged"]) for head in heads if head["staged"])  # noqa: S301
     failed = any(part.failure is not None for part in parts)
     return None if failed or len(mixed_hashes(_key_places(heads))) else parts
 
 
 def _key_places(heads: Sequence[Any]) -> list[tuple[tuple[str, int], bytes]]:
-    """The hashes of keys by topic-partition."""
+    """Returns the hashes of keys by topic-partition."""
     return [((head["topic"], head["partition"]), bytes(head["hashes"])) for head in heads if head["hashes"]]
 
 
 def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:
-    """The payloads of a task, whose filter Spark applies between two parts of it, in one stage."""
+    """Returns the payloads of a task. Spark applies a filter between its two parts, in one stage."""
     rule = task.plan.row_filter
     if rule is None:
         return reader.over(session, task.ranges, task.packed, PACKED_DDL)
@@ -250,9 +261,10 @@ def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> Dat
 
 
 def checkpointed(frame: DataFrame, kept: ExitStack, **context: ContextValue) -> DataFrame:
-    """A frame's rows as they are read now, which Spark never reads again, until ``kept`` is closed.
+    """Computes a frame's rows and stores them until ``kept`` is closed, so that Spark never recomputes them.
 
-    Raises: as ``raised_task_errors``.
+    Raises:
+        TidesinkError: The error of a task, translated by ``raised_task_errors``.
     """
     with raised_task_errors(**context):
         found = frame.localCheckpoint(eager=True)
@@ -261,7 +273,7 @@ def checkpointed(frame: DataFrame, kept: ExitStack, **context: ContextValue) -> 
 
 
 def release_stored(stored: DataFrame) -> None:
-    """Free the blocks of what ``reduced_ranges`` stored."""
+    """Free the blocks of a frame that ``reduced_ranges`` stored."""
     plan: Any = stored._jdf.queryExecution().analyzed()
     if plan.getClass().getSimpleName() == "LogicalRDD":  # a checkpoint: the frame's own unpersist leaves it
         plan.rdd().unpersist(False)
@@ -270,7 +282,7 @@ def release_stored(stored: DataFrame) -> None:
 
 
 def raise_first(heads: Sequence[Any]) -> None:
-    """Raise the first error that a task had."""
+    """Raise the first error of a task, if any."""
     for head in heads:
         if head["error"] is not None:
             raise pickle.loads(head["error"])  # noqa: S301  (our own task wrote it)
@@ -288,9 +300,10 @@ def _summary(heads: Sequence[Any]) -> BatchSummary:
 
 
 def _reduced_over_ranges(found: RangeFrame) -> RangeFrame:
-    """What several ranges have of one key.
+    """Reduces rows of one key from several ranges.
 
-    In the source's order its last row, of a history its last row of each commit_ts; in Kafka's an error.
+    The source's order keeps the last row of each key. A history keeps one row of each key and commit_ts.
+    Such keys are an error in Kafka's order.
     """
     if not len(mixed_hashes(_key_places(found.heads))):
         return found
@@ -303,7 +316,7 @@ def _reduced_over_ranges(found: RangeFrame) -> RangeFrame:
 
 
 def _mixed_keys(frame: DataFrame) -> tuple[str, ...]:
-    # Asked for only where hashes met: of equal hashes the keys may still differ.
+    # Called only if hashes are equal. The keys may still differ.
     places_of_key = F.countDistinct("_topic", "_partition")
     keys = frame.where(F.col("key").isNotNull()).groupBy("key").agg(places_of_key.alias("places"))
     found = keys.where("places > 1").select(F.to_json("key").alias("key")).limit(_SHOWN_KEYS).collect()
@@ -313,7 +326,7 @@ def _mixed_keys(frame: DataFrame) -> tuple[str, ...]:
 def _last_of_all(
     frame: DataFrame, summary: BatchSummary, *, by: Sequence[str], order: str
 ) -> tuple[DataFrame, BatchSummary]:
-    """Of each group the row that is the greatest in order, and the summary of these rows."""
+    """Returns the row of each group that is the greatest in ``order``, and the summary of these rows."""
     whole = F.struct(*frame.columns)
     groups = frame.where(F.col("key").isNotNull()).groupBy(*by)
     rows = groups.agg(F.max_by(whole, F.expr(order)).alias("last")).select("last.*")
@@ -352,11 +365,11 @@ def _marked(rows: DataFrame, mark: str, of_ranges: Mapping[str, int]) -> dict[st
     return {row["name"]: row["count"] for row in found if row["name"] in of_ranges}
 
 
-# What a target gets of a frame
+# The rows of a frame that a target gets
 
 
 def omitting(frame: DataFrame, schema_decision: SchemaDecision) -> DataFrame:
-    """The rows of a reduced frame with the columns that the target gets."""
+    """Returns the rows of a reduced frame with the columns that the target gets."""
     if not schema_decision.omitted:
         return frame
     after = F.col("after")
@@ -369,11 +382,11 @@ def omitting(frame: DataFrame, schema_decision: SchemaDecision) -> DataFrame:
 
 
 def rows_to_write(reduced: DataFrame, rows: int, settings: TableConfig) -> DataFrame:
-    """The rows of a reduced frame that the target takes, in as few parts as are worth a file each."""
+    """Returns the rows of a reduced frame to write, in so few partitions that each is worth a file."""
     found = rows_to_apply(reduced)
     return found.coalesce(1 + rows // _ROWS_A_FILE) if settings.mode == "append" else found
 
 
 def rows_to_apply(reduced: DataFrame) -> DataFrame:
-    """The rows of a reduced frame that a merge takes: upserts and deletes."""
+    """Returns the rows of a reduced frame that a merge applies: upserts and deletes."""
     return reduced.where(F.col("_op").isin(*ROW_KINDS))

@@ -1,11 +1,11 @@
-"""Rows of the source's table as an input of a batch: a task reads a range of the key, and decodes it.
+"""Rows of the source's table as the input of a batch: a task reads a range of the key and decodes it.
 
-A range is read like a range of offsets: it has a number in place of a partition, and a row's number in it in
-place of an offset; a log keeps both (``log_offset``).
+A range is read like a range of offsets. It has a number in place of a partition, and a row has its number in
+the range in place of an offset. A log stores both (``log_offset``).
 
-Its rows come as texts (``source_database.mysql``), as canal-json has them. They become a
-``ChangeTable`` with the types and the values that the table's records have of the same rows, so that what
-follows (columns of the target, filters, packing, staging) is the same.
+The rows are read as texts (``source_database.mysql``), as in canal-json. They become a ``ChangeTable`` with
+the types and values that the table's records would have. So all later steps are the same: columns of the
+target, filters, packing, staging.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 
 OPTION: Final = "source.database"
 EXTRA: Final = "a driver: pip install 'tidesink[mysql]' or 'tidesink[postgres]'"
-# Rows are decoded by so many: their texts are many times the rows.
+# The number of rows that are decoded at once: their texts are many times larger than the rows.
 _ROWS_A_PART: Final = 20_000
 _UTC: Final = ZoneInfo("UTC")
 _ROW: Final = "row"
@@ -86,25 +86,25 @@ _NO_ROW_KEY: Final = (
     "Rows of the table are identified by TiDB's row keys, but source.database does not have them. It is not "
     "TiDB, or the table is partitioned, or clustered by a primary key."
 )
-# Which rows are asked for, of rows that have these constants, as a kind of database compares them.
+# Returns the condition for the rows to read, in the dialect of a database.
 Condition = Callable[["SourceRows", SourceDialect], "ColumnElement[bool]"]
 
 
 def log_offset(batch: int) -> int:
-    """The offset of the first row of each range, in a log (``mode: append``), of the part that a batch is.
+    """Returns the offset in a log (``mode: append``) of the first row of each range in a batch.
 
-    Below those of all records: a change of a row comes behind it, wherever its record is. Later parts come
-    behind earlier ones. Of a range there is room for 2^32 rows.
+    It is below the offsets of all records, so that a change of a row comes after the row in any case. Later
+    batches come after earlier ones. A range has room for 2^32 rows.
     """
     return (batch << 32) - 2**63
 
 
 @dataclass(frozen=True)
 class KeyRange:
-    """Rows whose keys are above ``after`` and not above ``up_to``, as texts; None: no bound.
+    """Rows whose keys are above ``after`` and not above ``up_to``, as texts. None means no bound.
 
-    ``where``: and within these bounds, which are a person's. ``rows``: how many there were when the range was
-    cut; None: they were not counted, as those of a range without an end.
+    ``where``: additional bounds that a person gave. ``rows``: the number of rows when the range was made, or
+    None if they were not counted, as in a range without an end.
     """
 
     after: KeyTexts | None = None
@@ -115,9 +115,10 @@ class KeyRange:
 
 @dataclass(frozen=True)
 class KeySet:
-    """Rows of some keys, by canal-json's texts of ``columns``; as a ``KeyRange``.
+    """Rows of some keys, used like a ``KeyRange``.
 
-    ``up_to``: what stands for the last of them in a progress; None: no more come behind these.
+    ``columns``: the key columns. ``keys``: canal-json's texts of their values. ``up_to``: represents the last
+    key in the progress, or None if no keys follow.
     """
 
     columns: tuple[str, ...]
@@ -126,25 +127,24 @@ class KeySet:
 
 
 def open_database(url: str) -> Engine:
-    """The source's database; not connected yet.
+    """Returns the engine of the source database, which is not connected yet.
 
     Raises:
-        ConfigError: no URL, or no driver for it.
+        ConfigError: There is no URL, or no driver for it.
     """
     return open_engine(url, option=OPTION, extra=EXTRA)
 
 
 @contextmanager
 def connected(url: str, *, as_of: int | None = None, replica: bool = False) -> Iterator[Connection]:
-    """A session of the source's database, which reads as of a commit_ts, or as of now.
+    """Opens a session of the source database, which reads as of a commit_ts or as of now.
 
-    ``replica``: the database may be a replica.
-
-    The errors of what is asked in it are the caller's to translate.
+    The caller must translate the errors of its queries. ``replica``: True if the database may be a replica.
 
     Raises:
-        ConfigError: as ``open_database``, or the database refuses the user, or cannot read as of a moment.
-        SourceUnavailableError: it does not answer.
+        ConfigError: There is no URL or no driver. Or the database refuses the user, or cannot read as of a
+            moment.
+        SourceUnavailableError: The database does not answer.
     """
     engine = open_database(url)
     try:
@@ -168,10 +168,9 @@ def key_ranges(
     most: int,
     where: tuple[Bound, ...] = (),
 ) -> tuple[KeyRange, ...]:
-    """The next ranges of a table, ``most`` at most, each of ``rows`` rows; the last of all has no end.
+    """Returns the next ranges of a table, at most ``most``. The table's last range has no end.
 
-    The index of the key is walked from ``after`` on: a range has as many rows as it is to have, whatever the
-    keys are.
+    The index of the key is read from ``after`` on, so that each range has ``rows`` rows for any keys.
     """
     found: list[KeyRange] = []
     with translated(OPTION):
@@ -186,11 +185,11 @@ def key_ranges(
 def _key_after(
     connection: Connection, table: TableId, stored: StoredTable, part: KeyRange, rows: int
 ) -> KeyTexts | None:
-    """The key so many rows behind the beginning of a range; None where there are no more."""
+    """Returns the key ``rows`` rows after the start of a range, or None if no rows follow."""
     import sqlalchemy as sa
 
     dialect, types = dialect_of(connection), stored.key_types
-    # Under names of their own: ORDER BY would take a text for the column whose name it has.
+    # The texts need their own names: otherwise ORDER BY would use a text in place of the column of its name.
     texts = (dialect.selected(name, types[name]).label(f"k{at}") for at, name in enumerate(stored.key))
     query = sa.select(*texts).select_from(table_of(table))
     query = rows_between(query, stored.key, types, dialect, after=part.after)
@@ -198,7 +197,7 @@ def _key_after(
         query = query.where(within(part.where, types, dialect))
     query = query.order_by(*map(column_of, stored.key)).offset(rows - 1).limit(2)
     found = connection.execute(query).all()
-    # Behind the last key of a full range nothing may come: then the range is the last one.
+    # If no row follows the last key of a full range, the range is the last one.
     if len(found) < 2:
         return None
     return tuple(
@@ -208,14 +207,21 @@ def _key_after(
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Reads ranges of a table's key; travels to the tasks, with the URL and its secrets, by pickle.
+    """Reads ranges of a table's key. It is pickled for the tasks, with the URL and its secrets.
 
-    ``schema`` has the columns that are read, ``key`` and ``key_types`` those by which ranges are cut.
-    ``at_once``: how many ranges are read at once; None: as many as Spark has tasks for.
-    ``since``: rows have as commit_ts the position at which their statement's transaction reads, which is not
-    before this one; None: they have none. ``constants``: as of ``StoredTable``; their values are asked again
-    for each range. ``as_of``: rows are those of this commit_ts; None: of now. ``rows_per_second``: so many
-    of one range are read, at the most; None: as many as come. ``replica``: the database may be a replica.
+    Attributes:
+        url: The URL of the database.
+        schema: The columns that are read.
+        key: The columns by which ranges are made.
+        key_types: The types of these columns.
+        ranges: The ranges, in the order of their numbers.
+        at_once: The number of ranges that are read at once. None: no limit except Spark's tasks.
+        since: The least position at which transactions read. The commit_ts of rows is the position of their
+            transaction. None: rows have no commit_ts.
+        constants: See ``StoredTable``. The values are read again for each range.
+        as_of: The commit_ts as of which rows are read. None: as of now.
+        rows_per_second: The maximum rate of reading one range. None: no limit.
+        replica: True if the database may be a replica.
     """
 
     url: str = field(repr=False)
@@ -231,11 +237,11 @@ class SourceRows:
     replica: bool = False
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """The rows of the range with this number, as records without key and value, and their texts.
+        """Yields the rows of a range as records without key and value, with their texts.
 
         Raises:
-            SourceUnavailableError: the database does not answer, or reads as of before ``since``.
-            ConfigError: it refuses the user, or has no positions.
+            SourceUnavailableError: The database does not answer, or reads as of a moment before ``since``.
+            ConfigError: The database refuses the user, or has no positions.
         """
         part = self.ranges[wanted.partition]
         if isinstance(part, KeySet):
@@ -246,11 +252,11 @@ class SourceRows:
     def _of_set(
         self, wanted: FetchRange, columns: Sequence[str], keys: Sequence[KeyTexts]
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of keys; one that is no value of its columns has none."""
+        """Yields the rows of keys. A key that is not a valid value of its columns has no row."""
         if not keys:
             return
         try:
-            # The database refuses a key before it gives a row.
+            # The database refuses an invalid key before it returns a row.
             yield from [*self.of_keys(wanted, columns, keys)]
         except ValueOutOfRangeError:
             half = len(keys) // 2
@@ -262,10 +268,14 @@ class SourceRows:
     def of_keys(
         self, wanted: FetchRange, columns: Sequence[str], keys: Sequence[KeyTexts]
     ) -> Iterator[pa.RecordBatch]:
-        """The rows that the database finds by canal-json's texts of some columns, as those of a range.
+        """Yields the rows that the database finds by canal-json's texts of some columns, as those of a range.
 
-        It may find more rows, as its collations compare. Raises as the others do, and:
-            ValueOutOfRangeError: a text is no value of its column.
+        Because of its collations, the database may find more rows.
+
+        Raises:
+            SourceUnavailableError: The database does not answer.
+            ConfigError: The database refuses the user, or has no positions.
+            ValueOutOfRangeError: A text is not a valid value of its column.
         """
         try:
             yield from self._rows(
@@ -279,7 +289,7 @@ class SourceRows:
     def _among(
         self, columns: Sequence[str], keys: Sequence[KeyTexts], dialect: SourceDialect
     ) -> ColumnElement[bool]:
-        """Whether a row has one of the keys, spelt so that an index of the columns serves it."""
+        """Returns the condition that a row has one of the keys, in a form for which an index can be used."""
         import sqlalchemy as sa
 
         types = {column.name: column.type for column in self.schema.columns}
@@ -298,7 +308,7 @@ class SourceRows:
         ]
         if len(there) == 1:
             return there[0].in_([value for (value,) in values])
-        # MySQL uses no index for ``(a, b) IN ((1, 2))`` in all its versions.
+        # Some versions of MySQL use no index for ``(a, b) IN ((1, 2))``.
         rows = (
             sa.and_(*(column == one for column, one in zip(there, value, strict=True))) for value in values
         )
@@ -318,7 +328,7 @@ class SourceRows:
                 if condition is not None:
                     query = query.where(condition(now, dialect))
                 types = [column.type for column in self.schema.columns]
-                # Before the rows: a change that was committed up to it is one that they show.
+                # Before the rows are read, so that they contain every change up to this position.
                 position = None if self.since is None else begin_at_position(connection, since=self.since)
                 is_one_state = self.since is not None or self.as_of is not None
                 if not (is_one_state or now.constants):
@@ -331,9 +341,9 @@ class SourceRows:
                     start += len(columns[0])
                     self._hold_back(start - wanted.start, began)
                 count, rows_read = None, start - wanted.start
-                # Counting is a second scan of the range, which is left out where as many rows came as there
-                # were. Rows of a table without a key are read outside of a transaction, and are not counted:
-                # a TRUNCATE must not wait for them, and is noticed behind them.
+                # Counting is a second scan of the range. It is skipped if the known number of rows was read.
+                # Rows of a table without a key are read without a transaction and are not counted, so that a
+                # TRUNCATE does not wait for them. It is detected afterwards.
                 if is_one_state and (part.rows is None or rows_read < part.rows):
                     count = dialect.counted_rows(connection, self.schema.table, query)
             self._check_count(rows_read, count)
@@ -342,15 +352,15 @@ class SourceRows:
             engine.dispose()
 
     def _hold_back(self, rows: int, began: float) -> None:
-        """Wait until so many rows of a range may have been read."""
+        """Wait until ``rows_per_second`` allows so many rows."""
         if self.rows_per_second is not None:
             time.sleep(max(0.0, began + rows / self.rows_per_second - time.monotonic()))
 
     def _check_count(self, rows: int, count: int | None) -> None:
-        """See that all rows came that the database counted in the same transaction.
+        """Check that all rows were read that the database counted in the same transaction.
 
         Raises:
-            SourceUnavailableError: some did not.
+            SourceUnavailableError: The numbers differ.
         """
         if count is not None and count != rows:
             raise SourceUnavailableError(
@@ -361,10 +371,10 @@ class SourceRows:
             )
 
     def _constants(self, connection: Connection, dialect: SourceDialect) -> Mapping[str, str]:
-        """The constants as they are now: a TRUNCATE since the ranges were cut has given the table another id.
+        """Returns the current constants: a TRUNCATE after the ranges were made changes the table's id.
 
         Raises:
-            SourceUnavailableError: the table has no row ids any more.
+            SourceUnavailableError: The table no longer has row ids.
         """
         if not any(column.name in self.constants for column in self.schema.columns):
             return self.constants
@@ -378,7 +388,7 @@ class SourceRows:
         return found
 
     def _confirm(self, engine: Engine) -> None:
-        """See that rows were read under the table's id: a TRUNCATE may have given it another meanwhile."""
+        """Check that the table's id did not change during the read, as a TRUNCATE would do."""
         if not any(column.name in self.constants for column in self.schema.columns):
             return
         with translated(OPTION), engine.connect() as connection:
@@ -391,7 +401,7 @@ class SourceRows:
             )
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """As ``RecordReader``: what ``work`` makes of each range and its rows."""
+        """Returns a lazy frame with the results of ``work`` on each range and its rows."""
         return over_ranges(session, ranges, self, work, ddl, most_tasks=self.at_once)
 
     def _query(self, part: KeyRange, dialect: SourceDialect) -> Any:
@@ -414,9 +424,9 @@ class SourceRows:
 def numbered_records(
     wanted: FetchRange, start: int, rows: pa.Array, *, commit_ts: int | None = None
 ) -> pa.RecordBatch:
-    """Rows as records without key and value: a decoder that knows them reads the rows (``rows_of``).
+    """Returns rows as records without key and value. Only special decoders can read them (``rows_of``).
 
-    ``commit_ts``: at which they stand in the source's order.
+    ``commit_ts``: the rows' position in the source's order.
     """
     count = len(rows)
     return pa.record_batch(
@@ -433,7 +443,7 @@ def numbered_records(
 
 
 def rows_of(records: pa.RecordBatch) -> pa.Array:
-    """The rows that ``numbered_records`` was given."""
+    """Returns the rows that were passed to ``numbered_records``."""
     return records.column(_ROW)
 
 
@@ -446,7 +456,7 @@ def changes_of(
     after: pa.Array | None = None,
     marks: Mapping[str, pa.Array] = MappingProxyType({}),
 ) -> dict[str, pa.Array]:
-    """The columns of changes that such records are, one each; ``row`` is the type of whole rows."""
+    """Returns the columns of one change per such record. ``row``: the type of whole rows."""
     count = records.num_rows
     return {
         "record": pa.array(np.arange(count)),
@@ -467,17 +477,18 @@ def changes_of(
 
 
 class MatchingRows:
-    """A ``Restriction`` to the rows that a table's filter leaves in, for a history.
+    """A ``Restriction`` to the rows that match a table's filter, for a history.
 
-    Elsewhere such a row deletes what is stored under its key. Of a history a read deletes nothing.
+    In other modes, a row that does not match deletes the stored row of its key. But rows that are read from
+    the database delete nothing in a history.
     """
 
     def of(self, found: DecodedRecords, _plan: DecodePlan) -> DecodedRecords:
-        """All of it: what is left out is counted with the rows."""
+        """Returns everything: omitted rows are counted with the rows."""
         return found
 
     def rows(self, reduction: Reduction) -> Reduction:
-        """The rows to write; the others are superseded."""
+        """Returns the rows to write. The others count as superseded."""
         kept = [
             replace(one, rows=one.rows.filter(pc.invert(one.rows["deleted"]))) for one in reduction.tables
         ]
@@ -485,7 +496,7 @@ class MatchingRows:
 
 
 class ReadColumn(NamedTuple):
-    """A column that is read: as the database has it, and as the table's records have it."""
+    """A column that is read. ``stored``: its form in the database. ``recorded``: its form in the records."""
 
     stored: Column
     recorded: Column
@@ -493,7 +504,7 @@ class ReadColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class NumberedDecoder(TableDecoder):
-    """Decodes ``numbered_records`` of a table; ``inner`` is the one for its records in Kafka."""
+    """Decodes ``numbered_records`` of a table. ``inner``: the decoder of its records in Kafka."""
 
     inner: TableDecoder
 
@@ -508,24 +519,24 @@ class NumberedDecoder(TableDecoder):
 
     @property
     def values(self) -> ValueOptions:
-        """As the decoder inside."""
+        """The inner decoder's options."""
         return self.inner.values
 
 
 @dataclass(frozen=True)
 class SourceDecoder(NumberedDecoder):
-    """A table's decoder, for the rows that ``SourceRows`` reads."""
+    """A table's decoder for the rows that ``SourceRows`` reads."""
 
     columns: tuple[ReadColumn, ...]
     keys: tuple[str, ...]
 
     @property
     def stored(self) -> TableSchema:
-        """The columns as the database has them."""
+        """The columns with their forms in the database."""
         return TableSchema(self.table, tuple(column.stored for column in self.columns))
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """The rows as a change each, which writes the row whatever there was."""
+        """Returns one change per row, which writes the row in any case."""
         count = records.num_rows
         schema = self._schema
         types = RowTypes(schema, self.keys, self.values)
@@ -548,12 +559,12 @@ class SourceDecoder(NumberedDecoder):
         return DecodedBatch(tables, (), faults, count, 0)
 
     def decode_new_rows(self, records: pa.RecordBatch, _keys: Sequence[str]) -> DecodedBatch:
-        """The same: there is no row before."""
+        """Returns the result of ``decode_batch``, because there are no old rows."""
         return self.decode_batch(records)
 
     @cached_property
     def _schema(self) -> TableSchema:
-        """The columns as the records have them."""
+        """The columns with their forms in the records."""
         return TableSchema(self.table, tuple(column.recorded for column in self.columns))
 
     def _readers(self, types: RowTypes) -> Iterator[_ColumnReader]:
@@ -567,7 +578,7 @@ class SourceDecoder(NumberedDecoder):
     def _faults(
         self, records: pa.RecordBatch, found: dict[str, ColumnResult], types: RowTypes
     ) -> Iterator[Fault]:
-        """The first value of each row that its column's type does not hold, in the order of the rows."""
+        """Yields the first fault of each row with values that do not fit their column's type, in order."""
         first: dict[int, DecodeError] = {}
         for reader in self._readers(types):
             unproven = found[reader.column.recorded.name].unproven
@@ -583,18 +594,18 @@ class SourceDecoder(NumberedDecoder):
 
 
 class _ColumnReader(NamedTuple):
-    """Reads what was selected of a column; ``convert``: as ``TableDecoder.recorded_value``."""
+    """Reads the selected values of a column. ``convert``: see ``TableDecoder.recorded_value``."""
 
     column: ReadColumn
     convert: Convert | None
     policies: TimePolicies
 
     def of(self, rows: pa.StructArray) -> pa.Array:
-        """What was selected."""
+        """Returns the selected values."""
         return rows.field(self.column.stored.name)
 
     def read(self, rows: pa.StructArray) -> ColumnResult:
-        """The values of the column as records have them."""
+        """Returns the values of the column in the form of the records."""
         selected_values = self.of(rows)
         if self.convert is None:
             read = from_text if pa.types.is_string(selected_values.type) else from_value
@@ -617,7 +628,7 @@ class _ColumnReader(NamedTuple):
         return ColumnResult(found.values.take(encoded.indices), unproven, zero, None)
 
     def refusal(self, value: Any) -> DecodeError | None:
-        """Why the scalar readers do not take a value."""
+        """Returns the error of the scalar readers for a value, or None."""
         kind = self.column.recorded.type
         try:
             if self.convert is not None:
@@ -629,12 +640,12 @@ class _ColumnReader(NamedTuple):
         return from_python([read], kind, **self.policies, time_zone=_UTC).errors.get(0)
 
     def _value(self, value: Any) -> Value:
-        assert self.convert is not None  # noqa: S101  (asked before)
+        assert self.convert is not None  # noqa: S101  (checked by the caller)
         return self.convert(text_reader(self.column.stored.type)(value) if isinstance(value, str) else value)
 
 
 def _in_zone(convert: Convert | None, zone: tzinfo, value: Value) -> Value:
-    """A TIMESTAMP that is kept as text, which records have in the zone of the changefeed."""
+    """Converts a TIMESTAMP that is stored as text into the changefeed's time zone, as in records."""
     found = value if convert is None else convert(value)
     if not isinstance(found, str) or found.startswith("0000-00-00"):
         return found
@@ -650,10 +661,11 @@ def _struct(found: dict[str, ColumnResult], kind: pa.StructType, count: int) -> 
 
 
 class ColumnGap(NamedTuple):
-    """In what the database's columns are not those of a table's records, by their names.
+    """The differences between the columns of the database and of a table's records, by name.
 
-    ``lost``: the records have them by all that is known, and the database has not. ``new``: the other way.
-    Virtual and generated columns are neither: TiCDC may list them, and has no value of them.
+    ``lost``: columns of the records that the database does not have. ``new``: columns of the database that
+    the records do not have. Virtual and generated columns are neither, because TiCDC may list them without
+    values.
     """
 
     lost: tuple[str, ...] = ()
@@ -661,13 +673,13 @@ class ColumnGap(NamedTuple):
 
 
 def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, ColumnGap]:
-    """The plan of a table's rows in the database, with the columns that the table's records have by now.
+    """Returns the plan of a table's rows in the database, with the current columns of the table's records.
 
-    Columns whose values nobody needs (``TargetRows.unread``) are not read. The decoder is a SourceDecoder.
+    Columns whose values are not needed (``TargetRows.unread``) are not read. The decoder is a SourceDecoder.
 
     Raises:
-        ConfigError: nothing tells how the records spell a column's values, or rows go by row keys that the
-            database does not have.
+        ConfigError: The form of a column's values in the records is not known. Or rows are identified by row
+            keys that the database does not have.
     """
     decoder, shape, handle = plan.decoder, plan.rows.shape, {*map(plan.rows.shape.fold, plan.rows.keys)}
     virtual = stored.virtual if decoder.has_virtual_columns else {}
@@ -676,7 +688,7 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
     if is_row_keyed(shape) and not row_key:
         raise ConfigError(_NO_ROW_KEY, table=str(shape.source))
     types = {**row_key, **stored.types, **virtual, **generated}
-    # A generated column that the newest records lack is one that changes do not bring: NULL, as theirs.
+    # If the newest records lack a generated column, changes do not contain it. It is NULL, as in the records.
     unsent = _gone(plan)
     called = {
         name: own
@@ -700,13 +712,13 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
     held = {*plan.rows.keys, *plan.rows.value_sources.values()} - known
     lost = (c.name for c in shape.columns if c.name in held and shape.fold(c.name) not in gone)
     gap = ColumnGap(tuple(lost), tuple(name for name in stored.types if name not in called))
-    # As rows that were written after a column was dropped: NULL, and not its default.
+    # NULL and not the default, as in rows that were written after the column was dropped.
     rows = replace(plan.rows, dropped=DroppedNow(gone | {shape.fold(name) for name in gap.lost}))
     return replace(plan, rows=rows, decoder=SourceDecoder(decoder, columns, plan.rows.keys)), gap
 
 
 def _called(plan: DecodePlan, names: Iterable[str]) -> dict[str, str]:
-    """By the database's names of columns those of the table's records, which in Avro may be others."""
+    """Returns the records' names of columns, which differ in Avro, by the names in the database."""
     there = [*names]
     found = {name: own for own, name in plan.rows.written(there).items()}
     fold = plan.rows.shape.fold
@@ -719,7 +731,7 @@ def _called(plan: DecodePlan, names: Iterable[str]) -> dict[str, str]:
 
 
 def _gone(plan: DecodePlan) -> frozenset[str]:
-    """The table's own columns, in lower case, that the source is known not to have any more."""
+    """Returns the table's own columns, in lower case, that the source no longer has."""
     sources = plan.rows.sources
     if sources is None:
         return plan.gone

@@ -1,4 +1,4 @@
-"""The counts of a batch, by the tasks that made it: a summary a range, and one of all."""
+"""The counts of a batch: a summary for each range, made by its task, and the summary of all ranges."""
 
 from __future__ import annotations
 
@@ -52,10 +52,16 @@ def range_summary(
     *,
     dated: bool = True,
 ) -> BatchSummary:
-    """What one range held; ``rows`` are those to apply, in the columns of the reduced frame.
+    """Returns the summary of one range.
 
-    ``truncates``: the events that empty the table, where they are no rows. ``dated``: the commit_ts of rows
-    are times, and not positions, which are left out.
+    Args:
+        place: The topic-partition.
+        found: The decoded records.
+        truncates: Events that empty the table, if they are not rows.
+        reduction: The reduced changes.
+        rows: The rows to apply, in the columns of the reduced frame.
+        shape: The shape of the rows.
+        dated: True if the commit_ts of rows are times. Positions are not part of the summary.
     """
     others = found.others
     events = Counter(one.kind for one in (*others, *truncates))
@@ -110,7 +116,7 @@ def range_summary(
 
 
 def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
-    """The summary of a batch by those of its ranges, of which no two are of one topic-partition."""
+    """Joins the summaries of a batch's ranges, which all have different topic-partitions."""
     ranges = [one.key_range for one in summaries if one.key_range is not None]
     lows, highs = ([one[at] for one in ranges] for at in (0, 1))
     return BatchSummary(
@@ -132,7 +138,7 @@ def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
 
 
 def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
-    """The events that empty the table, in their order."""
+    """Returns the events that empty the table, in their order."""
     names = ["topic", "partition", "offset", "index", "commit_ts"]
     found = []
     for one in tables:
@@ -144,14 +150,14 @@ def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
 
 
 def _moments(tables: Iterable[ChangeTable], *, apart: Sequence[OtherRecord]) -> Iterator[pa.Table]:
-    """The commit_ts of row changes: not of events that empty the table, where these are no rows."""
+    """Yields the commit_ts of row changes, without events that empty the table if ``apart`` has any."""
     for one in tables:
         found = one.rows.select(["op", "commit_ts"])
         yield found.filter(pc.not_equal(found["op"].cast(pa.string()), Op.TRUNCATE.value)) if apart else found
 
 
 def _messages(changes: ChangeTable) -> int:
-    """The Kafka records that events come from; one with several events is counted with its first."""
+    """Counts the Kafka records of events. A record with several events is counted with its first event."""
     return int(pc.sum(pc.equal(changes.rows["index"], 0)).as_py() or 0)
 
 
@@ -160,7 +166,7 @@ def _extreme(rows: pa.Table, kind: str, name: str) -> Any:
 
 
 def _spans(tables: Iterable[ChangeTable]) -> dict[int, RowSpan]:
-    """By registry id, the span of the rows that were written with a schema."""
+    """Returns the span of the rows that were written with each schema, by registry id."""
     found: dict[int, RowSpan] = {}
     for one in tables:
         schema_id = None if one.schema_id is None else one.schema_id.value
@@ -186,7 +192,7 @@ def _max_offset(found: DecodedRecords) -> int:
 
 
 def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, object] | None:
-    """The least and the greatest value of the first key column."""
+    """Returns the least and the greatest value of the first key column."""
     first = shape.key_columns[0].name
     keys = [pc.struct_field(one["key"].combine_chunks(), [first]) for one in rows if len(one)]
     try:
@@ -201,7 +207,7 @@ def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, obj
 def _marked(
     rows: Sequence[pa.Table], mark: str, shape: TableShape, types: Collection[str]
 ) -> Mapping[str, int]:
-    """How many rows to apply have a mark in a column of one of these Spark types, by column."""
+    """Counts rows to apply with a mark in a column of one of these Spark types, by column."""
     names = {column.name for column in shape.columns if column.spark in types}
     counts = _counted(Counter(pc.list_flatten(one[mark].combine_chunks()).to_pylist()) for one in rows)
     return {name: count for name, count in counts.items() if name in names}
@@ -215,7 +221,7 @@ def _counted(several: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _doubted(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Offset and warning of rows that are applied with one."""
+    """Yields offset and warning of rows that are applied with a warning."""
     for one in rows:
         reasons = pc.struct_field(one["_detail"].combine_chunks(), ["reason"])
         if reasons.null_count < len(reasons):
@@ -224,13 +230,13 @@ def _doubted(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _first_doubt(place: Place, rows: Iterable[pa.Table]) -> tuple[Doubt, ...]:
-    """The first row with a warning."""
+    """Returns the first row with a warning, if any."""
     found = [tuple(one.values()) for table in _doubted(rows) for one in table.to_pylist()]
     return (Doubt(place, *min(found)),) if found else ()
 
 
 def _first(place: Place, others: Iterable[OtherRecord]) -> tuple[BadRecord, ...]:
-    """The first bad record."""
+    """Returns the first bad record, if any."""
     bad = min((one for one in others if one.kind == BAD), key=_offset, default=None)
     if bad is None:
         return ()

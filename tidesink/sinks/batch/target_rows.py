@@ -1,8 +1,8 @@
-"""A writer's rows as the rows of the target: its columns, under its names, in its types.
+"""Conversion of a writer's rows into rows of the target, with its columns, names and types.
 
-A column that the writer lacks has its default if the row was written before the column was added, and is
-null if it was written after the column was dropped (``DroppedByWriter``). What a writer has beyond the shape
-is looked up before the rows come here.
+A column that the writer lacks has its default if the row was written before the column was added. It is null
+if the row was written after the column was dropped (``DroppedByWriter``). Columns of a writer that the shape
+lacks are looked up before this conversion.
 """
 
 from __future__ import annotations
@@ -28,45 +28,46 @@ from tidesink.typemap.values import TargetValue
 _TOLD_OPS: Final = pa.array([Op.INSERT.value, Op.UPDATE.value])
 
 
-# No row was written before the column was added: all lack it since it was dropped.
+# No row was written before the column was added: all rows lack it because it was dropped.
 _NO_OFFSETS: Final = pa.array([], pa.int64())
 
 W = TypeVar("W", bound=Hashable)
 
 
 class Dropped(Protocol):
-    """Says what a writer lacks since it was dropped; travels to the tasks by pickle."""
+    """Returns the columns that a writer lacks because they were dropped. It is pickled for the tasks."""
 
     def __call__(self, changes: ChangeTable, /) -> Mapping[str, pa.Int64Array]:
-        """Columns of the shape, folded, that some of these rows lack because they were dropped.
+        """Returns folded columns of the shape that some of these rows lack because they were dropped.
 
-        Each has the offsets of the rows that lack it because it was not added yet.
+        The value of each column is the offsets of the rows that lack it because it was not added yet.
         """
 
     def in_range(self, tables: Sequence[ChangeTable], /) -> Dropped:
-        """The same for one range of a partition, all of whose rows are in these tables."""
+        """Returns the object for one range of a partition, all of whose rows are in these tables."""
 
 
 @dataclass(frozen=True)
 class DroppedByWriter(ABC, Generic[W]):
-    """What each writer's schema lacks because it was dropped, by the order in which schemas were in use.
+    """Columns that each writer schema lacks because they were dropped, from the order of the schemas.
 
     The rule, for a row whose writer's schema lacks a column:
 
-    1. If the schema in use has the column, the row is from before the newest ADD, and has the default: the
-       source wrote it into every row that was there. So it is after a DROP that was taken back.
-    2. Else the column was dropped. The row has NULL if it is from after the DROP, and the default if it is
-       from before the ADD.
+    1. If the schema in use has the column, the row was written before the newest ADD. It has the default,
+       because the source wrote the default into every existing row. This is also the case if the column was
+       dropped and added again.
+    2. Otherwise the column was dropped. The row has NULL if it was written after the DROP, and the default if
+       it was written before the ADD.
 
-    A table may get an earlier schema again: ``ADD COLUMN c; DROP COLUMN c`` leads back to the first one,
-    and a registry then gives the first id again. Rows of such a schema may be from before the ADD or from
-    after the DROP. A row is from after the DROP if it is later than the first row that has the column.
+    A table may return to an earlier schema: ``ADD COLUMN c; DROP COLUMN c`` leads back to the first schema,
+    and a registry then returns the first id. Rows of such a schema may be from before the ADD or from after
+    the DROP. A row is from after the DROP if it is later than the first row that has the column.
 
     Attributes:
-        columns: By writer, the columns that an earlier schema had.
-        later: By writer, the columns that only later schemas have.
-        again: Of these, by writer, the columns that were there before this schema was in use again. Rows that
-            nothing compares with the first row that has the column are taken to be from after the DROP.
+        columns: By writer, the missing columns that an earlier schema had.
+        later: By writer, the missing columns that only later schemas have.
+        again: By writer, those of ``later`` that existed before this schema was in use again. A row that
+            cannot be compared with the first row of the column is treated as written after the DROP.
         first_rows: By column, the first rows known that have it.
         fold: The function under which the shape's column names are compared.
         in_use: The columns of the schema in use, folded.
@@ -81,12 +82,12 @@ class DroppedByWriter(ABC, Generic[W]):
 
     @property
     def can_return(self) -> bool:
-        """Whether rows of some schema lack a column, so that it counts which schema is in use."""
+        """True if rows of some schema lack a column, so that the schema in use matters."""
         return any(self.later.values()) or any(self.columns.values())
 
     @abstractmethod
     def _writer(self, changes: ChangeTable) -> W | None:
-        """What tells the schema of these rows from others."""
+        """Returns the identity of the schema of these rows."""
 
     def __call__(self, changes: ChangeTable) -> Mapping[str, pa.Int64Array]:
         writer = self._writer(changes)
@@ -115,7 +116,7 @@ class DroppedByWriter(ABC, Generic[W]):
 
 @dataclass(frozen=True)
 class DroppedById(DroppedByWriter[int]):
-    """By the registry id of a writer's value schema."""
+    """Dropped columns by the registry id of a writer's value schema."""
 
     @classmethod
     def of(
@@ -125,9 +126,9 @@ class DroppedById(DroppedByWriter[int]):
         fold: NameFold = fold_name,
         first_rows: Mapping[int, FirstRows] = MappingProxyType({}),
     ) -> DroppedById:
-        """Make it of each schema's own columns.
+        """Makes it from the columns of each schema.
 
-        ``history``: the ids in their order, with repetitions. ``first_rows``: by id, the first rows known.
+        ``history``: the ids in their order, with repetitions. ``first_rows``: the first known rows by id.
         """
         in_use = frozenset(fold(name) for one in history[-1:] for name in columns[one])
         first_of = first_rows_by_column(columns, first_rows, fold)
@@ -140,7 +141,7 @@ class DroppedById(DroppedByWriter[int]):
 def first_rows_by_column(
     columns: Mapping[W, Iterable[str]], first_rows: Mapping[W, FirstRows], fold: NameFold
 ) -> dict[str, FirstRows]:
-    """By column, folded, the first rows known of the schemas that have it."""
+    """Returns by folded column the first known rows of the schemas that have it."""
     found: dict[str, FirstRows] = {}
     for writer, first in first_rows.items():
         for name in {fold(one) for one in columns.get(writer, ())}:
@@ -151,16 +152,16 @@ def first_rows_by_column(
 def dropped_in_order(
     columns: Mapping[W, Iterable[str]], history: Sequence[W], fold: NameFold = fold_name
 ) -> tuple[dict[W, frozenset[str]], dict[W, frozenset[str]], dict[W, frozenset[str]]]:
-    """Which columns of other schemas each schema lacks, folded.
+    """Returns the folded columns of other schemas that each schema lacks.
 
     Args:
-        columns: By schema, its columns.
-        history: The schemas in the order in which they were in use; one that came back is there again.
+        columns: The columns of each schema.
+        history: The schemas in the order in which they were in use. A schema that came back is repeated.
         fold: The function under which column names are compared.
 
     Returns:
-        The columns dropped before the schema was first in use, those dropped before it came back, and those
-        that only later schemas have.
+        Three mappings by schema: the columns dropped before the schema was first in use, the columns dropped
+        before it came back, and the columns in only later schemas.
     """
     first: dict[W, frozenset[str]] = {}
     again: dict[W, frozenset[str]] = {}
@@ -191,10 +192,10 @@ class DroppedNow:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The columns that say where a row's last change came from; ``names``: by kind.
+    """The metadata columns, which describe a row's last change.
 
-    ``source`` is the table at the source, ``batch`` the number of the batch. ``marks_deletes``: rows stay
-    when they are deleted, and their delete writes these columns.
+    ``names``: the column names by kind. ``source``: the table at the source. ``batch``: the number of the
+    batch. ``marks_deletes``: True if deleted rows stay in the target, so that deletes write these columns.
     """
 
     names: Mapping[MetadataKind, str]
@@ -203,7 +204,7 @@ class Metadata:
     marks_deletes: bool = False
 
     def columns(self, events: pa.Table, ops: pa.Array) -> dict[str, pa.Array]:
-        """The columns by name, one value for each event; see ``TargetRows.metadata_columns``."""
+        """Returns the columns by name, with one value per event; see ``TargetRows.metadata_columns``."""
         fixed = {"database": self.source.schema, "table": self.source.name, "batch": self.batch}
         found = {}
         for kind, name in self.names.items():
@@ -220,14 +221,18 @@ class Metadata:
 
 @dataclass(frozen=True)
 class TargetRows:
-    """Puts the rows of every writer into the columns of the target.
+    """Converts the rows of every writer into the columns of the target.
 
-    ``shape`` has the table's own columns, in which keys are compared and filters evaluated. ``renamed``: rows
-    that have a column under one of these names have it under that one; of several names that a row has, the
-    column's own counts, then the newest: they stand in that order.
-    ``target``: the table as its config lays it out; None: as it is. ``sources``: by the target's names those
-    of the table's own columns; None: each has its name. Other columns of the target are the shard's, or
-    metadata. ``unread``: names of columns of the shape whose values nobody needs, so that any value fits.
+    Attributes:
+        shape: The table's own columns. Keys are compared and filters are evaluated in them.
+        dropped: Returns the columns that a writer lacks because they were dropped.
+        renamed: New names of columns by their old names, newest first. If a row has several names of a
+            column, the current name counts, then the newest.
+        target: The table as projected by the config, or None if it is not projected.
+        sources: The table's own names by the target's names, or None if they are the same. Other columns of
+            the target are the shard column or metadata.
+        metadata: The metadata columns, or None.
+        unread: Columns of the shape whose values are not needed, so that any value fits.
     """
 
     shape: TableShape
@@ -240,38 +245,38 @@ class TargetRows:
 
     @property
     def target_shape(self) -> TableShape:
-        """The table as the target has it."""
+        """The table as in the target."""
         return self.shape if self.target is None else self.target
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The key columns, by the table's own names."""
+        """The key columns, with the table's own names."""
         return tuple(column.name for column in self.shape.key_columns)
 
     @property
     def value_sources(self) -> dict[str, str]:
-        """The target's columns with values of the table's own, the key's left out: by name the own name."""
+        """The table's own names of the target's non-key columns, by their names in the target."""
         others = (column.name for column in self.target_shape.columns if not column.key)
         return {name: own for name in others if (own := self._own_name(name)) is not None}
 
     def new_columns(self, names: Iterable[str]) -> list[str]:
-        """Names of columns of a row that the shape does not have."""
+        """Returns the names of a row's columns that the shape does not have."""
         there = [*names]
         read = self.written(there).values()
         return [name for name in there if name not in read]
 
     def key_values(self, name: str, values: pa.Array) -> pa.Array:
-        """The values of a key column in the shape's type.
+        """Returns the values of a key column in the shape's type.
 
         Raises:
-            SchemaMismatchError: they do not fit.
+            SchemaMismatchError: The values do not fit.
         """
         return _as_type(values, self.shape.by_name[self.shape.fold(name)])
 
     def unfit(self, changes: ChangeTable, *, before: bool = False) -> dict[int, SchemaMismatchError]:
-        """By row, why a value does not fit into the shape; empty where all do.
+        """Returns by row the error of a value that does not fit into the shape.
 
-        ``before``: the rows before the changes are looked at too.
+        ``before``: True to check old rows too.
         """
         found: dict[int, SchemaMismatchError] = {}
         for image in ("after", "before") if before else ("after",):
@@ -287,10 +292,10 @@ class TargetRows:
         return found
 
     def key(self, keys: pa.StructArray) -> pa.StructArray:
-        """Keys, under the table's own names, in the target's columns.
+        """Converts keys with the table's own names into the target's columns.
 
         Raises:
-            SchemaMismatchError: a key's type does not fit into the shape's.
+            SchemaMismatchError: A key's type does not fit into the shape's type.
         """
         columns = self.target_shape.key_columns
         arrays = [
@@ -300,7 +305,7 @@ class TargetRows:
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=keys.is_null())
 
     def in_range(self, tables: Sequence[ChangeTable]) -> TargetRows:
-        """The same for one range of a partition, all of whose rows are in these tables."""
+        """Returns the conversion for one range of a partition, all of whose rows are in these tables."""
         return replace(self, dropped=self.dropped.in_range(tables))
 
     def row(
@@ -311,13 +316,14 @@ class TargetRows:
         *,
         offsets: pa.ChunkedArray | None = None,
     ) -> pa.StructArray:
-        """Rows of one writer's schema in the target's columns; ``metadata``: those of ``metadata_columns``.
+        """Converts rows of one writer schema into the target's columns.
 
-        Null where the row is, unless deletes are marked: then such a row has its metadata alone. ``offsets``:
-        of the rows' records; None: the rows are one for each of the changes.
+        A null row stays null. If deletes are marked, it has only its metadata instead. ``metadata``: the
+        columns of ``metadata_columns``. ``offsets``: the offsets of the rows' records, or None if there is
+        one row per change.
 
         Raises:
-            SchemaMismatchError: a column's type does not fit into the shape's.
+            SchemaMismatchError: A column's type does not fit into the shape's type.
         """
         columns, read = self.target_shape.columns, self._read(changes, rows, offsets)
         arrays = [self._target_values(one, len(rows), read, metadata or {}) for one in columns]
@@ -329,26 +335,26 @@ class TargetRows:
     def source_row(
         self, changes: ChangeTable, rows: pa.StructArray, names: Container[str] | None = None
     ) -> pa.StructArray:
-        """As ``row``, in the table's own columns that somebody needs, or in ``names`` of them."""
+        """Converts rows into the table's own columns that are needed, or into those of ``names``."""
         own = (one for one in self.shape.columns if one.name not in self.unread)
         columns = tuple(one for one in own if names is None or one.name in names)
         arrays = [*map(self._read(changes, rows), columns)]
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=rows.is_null())
 
     def source_names(self, lists: pa.ListArray) -> pa.ListArray:
-        """Lists of names of a writer's columns by the table's own names, without those that it lacks."""
+        """Converts lists of a writer's column names into the table's own names, without unknown columns."""
         return self._listed(lists, {column.name: column.name for column in self.shape.columns})
 
     def names(self, lists: pa.ListArray) -> pa.ListArray:
-        """Lists of names of a writer's columns by the target's names, without those that it does not hold."""
+        """Converts lists of a writer's column names into the target's names, without columns it lacks."""
         held = ((self._own_name(column.name), column.name) for column in self.target_shape.columns)
         return self._listed(lists, {own: name for own, name in held if own is not None})
 
     def metadata_columns(self, events: pa.Table, ops: pa.Array) -> dict[str, pa.Array]:
-        """The metadata columns by name, one value for each event; empty where the table has none.
+        """Returns the metadata columns by name, with one value per event.
 
-        ``events`` has the columns of ``ChangeTable.rows`` that say where an event comes from; ``ops`` are
-        the words for what it was.
+        ``events``: the columns of ``ChangeTable.rows`` that describe the origin of an event. ``ops``: the
+        events' operations as words.
         """
         if self.metadata is None:
             return {}
@@ -356,7 +362,7 @@ class TargetRows:
         return {name: one.cast(types[name]) for name, one in self.metadata.columns(events, ops).items()}
 
     def _own_name(self, name: str) -> str | None:
-        """The table's own name of a column of the target's; None for a column that the table has not."""
+        """Returns the table's own name of a target column, or None if the table does not have it."""
         if self.sources is not None:
             return self.sources.get(name)
         return name if self.shape.find(name) is not None else None
@@ -368,7 +374,7 @@ class TargetRows:
         read: Callable[[ShapeColumn], pa.Array],
         metadata: Mapping[str, pa.Array],
     ) -> pa.Array:
-        """A column of the target's; ``read`` gives one of the table's own."""
+        """Returns a column of the target. ``read``: returns a column of the table's own."""
         own, shard = self._own_name(column.name), self.target_shape.shard
         if own is not None:
             return read(self.shape.by_name[self.shape.fold(own)])
@@ -380,7 +386,7 @@ class TargetRows:
     def _read(
         self, changes: ChangeTable, rows: pa.StructArray, offsets: pa.ChunkedArray | None = None
     ) -> Callable[[ShapeColumn], pa.Array]:
-        """What gives a column of the shape as rows of one writer's schema have it."""
+        """Returns a function that reads a column of the shape from rows of one writer schema."""
         written = self.written([member.name for member in rows.type])
         dropped = self.dropped(changes)
 
@@ -407,7 +413,7 @@ class TargetRows:
         return pa.array(found, lists.type)
 
     def written(self, names: Iterable[str]) -> dict[str, str]:
-        """By the shape's names, in its order, the names of a row's columns (see ``events.folding``)."""
+        """Returns a row's column names by the shape's names, in the shape's order (``events.folding``)."""
         listed = tuple(names)
         fold = folding(listed, (column.name for column in self.shape.columns))
         there = {fold(name): name for name in listed}
@@ -425,18 +431,18 @@ class TargetRows:
 
 
 def event_words(ops: pa.Array, deleted: pa.Array) -> pa.Array:
-    """What a row's last event was: ``insert`` or ``update`` where the wire tells, else ``upsert``."""
+    """Returns each row's last operation: ``insert`` or ``update`` if the record has it, else ``upsert``."""
     written = pc.if_else(pc.is_in(ops, _TOLD_OPS), ops, pa.scalar(Op.UPSERT.value))
     return pc.if_else(deleted, pa.scalar(Op.DELETE.value), written)
 
 
 def source_texts(source: pa.Array) -> pa.Array:
-    """Positions at the source as text, as ``Position.source_text``."""
+    """Returns source positions as text, like ``Position.source_text``."""
     return pc.binary_join(source.cast(pa.list_(pa.string())), SOURCE_SEPARATOR)
 
 
 def _default(column: ShapeColumn, shape: TableShape) -> TargetValue:
-    """The value of a row whose writer did not know the column yet; NULL where nothing tells it."""
+    """Returns the value for rows written before the column was added; NULL if it is not known."""
     try:
         return default_value(column, shape)
     except ValueOutOfRangeError:
@@ -444,12 +450,12 @@ def _default(column: ShapeColumn, shape: TableShape) -> TargetValue:
 
 
 def key_type(shape: TableShape) -> pa.StructType:
-    """The Arrow type of a shape's key."""
+    """Returns the Arrow type of a shape's key."""
     return pa.struct(_fields(shape.key_columns))
 
 
 def row_type(shape: TableShape) -> pa.StructType:
-    """The Arrow type of a shape's rows."""
+    """Returns the Arrow type of a shape's rows."""
     return pa.struct(_fields(shape.columns))
 
 
@@ -477,7 +483,7 @@ def _cast_to(values: pa.Array, column: ShapeColumn) -> pa.Array:
 
 
 def _is_moment(*kinds: pa.DataType) -> bool:
-    """Whether one of the types is of dates or times, of which no text is another form."""
+    """Returns True if one of the types is a date or a time, which must not be converted from or to text."""
     return any(pa.types.is_temporal(kind) for kind in kinds)
 
 
@@ -490,4 +496,6 @@ def _unfit_values(values: pa.Array, column: ShapeColumn) -> Iterator[tuple[int, 
 
 
 def _unfit(kind: Any, column: ShapeColumn) -> SchemaMismatchError:
-    return SchemaMismatchError(f"Type {kind} does not fit into {column.spark}.", column=column.name)
+    return SchemaMismatchError(
+        f"A value of type {kind} does not fit into {column.spark}.", column=column.name
+    )

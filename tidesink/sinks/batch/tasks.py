@@ -1,14 +1,16 @@
-"""What a Spark task does with one range of offsets: fetch, decode, reduce, and pack as Arrow IPC.
+"""A Spark task's work on one range of offsets: fetch, decode, reduce, and pack as Arrow IPC.
 
-It runs in a Python worker and needs no Spark itself. The records are fetched with librdkafka, decoded by the
-codec's ``decode_batch``, reduced to one row a key (or, of a log, made a row for each image), and put into the
-columns of the target. What comes out is one row for each payload (``PACKED_DDL``): counts for the driver, and
-rows in the columns of ``reduced_schema`` as an Arrow IPC stream. No row passes through the driver. Rows that
-a target stages (``RangeTask.sink``) are brought there, and only what is no row is packed. Under a row filter
-the task has two parts, and Spark stands between them (``batch.filtering``).
+It runs in a Python worker and does not need Spark itself. Records are fetched with librdkafka and decoded by
+the codec's ``decode_batch``. They are reduced to one row per key (in a log: one row per image), and converted
+into the columns of the target.
 
-One key lives in one partition under ``sequence_by: kafka``, so that a range is reduced by itself;
-``mixed_hashes`` finds the keys that came in two.
+The result is one row for each payload (``PACKED_DDL``): counts for the driver, and rows in the columns of
+``reduced_schema`` as an Arrow IPC stream. No row passes through the driver. If a target stages rows
+(``RangeTask.sink``), they are sent there, and only other records are packed. With a row filter the task has
+two parts, and Spark evaluates the filter between them (``batch.filtering``).
+
+Under ``sequence_by: kafka`` a key is in one partition, so each range is reduced on its own. ``mixed_hashes``
+finds the keys that came in two partitions.
 """
 
 from __future__ import annotations
@@ -56,17 +58,17 @@ from tidesink.sinks.spark.payloads import DELETE, UPSERT, ipc_stream
 from tidesink.sinks.targets.base import RowSink
 from tidesink.sinks.targets.modes import INDEX
 
-# Gives the records of a range, as ``sinks.kafka.fetch`` does; travels to the tasks by pickle.
+# Fetches the records of a range, as ``sinks.kafka.fetch`` does. It is pickled for the tasks.
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
-# Makes rows of a range and its records; travels to the tasks by pickle.
+# Makes rows from a range and its records. It is pickled for the tasks.
 Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, decoded bigint, row_by_row_records bigint, "
     "strangers bigint, ddl bigint, hashes binary, summary binary, staged binary, payload binary, error binary"
 )
-# Columns of numbers, which are those of a range as a whole, in its first payload.
+# Columns with counts of a whole range. Only its first payload has them.
 _COUNTS: Final = ("records", "bytes", "decoded", "row_by_row_records", "strangers", "ddl")
-# A payload ends before either.
+# The limits of a payload.
 _PAYLOAD_ROWS: Final = 50_000
 _PAYLOAD_BYTES: Final = 8 << 20
 # A range is decoded as a whole, and an Arrow array of text holds less than 2 GiB.
@@ -112,35 +114,36 @@ _SEQUENCE: Final = pa.struct(
 
 
 def reduced_schema(plan: DecodePlan) -> pa.Schema:
-    """The columns of a plan's reduced frame: rows to apply, bad records, DDL events, and truncates.
+    """Returns the columns of a plan's reduced frame: rows to apply, bad records, DDL events, and truncates.
 
     ================  ========  ========================================================================
     column            type      meaning
     ================  ========  ========================================================================
     ``_op``           string    one of ``records.KINDS``: ``upsert``, ``delete``, ``bad``, ...
-    ``key``           struct    the key, null for what is no row
-    ``after``         struct    the row to write, for ``upsert`` alone; of a delete that is marked its
-                                metadata columns, where the table has any
-    ``_topic``        string    where the event that stays is from, as the next two say
-    ``_partition``    int
-    ``_offset``       bigint
-    ``_commit_ts``    bigint    of the event that stays
-    ``_half``         boolean   an update's other row: the delete of a key before it, or in a log the row
-                                before it; its event is counted with the row that the update wrote
-    ``_zero_dates``   array     names of columns whose date no calendar has, made null
-    ``_ambiguous_times`` array  names of columns whose local time comes twice, so that a policy chose
-    ``_detail``       struct    of what is no row: error, reason, key_id, value_id, fields, key, value, and
-                                Kafka's time where the task read it; of a row with a warning: the reason
-    ``_kept``         array     of a plan that ``keeps_values``: columns of ``after`` whose value the source
-                                did not send, so that what is stored stays; null for none
-    ``_after_delete`` boolean   likewise: the batch deletes the key before this row, so that nothing stored is
-                                the row's
-    ``_seq``          struct    in the source's order: the position of the event that stays, as
-                                ``targets.base.SEQUENCE_DDL`` says
+    ``key``           struct    the key, null for records that are not rows
+    ``after``         struct    the row to write, only for ``upsert``; for a marked delete its metadata
+                                columns, if the table has any
+    ``_topic``        string    the topic of the winning event
+    ``_partition``    int       its partition
+    ``_offset``       bigint    its offset
+    ``_commit_ts``    bigint    its commit_ts
+    ``_half``         boolean   true for an update's other row: the delete of its old key, or in a log its
+                                old row; the event is counted with the row that the update wrote
+    ``_zero_dates``   array     names of columns with an impossible date, which was set to null
+    ``_ambiguous_times`` array  names of columns whose local time occurs twice, so that a policy chose one
+    ``_detail``       struct    for records that are not rows: error, reason, key_id, value_id, fields, key,
+                                value, and Kafka's time if the task read it; for a row with a warning: the
+                                reason
+    ``_kept``         array     only if the plan ``keeps_values``: columns of ``after`` whose value the source
+                                did not send, so that the stored value is kept; null without such columns
+    ``_after_delete`` boolean   only if the plan ``keeps_values``: true if the batch deletes the key before
+                                this row, so that stored values do not belong to the row
+    ``_seq``          struct    only in the source's order: the position of the winning event, as in
+                                ``targets.base.SEQUENCE_DDL``
     ================  ========  ========================================================================
 
-    Keys are compared as exact values, text byte by byte, whatever collation the source has: a source that
-    holds 'a' and 'A' for one key never sends them as two rows.
+    Keys are compared as exact values, and text byte by byte, for every collation of the source: a source for
+    which 'a' and 'A' are one key never sends them as two rows.
     """
     shape = plan.packed_shape
     kept = (("_kept", NAMES_TYPE), ("_after_delete", pa.bool_()))
@@ -163,11 +166,11 @@ def reduced_schema(plan: DecodePlan) -> pa.Schema:
 
 
 class RangeTooLargeError(ConfigError):
-    """A range holds more than a task decodes as a whole: its records are heavier than those before it."""
+    """A range has more bytes than a task can decode, because its records are larger than earlier ones."""
 
     @classmethod
     def of(cls, wanted: FetchRange, most_bytes: int) -> RangeTooLargeError:
-        """The error of a range."""
+        """Returns the error for a range."""
         return cls(
             f"A batch of one partition has more than {most_bytes >> 20} MiB. Lower batch.max-bytes.",
             topic=wanted.topic,
@@ -176,22 +179,27 @@ class RangeTooLargeError(ConfigError):
 
 
 class Restriction(Protocol):
-    """Keeps a part of the records."""
+    """Selects a part of the records."""
 
     def of(self, found: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
-        """What is kept; the counts of records stay."""
+        """Returns the selected records. The counts of records do not change."""
 
     def rows(self, reduction: Reduction) -> Reduction:
-        """What is kept of the rows that these records make."""
+        """Returns the selected rows among the reduced rows of these records."""
 
 
 @dataclass(frozen=True)
 class RangeTask:
-    """Decode, reduce and pack ranges, each with the records that it is given.
+    """Decodes, reduces and packs ranges of records.
 
-    ``only``: what is kept of the records; None: all. ``most_bytes``: of what is kept of one range, decoded.
-    ``sink``: takes the rows to apply, which are then in no payload, and its answer is in the column
-    ``staged``. ``was_read``: the ranges were read under the bound before, so that no watermark ends them.
+    Attributes:
+        ranges: The ranges.
+        plan: The decode plan.
+        most_bytes: The maximum size of one range's selected records after decoding.
+        only: Selects the records to use. None: all.
+        sink: Accepts the rows to apply. Then payloads do not have them, and the column ``staged`` has the
+            sink's answer.
+        was_read: True if the ranges were already read under the bound, so that watermarks do not end them.
     """
 
     ranges: tuple[FetchRange, ...]
@@ -205,9 +213,9 @@ class RangeTask:
     def of(
         cls, ranges: Iterable[OffsetRange], topic_id: str, plan: DecodePlan, sink: RowSink | None = None
     ) -> RangeTask:
-        """The task of a batch, whose fetches read what the plan's decoder uses of a record.
+        """Returns the task of a batch, which fetches only the fields that the plan's decoder uses.
 
-        ``topic_id``: Kafka must still say it after a read.
+        ``topic_id``: the topic's id, which Kafka must still report after a read.
         """
         used = plan.decoder.uses_timestamps, plan.decoder.uses_headers
         wanted = (FetchRange(*one, topic_id, *used) for one in ranges if one.records)
@@ -219,28 +227,28 @@ class RangeTask:
         return reduced_schema(self.plan)
 
     def chunks(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What a range holds as rows for the plan's filter, before ``filtered``."""
+        """Yields the chunks of a range, with rows for the plan's filter; ``filtered`` follows."""
         plan = self.plan
-        assert plan.row_filter is not None  # noqa: S101  (asked for where there is one)
-        # A range without a record is a chunk too: it is counted.
+        assert plan.row_filter is not None  # noqa: S101  (only called with a filter)
+        # A range without records is also a chunk, because it is counted.
         found = chain([DecodedRecords()], self._kept(wanted, self._decoded(records)))
         for chunk in _with_error(wanted, found):
             yield decoded_chunk(wanted, chunk, plan.row_filter, plan.rows)
 
     def filtered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The payloads of the chunks, by what Spark says of their rows."""
+        """Yields the payloads of the chunks, with Spark's verdicts on their rows."""
         for wanted, chunks in groupby(verdicts_of(batches), attrgetter("wanted")):
             yield from self._payloads(wanted, map(self._applied, chunks))
 
     def _applied(self, verdicts: Verdicts) -> DecodedRecords:
-        """A chunk with the filter applied; raises the error that it is."""
-        assert self.plan.row_filter is not None  # noqa: S101  (asked for where there is one)
+        """Returns a chunk with the filter applied; raises the chunk's error, if it is one."""
+        assert self.plan.row_filter is not None  # noqa: S101  (only called with a filter)
         if isinstance(verdicts.chunk, TidesinkError):
             raise verdicts.chunk
         return self.plan.row_filter.applied(verdicts.chunk, verdicts.said, self.plan.rows)
 
     def packed(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The payloads of one range. An error of ours is one payload with it, so that it keeps its class."""
+        """Yields the payloads of one range. A ``TidesinkError`` is a payload, so that it keeps its class."""
         yield from self._payloads(wanted, self._decoded(records))
 
     def _payloads(self, wanted: FetchRange, found: Iterable[DecodedRecords]) -> Iterator[pa.RecordBatch]:
@@ -257,7 +265,7 @@ class RangeTask:
     def _kept(self, wanted: FetchRange, found: Iterable[DecodedRecords]) -> Iterator[DecodedRecords]:
         size = 0
         for more in map(self._restricted, found):
-            # What stays in memory: a record with its schema is much more than its row, a compressed one less.
+            # The size in memory: a record with a schema is much larger than its row, a compressed one smaller.
             size += more.nbytes
             if size > self.most_bytes:
                 raise RangeTooLargeError.of(wanted, self.most_bytes)
@@ -267,7 +275,7 @@ class RangeTask:
         return found if self.only is None else self.only.of(found, self.plan)
 
     def _decoded(self, records: Iterable[pa.RecordBatch]) -> Iterator[DecodedRecords]:
-        """What the records of a range hold, batch by batch."""
+        """Yields the decoded records of a range, batch by batch."""
         plan = self.plan
 
         def decode(batch: pa.RecordBatch) -> DecodedRecords:
@@ -277,7 +285,7 @@ class RangeTask:
 
 
 def mixed_hashes(hashes: Sequence[tuple[tuple[str, int], bytes]]) -> npt.NDArray[np.uint64]:
-    """The hashes of keys that came in two topic-partitions."""
+    """Returns the hashes of keys that came in two topic-partitions."""
     places = list(dict.fromkeys(place for place, _ in hashes))
     if len(places) < 2:
         return np.empty(0, np.uint64)
@@ -290,7 +298,7 @@ def mixed_hashes(hashes: Sequence[tuple[tuple[str, int], bytes]]) -> npt.NDArray
 
 
 def _distinct(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Each hash once, sorted: ten times as fast as ``np.unique``, which hashes them from numpy 2.3 on."""
+    """Returns each hash once, sorted. Ten times faster than ``np.unique``, which hashes since numpy 2.3."""
     whole = np.sort(hashes)
     first = np.ones(len(whole), np.bool_)
     np.not_equal(whole[1:], whole[:-1], out=first[1:])
@@ -300,7 +308,7 @@ def _distinct(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _with_error(
     wanted: FetchRange, found: Iterable[DecodedRecords]
 ) -> Iterator[DecodedRecords | TidesinkError]:
-    """What was found, with an error of ours as the last."""
+    """Yields the decoded records. A ``TidesinkError`` is yielded last instead of being raised."""
     try:
         yield from found
     except TidesinkError as error:
@@ -318,20 +326,20 @@ def _failed(wanted: FetchRange) -> RuntimeError:
 
 
 def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterator[pa.RecordBatch]:
-    """The payloads of a range; the first has its counts, also where there is nothing else."""
+    """Yields the payloads of a range. The first has its counts, and there is at least one."""
     joined = joined_tables(found.tables)
     task = replace(task, plan=replace(task.plan, rows=task.plan.rows.in_range(joined)))
     plan = task.plan
     schema = reduced_schema(plan)
-    # In a log an event that empties the table is a row.
+    # In a log, an event that empties the table is a row.
     truncates = [] if plan.logs else truncated(joined)
     reduction, parts = _logged(joined, plan, schema) if plan.logs else _reduced(joined, task, schema)
-    # What was emptied away behind them supersedes them.
+    # Void rows count as superseded, because the table was emptied after them.
     reduction = replace(reduction, events=reduction.events + found.void)
     place = Place(wanted.topic, wanted.partition)
     dated = plan.decoder.dated
     summary = range_summary(place, found, truncates, reduction, parts, plan.packed_shape, dated=dated)
-    # What is unplanned is decoded again: the summary says all that is asked about it.
+    # Unplanned records are decoded again. The summary has everything that is needed about them.
     others = [one for one in found.others if one.kind not in (*COUNTED_KINDS, UNPLANNED)]
     staged = None
     if task.sink is not None:
@@ -367,7 +375,7 @@ def _packed_row(wanted: FetchRange, **values: Any) -> pa.RecordBatch:
 
 
 def joined_tables(tables: Sequence[ChangeTable]) -> list[ChangeTable]:
-    """One table for all of one writer's schema, whose rows stay in the order of the tables."""
+    """Joins the tables of each writer schema. Rows stay in the order of the tables."""
     groups: list[list[ChangeTable]] = []
     for one in tables:
         same = next((group for group in groups if _is_same(group[0], one)), None)
@@ -389,7 +397,7 @@ def _is_same(one: ChangeTable, other: ChangeTable) -> bool:
 def _reduced(
     tables: Sequence[ChangeTable], task: RangeTask, schema: pa.Schema
 ) -> tuple[Reduction, list[pa.Table]]:
-    """One row a key."""
+    """Returns the changes reduced to one row per key."""
     plan, only = task.plan, task.only
     rows = plan.rows
     if plan.ignores_nulls:
@@ -409,7 +417,7 @@ def _reduced(
 
 
 def _without_nulls(changes: ChangeTable, plan: DecodePlan) -> ChangeTable:
-    """The changes in the shape's columns, of which those that are null count as not sent."""
+    """Returns the changes in the shape's columns, whose null values count as not sent."""
     after = plan.rows.source_row(changes, changes.rows["after"].combine_chunks())
     names = [*plan.rows.value_sources.values()]
     flags = np.zeros((len(after), len(names)), np.bool_)
@@ -426,7 +434,7 @@ def _without_nulls(changes: ChangeTable, plan: DecodePlan) -> ChangeTable:
 def _logged(
     tables: Sequence[ChangeTable], plan: DecodePlan, schema: pa.Schema
 ) -> tuple[Reduction, list[pa.Table]]:
-    """Each image of each event, in Kafka's order."""
+    """Returns each image of each event, in Kafka's order."""
     parts = [_log_rows(one, plan, schema) for one in tables]
     rows = pa.concat_tables(parts) if parts else schema.empty_table()
     if len(parts) > 1:
@@ -454,13 +462,13 @@ def _log_rows(table: ChangeTable, plan: DecodePlan, schema: pa.Schema) -> pa.Tab
 
 
 def _origin(rows: pa.Table) -> dict[str, Any]:
-    """Where the events of rows come from."""
+    """Returns the columns with the location of the rows' events."""
     names = ("partition", "offset", "commit_ts")
     return {"_topic": rows["topic"].cast(pa.string()), **{f"_{name}": rows[name] for name in names}}
 
 
 def _warnings(rows: pa.Table) -> pa.Array:
-    """What there is to say of rows that are applied: a warning, null where there is none."""
+    """Returns the column ``_detail`` of rows to apply: a warning, or null."""
     if WARNING not in rows.column_names:
         return pa.nulls(rows.num_rows, _DETAIL)
     reasons = rows[WARNING].combine_chunks()
@@ -470,7 +478,7 @@ def _warnings(rows: pa.Table) -> pa.Array:
 
 
 def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> pa.Table:
-    """Rows to apply as the reduced frame has them, without any counts."""
+    """Returns the rows to apply in the columns of the reduced frame."""
     rows, deleted = plan.rows, table.rows["deleted"].combine_chunks()
     words = event_words(table.rows["op"].combine_chunks().dictionary_decode(), deleted)
     found = {
@@ -496,7 +504,7 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> p
 
 
 def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
-    """The positions of the events that stay, as ``targets.base.SEQUENCE_DDL`` says."""
+    """Returns the positions of the winning events, as in ``targets.base.SEQUENCE_DDL``."""
     moments = rows["commit_ts"].combine_chunks().cast(pa.int64())
     offsets = pa.array(np.arange(len(moments) + 1), pa.int32())
     place = [rows[name].combine_chunks() for name in ("partition", "offset", "index")]
@@ -506,13 +514,13 @@ def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
 
 
 def _marked(table: ReducedTable, mark: str, deleted: pa.Array) -> pa.Array:
-    """The writer's names of columns that have one of ``MARKS``; of a delete none."""
+    """Returns the writer's names of columns with one of ``MARKS``; null for a delete."""
     lists = table.rows[mark].combine_chunks()
     return pc.if_else(deleted, pa.scalar(None, lists.type), lists)
 
 
 def _line(one: OtherRecord) -> dict[str, Any]:
-    """A record as a row of the reduced frame."""
+    """Returns a record as a row of the reduced frame."""
     return {
         "_op": one.kind,
         "_topic": one.topic,

@@ -1,13 +1,14 @@
-"""What a canal-json topic says of itself: its tables, and their definitions by its DDL events.
+"""The tables of a canal-json topic, and their definitions from its DDL events.
 
-TiCDC writes DDL events to partition 0 alone (tiflow c7b2588, ticdc b813e76). They are read ahead of the
-rows, up to partition 0's end, in pages: a row on another partition can be read before the ALTER that gave it
-its columns. The state store remembers the definitions and how far they go; where it was lost, partition 0
-is read again from its beginning.
+TiCDC writes DDL events only to partition 0 (tiflow c7b2588, ticdc b813e76). They are read ahead of the rows,
+in pages up to partition 0's end. Otherwise a row in another partition could be read before the ALTER that
+added its columns. The state store keeps the definitions and the offset up to which DDL was read. If it was
+lost, partition 0 is read again from its beginning.
 
-Partition 0's log can be cut and grow again (``kafka.leader_epochs``), also behind what a table has applied.
-So the last record that was read is remembered, and looked up under a new leader. DDL is then read again from
-the cut. What was learned from behind it is dropped: partition 0 is read from its beginning if it held DDL.
+Partition 0's log can be cut and grow again (``kafka.leader_epochs``), even after the offsets that a table has
+applied. So the last record that was read is stored, and compared under a new leader. DDL is then read again
+from the cut. Definitions from records after the cut are dropped: if these records had DDL, partition 0 is
+read from its beginning.
 """
 
 from __future__ import annotations
@@ -52,16 +53,15 @@ if TYPE_CHECKING:
 DDL_PARTITION: Final = 0
 _KIND: Final = "topic-ddl"
 _SHOWN_SQL: Final = 200
-# The newest are kept: a topic whose tables are made and dropped every day has ever new ones.
+# Only the newest are kept: a topic whose tables are created and dropped every day always has new ones.
 _MOST_WARNINGS: Final = 100
-# Likewise for each name and kind: the newest is enough to wait for a person, and to empty the table.
+# Per table and kind. The newest statement is enough to wait for a person, and to empty the table.
 _MOST_ROW_DDL: Final = 50
-# And of all names: those of tables that came and went would fill the state store.
+# For all tables: statements of dropped tables would fill the state store.
 _MOST_OF_ALL_NAMES: Final = 5_000
-# The DDL of one page, from all of its tasks together (each has a batch of records more), is collected to this
-# process.
+# The DDL of one page is collected in this process, from all tasks (each has a batch of records in addition).
 _PAGE_BYTES: Final = 64 << 20
-# So few records are read by this process: a Spark job takes longer.
+# This process reads so few records itself, because a Spark job is slower.
 _FEW_RECORDS: Final = 1000
 
 _REKEYED: Final = (
@@ -73,10 +73,15 @@ _log = structlog.get_logger("tidesink.worker")
 
 
 class DdlStatement(NamedTuple):
-    """The SQL of a DDL event, the database it ran in, and the TSO from which it holds, if it has one.
+    """The statement of a DDL event.
 
-    ``odd_time`` is its time if that is impossible. ``table`` is the one that the event names, if it names
-    one, and ``offset`` the record's.
+    Attributes:
+        database: The database in which the statement ran.
+        sql: The SQL.
+        since: The TSO from which the statement is in effect, or None.
+        odd_time: The event's time as text, if it is impossible.
+        table: The table in the event, or empty.
+        offset: The record's offset.
     """
 
     database: str
@@ -88,15 +93,15 @@ class DdlStatement(NamedTuple):
 
     @property
     def about(self) -> TableId | None:
-        """The table that the event names."""
+        """The table that the event names, or None."""
         return TableId(self.database, self.table) if self.table else None
 
 
 class DdlWarning(NamedTuple):
-    """What a person should know of a DDL event.
+    """A warning about a DDL event.
 
-    ``table`` is the one it is about (without a name: all of its schema), None for any. ``unreported``: a
-    definition in the config makes it void.
+    ``table``: the table that it is about, or None for all tables. Without a table name it is about all tables
+    of the schema. ``unreported``: True if a definition in the config makes the warning void.
     """
 
     text: str
@@ -104,12 +109,12 @@ class DdlWarning(NamedTuple):
     unreported: bool = False
 
     def is_about(self, table: TableId) -> bool:
-        """Whether it concerns this table."""
+        """Returns True if the warning is about this table."""
         return self.table is None or named_by(self.table, table)
 
 
 class TopicTable(NamedTuple):
-    """What DDL says of one table's columns, as ``TableDefinitions`` names it; names alone are folded."""
+    """A table's columns as reported by DDL; see ``TableDefinitions``. Names without a type are folded."""
 
     current: TableSchema
     former: tuple[Column, ...]
@@ -121,7 +126,7 @@ class TopicTable(NamedTuple):
 
 
 def reported_by(definitions: TableDefinitions, table: TableId) -> TopicTable | None:
-    """What the definitions have of a table; None if they do not know it."""
+    """Returns the columns of a table in the definitions, or None if they do not have the table."""
     current = definitions.get(table)
     if current is None:
         return None
@@ -138,10 +143,10 @@ def reported_by(definitions: TableDefinitions, table: TableId) -> TopicTable | N
 
 
 class _Known(NamedTuple):
-    """What was learned of a topic.
+    """The state read from a topic's DDL.
 
     ``last``: the last record that was read, if it has a leader epoch. ``newest``: the offset of the last DDL
-    event, -1 if there was none; None: an earlier version did not keep it.
+    event, -1 without DDL events, or None if an earlier version did not store it.
     """
 
     definitions: TableDefinitions
@@ -152,10 +157,15 @@ class _Known(NamedTuple):
 
 
 class _Unread(NamedTuple):
-    """What of partition 0 was not read yet, and what was known when that was found.
+    """The unread part of partition 0.
 
-    ``stands``: what is in use. ``cut``: the log was cut at this offset or before it. Then what is learned
-    again is used once all of it is read. ``changed``: a page of this read changed a definition.
+    Attributes:
+        part: The range to read.
+        known: The state up to this range.
+        stands: The state in use.
+        cut: The log was cut at this offset or earlier. Then the new state is used only after all of it is
+            read. None: the log was not cut.
+        changed: True if a page of this read changed a definition.
     """
 
     part: OffsetRange
@@ -166,7 +176,7 @@ class _Unread(NamedTuple):
 
 
 class _Page(NamedTuple):
-    """The first statements of a range, the offset up to which they go, and the last record before it."""
+    """The first statements of a range, the offset up to which it was read, and the last record before it."""
 
     statements: list[DdlStatement]
     end: int
@@ -186,26 +196,26 @@ class TopicDdl:
         log: LeaderEpochs | None = None,
         ends_now: Callable[[TopicOffsets], TopicOffsets] | None = None,
     ) -> None:
-        """``log`` notices that the log was cut; ``ends_now`` looks at the topic again."""
+        """``log``: detects that the log was cut. ``ends_now``: looks up the topic again."""
         self._topic = topic
         self._name = f"{pipeline}/{topic}"
         self._source = source
         self._store = store
         self._logs, self._ends_now = CheckedLogs(log), ends_now
-        # Whether the last read was dropped, so that a look from before it is of no use.
+        # True if the last read was dropped, so that an older look at the topic must not be used.
         self._looks_again = False
-        # One reads, whoever only asks what is known does not wait for it.
+        # Only one thread reads. Threads that only need the known state do not wait for it.
         self._reading = threading.Lock()
         self._failed: tuple[int, SourceError | None] = (0, None)
         self._lock = threading.Lock()
         self._known = _Known(TableDefinitions())
         self._topic_id: str | None = None
         self._next = 0
-        # By table, of which rows which ones are about it: it is asked before each batch.
+        # Cache by table: all statements, and those about the table. It is used before each batch.
         self._about: dict[TableId, tuple[tuple[RowDdl, ...], tuple[RowDdl, ...]]] = {}
 
     def row_ddl(self, table: TableId) -> tuple[RowDdl, ...]:
-        """The DDL read so far that changes rows of a table, in its order."""
+        """Returns the DDL read so far that changes rows of a table, in its order."""
         rows = self._known.rows
         known, found = self._about.get(table, (None, ()))
         if known is not rows:
@@ -214,48 +224,48 @@ class TopicDdl:
         return found
 
     def warnings(self, table: TableId, *, defined: bool = False) -> tuple[str, ...]:
-        """What to say at a table of the DDL read so far; ``defined``: the config has its definition."""
+        """Returns a table's warnings from the DDL read so far. ``defined``: True if the config defines it."""
         about = [warning for warning in self._known.warnings if warning.is_about(table)]
         return tuple(warning.text for warning in about if not (defined and warning.unreported))
 
     def get(self, table: TableId) -> TableSchema | None:
-        """A table as the topic's DDL has it so far."""
+        """Returns a table as defined by the DDL read so far."""
         with self._lock:
             return self._known.definitions.get(table)
 
     def former(self, table: TableId) -> tuple[Column, ...]:
-        """Columns that a table of this name had and has no more."""
+        """Returns the dropped columns of a table."""
         with self._lock:
             return self._known.definitions.former(table)
 
     def reported(self, table: TableId) -> TopicTable | None:
-        """All that the DDL says of a table so far, as of one moment; None where it names none."""
+        """Returns a consistent view of a table's columns from the DDL read so far, or None."""
         with self._lock:
             return reported_by(self._known.definitions, table)
 
     def tables(self) -> tuple[TableId, ...]:
-        """Every table the topic's DDL knows."""
+        """Returns all tables that the topic's DDL defines."""
         with self._lock:
             return tuple(self._known.definitions)
 
     def recall(self, found: TopicOffsets) -> None:
-        """Restore what an earlier run read, and read nothing.
+        """Restore the stored state of an earlier run, without reading the topic.
 
         Raises:
-            StateStoreError: the store does not answer.
+            StateStoreError: The state store does not answer.
         """
         with self._lock:
             self._restore(found)
 
     def scan(self, session: SparkSession, found: TopicOffsets) -> bool:
-        """Read DDL up to partition 0's end; True where a definition changed.
+        """Read DDL up to partition 0's end. Returns True if a definition changed.
 
         Raises:
-            SourceError: Kafka refuses, or does not answer: to all who waited for this read. Who asks then
-                reads again. Or what is read never follows what was read before.
-            SourceUnavailableError: the topic was made again while it was read, or a leader was elected. What
-                was read is then not used.
-            StateStoreError: what was read cannot be kept.
+            SourceError: Kafka refuses the request, or does not answer. All waiting callers get the error, and
+                the next call reads again. Or the records can never follow the records read before.
+            SourceUnavailableError: The topic was created again while it was read, or a leader was elected.
+                The records are not used.
+            StateStoreError: The new state cannot be stored.
         """
         asked_at, _ = self._failed
         if self._left(found) is None and not self._is_in_doubt(found):
@@ -268,7 +278,7 @@ class TopicDdl:
             if unread is None:
                 return False
             if error is not None and failures != asked_at:
-                # One after the other would wait as long as that read did.
+                # Otherwise each caller would wait as long as that read, one after the other.
                 raise error
             while True:
                 page = self._read_or_fail(session, unread.part)
@@ -278,10 +288,10 @@ class TopicDdl:
                     return unread.changed
 
     def rewind(self, found: TopicOffsets, offset: int) -> None:
-        """Read again from an offset that a table goes back to; what is known already is known once.
+        """Read again from an offset to which a table is rewound. Known statements are not repeated.
 
         Raises:
-            StateStoreError: it cannot be kept.
+            StateStoreError: The new offset cannot be stored.
         """
         with self._reading, self._lock:
             self._restore(found)
@@ -291,10 +301,10 @@ class TopicDdl:
                 self._known, self._next = known, offset
 
     def define(self, found: TopicOffsets, statement: DdlStatement) -> None:
-        """Take a CREATE TABLE that the topic does not have, as one that stands before what is read next.
+        """Apply a CREATE TABLE that the topic does not contain, as if it came before the next record.
 
         Raises:
-            StateStoreError: it cannot be kept.
+            StateStoreError: The new definition cannot be stored.
         """
         with self._reading:
             with self._lock:
@@ -305,7 +315,7 @@ class TopicDdl:
             self._take(_Page([statement], end), topic_id, _Unread(nothing, known, known))
 
     def _left(self, found: TopicOffsets) -> _Unread | None:
-        """What of partition 0 was not read yet."""
+        """Returns the unread part of partition 0, or None."""
         at = found.partitions.get(DDL_PARTITION)
         with self._lock:
             self._restore(found)
@@ -315,16 +325,16 @@ class TopicDdl:
             return _Unread(part, self._known, self._known)
 
     def _is_in_doubt(self, found: TopicOffsets) -> bool:
-        """Whether the log is to be checked before it counts as read."""
+        """Returns True if the log must be checked before it counts as read."""
         last = self._known.last
         return last is not None and self._logs.is_due(found, {DDL_PARTITION: last})
 
     def _behind_cut(self, found: TopicOffsets) -> _Unread | None:
-        """What is to be read again of a log that was cut; None where it was not.
+        """Returns the part to read again if the log was cut, else None.
 
         Raises:
-            SourceUnavailableError: no broker answers.
-            SourceError: the brokers refuse us.
+            SourceUnavailableError: No broker answers.
+            SourceError: The brokers refuse the request.
         """
         with self._lock:
             self._restore(found)
@@ -338,14 +348,14 @@ class TopicDdl:
         elif at.latest > last.offset or found.leader_epochs.get(DDL_PARTITION, -1) <= last.epoch:
             return None
         else:
-            # A later leader's log ends before a record of an earlier one. Nobody knows since where it has
-            # other records.
+            # A later leader's log ends before a record of an earlier leader. It is not known at which offset
+            # the records begin to differ.
             start, cut = 0, at.latest
         held_ddl = known.newest is None or known.newest >= start
         if held_ddl and at.earliest == 0:
             start, learned = 0, _Known(TableDefinitions())
         elif held_ddl:
-            # Of definitions nothing can be taken back; what changes rows says where it was read.
+            # Definitions cannot be undone. Statements that change rows have their offsets.
             rows = tuple(one for one in known.rows if one.offset < cut)
             learned = known._replace(rows=rows, last=None, newest=None)
         else:
@@ -356,19 +366,19 @@ class TopicDdl:
         return _Unread(part, learned, known, cut=cut)
 
     def _check_follows(self, found: TopicOffsets, known: LastRecord | None, read: LastRecord | None) -> None:
-        """Raise unless a page is of a log that has what was read before it."""
+        """Raise unless the page comes from a log that contains the records read before it."""
         before, after = ({} if one is None else {DDL_PARTITION: one} for one in (known, read))
         try:
             self._looks_again = not self._logs.follows(found, before, after)
         except SourceError:
-            # A person has the tables go on; then DDL is read from the beginning, whatever its epochs.
+            # A person lets the tables continue. Then DDL is read from the beginning, with any leader epochs.
             with self._lock:
                 self._known, self._next = self._known._replace(last=None), 0
             raise
         if self._looks_again:
             raise SourceUnavailableError(
                 "A leader of the partition was elected while the topic's DDL was read. That DDL is "
-                "discarded, and the topic is looked at again.",
+                "discarded, and the topic is looked up again.",
                 topic=self._topic,
                 partition=DDL_PARTITION,
             )
@@ -381,7 +391,7 @@ class TopicDdl:
             raise
 
     def _take(self, page: _Page, topic_id: str, unread: _Unread) -> _Unread:
-        """Follow the statements of a page, which nobody else does meanwhile; what is left then."""
+        """Apply the statements of a page, under the reading lock. Returns the part that is still unread."""
         before = unread.known
         definitions = TableDefinitions.from_json(before.definitions.to_json())
         version = definitions.version
@@ -398,7 +408,7 @@ class TopicDdl:
         left = unread.part._replace(start=page.end)
         if unread.cut is not None:
             if left.records > 0:
-                # Nobody sees the half of what is learned again, nor does the store: the cut is found again.
+                # A partial state is not used or stored. After a restart the cut is detected again.
                 return unread._replace(part=left, known=known)
             lost = _lost(unread.stands, known, unread.cut)
             known = known._replace(warnings=(*warnings, *lost)[-_MOST_WARNINGS:])
@@ -409,7 +419,7 @@ class TopicDdl:
                     "and the topic is read again.",
                     topic=self._topic,
                 )
-            # Stored before it is used here: a scan that is retried begins where this one did.
+            # Stored before it is used, so that a retried scan starts at the same offset as this one.
             self._save(topic_id, known, page.end)
             self._known, self._next = known, page.end
         for warning in known.warnings:
@@ -432,7 +442,7 @@ class TopicDdl:
             self._known = _Known(
                 TableDefinitions.from_json(kept["definitions"]),
                 tuple(_warning(*one) for one in kept.get("warnings", ())),
-                # What an earlier version passed over it did not keep, and stays passed over.
+                # An earlier version did not store statements that it did not follow. They stay ignored.
                 tuple(row_ddl_of(*one) for one in kept.get("rows", ())),
                 LastRecord(*kept["last"]) if kept.get("last") else None,
                 kept.get("newest"),
@@ -440,7 +450,7 @@ class TopicDdl:
 
     @staticmethod
     def _is_cut(found: TopicOffsets) -> bool:
-        """Whether DDL events have expired: then definitions without their times are better than none."""
+        """Returns True if DDL events have expired. Then definitions without times are better than nothing."""
         at = found.partitions.get(DDL_PARTITION)
         return at is not None and at.earliest > 0
 
@@ -448,7 +458,7 @@ class TopicDdl:
         document = {
             "topic_id": topic_id,
             "next_offset": next_offset,
-            # Versions before this one did not keep when a definition came to hold.
+            # Earlier versions did not store the time from which a definition is in effect.
             "timed": True,
             "definitions": known.definitions.to_json(),
             "warnings": [list(warning) for warning in known.warnings],
@@ -459,7 +469,7 @@ class TopicDdl:
         self._store.save_document(_KIND, self._name, document)
 
     def _read(self, session: SparkSession, part: OffsetRange) -> _Page:
-        """A page: the first statements of the range, and the offset up to which they go."""
+        """Reads a page: the first statements of the range, and the offset up to which it was read."""
         if part.records <= 0:
             return _Page([], part.end)
         statements, last = list[DdlStatement](), None
@@ -467,7 +477,7 @@ class TopicDdl:
             statements += filter(None, map(_statement, found.values, found.offsets, found.times))
             last = record or last
             if found.end is not None:
-                # What later tasks found comes after what this one left.
+                # The results of later tasks come after the records that this task left, so they are not used.
                 return _Page(statements, found.end, last)
         return _Page(statements, part.end, last)
 
@@ -479,7 +489,7 @@ class TopicDdl:
 
 
 def _marked_page(most_bytes: int, records: Iterator[pa.RecordBatch]) -> tuple[MarkedDdl, LastRecord | None]:
-    """As ``marked_ddl``, with the last record before its end, if it has a leader epoch."""
+    """Returns the result of ``marked_ddl``, and the last record before its end with a leader epoch."""
     last = list[LastRecord]()
 
     def noted() -> Iterator[pa.RecordBatch]:
@@ -500,7 +510,7 @@ _LOST: Final = (
 
 
 def _lost(known: _Known, again: _Known, cut: int) -> Iterator[DdlWarning]:
-    """What to say of DDL that a cut log lacks: to all tables, and to those whose rows it changed."""
+    """Yields warnings about DDL that a cut log lost: for all tables, and for tables whose rows it changed."""
     text, there = _LOST.format(cut), {(one.table, one.kind, one.at) for one in again.rows}
     if known.newest is not None and known.newest >= cut:
         yield DdlWarning(text)
@@ -514,12 +524,12 @@ def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning
 
 
 def row_ddl_of(table: list[str], kind: Any, *parts: Any) -> RowDdl:
-    """A statement as it was kept in a document."""
+    """Returns a statement from a stored document."""
     return RowDdl(TableId(*table), kind, *parts)
 
 
 def with_rows(known: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tuple[RowDdl, ...]:
-    """DDL that changes rows, and that among the statements; one that was sent again is there once."""
+    """Adds statements that change rows to the known ones. A statement that was sent again is added once."""
     found = {(one.table, one.kind, one.at): one for one in known}
     for statement in statements:
         for change in _row_changes(statement):
@@ -535,7 +545,7 @@ def with_rows(known: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tu
 
 
 def newest_row_ddl(found: Iterable[RowDdl]) -> tuple[RowDdl, ...]:
-    """The newest of some statements: so many of each table and kind, and of all."""
+    """Returns the newest statements, limited per table and kind, and in total."""
     count, kept = Counter[tuple[TableId, str]](), list[RowDdl]()
     for one in reversed([*found]):
         count[one.table, one.kind] += 1
@@ -555,7 +565,7 @@ def _row_changes(statement: DdlStatement) -> tuple[RowChange, ...]:
 def applied(
     definitions: TableDefinitions, statements: Iterable[DdlStatement], topic: str
 ) -> Iterator[DdlWarning]:
-    """Apply the statements to the definitions; gives the warnings of each, as it is applied."""
+    """Apply the statements to the definitions. Yields the warnings of each statement as it is applied."""
     for statement in statements:
         for warning in _applied(definitions, statement, topic):
             yield warning._replace(text=f"{warning.text} Statement: {statement.sql[:_SHOWN_SQL]}")
@@ -565,7 +575,7 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
     readded = definitions.readded()
     try:
         about = statement.about
-        row_changes(statement.sql, statement.database, about=about)  # one that cannot be read changes nothing
+        row_changes(statement.sql, statement.database, about=about)  # raises before anything is changed
         for table, old, new in renamed_columns(statement.sql, statement.database):
             yield DdlWarning(_RENAMED.format(old=old, new=new), table)
         for table in moved_tables(statement.sql, statement.database):
@@ -606,12 +616,12 @@ _RENAMED: Final = (
 
 _CONVERTED: Final = (
     "The type of column {} changed from {} to {}. Values that do not fit the new type were rounded or cut at "
-    "the source, and are unchanged in the target (tidesink resync brings them)."
+    "the source, but are unchanged in the target. Run tidesink resync to correct them."
 )
 
 
 def _converted(before: TableSchema | None, now: TableSchema | None) -> Iterator[DdlWarning]:
-    """Columns whose new type does not hold all values of the old one."""
+    """Yields warnings about columns whose new type does not hold all values of the old type."""
     if before is None or now is None:
         return
     known = {column.column_id: column for column in before.columns}
@@ -647,7 +657,7 @@ def _unreported(table: TableId) -> DdlWarning:
 
 
 def _statement(value: bytes, offset: int = 0, sent: int | None = None) -> DdlStatement | None:
-    """The statement of a DDL event; None for any other record. ``sent``: Kafka's time, in ms since 1970."""
+    """Returns the statement of a DDL event, or None. ``sent``: Kafka's timestamp in ms since 1970."""
     try:
         message = orjson.loads(value)
     except orjson.JSONDecodeError:
@@ -669,21 +679,21 @@ def _statement(value: bytes, offset: int = 0, sent: int | None = None) -> DdlSta
 
 def _odd_time(commit_ts: object, es: object) -> str:
     reported = {"commitTs": commit_ts, "es": es}
-    # 0 means none, like a missing one.
+    # 0 means that there is no time.
     return ", ".join(
         f"{name} {shown(value, 40)}" for name, value in reported.items() if value not in (None, 0)
     )
 
 
-# In a status's details: the table's topic was not there yet.
+# Key in a status's details: the table's topic does not exist yet.
 TOPIC_ABSENT: Final = "topic-absent"
 _TABLES_KIND: Final = "topic-tables"
-# How many records of a new topic are read at first; the tasks find tables that come later.
+# The number of records of a new topic that are read at first. Tasks find tables that appear later.
 _FIRST_RECORDS: Final = 20_000
 
 
 class TopicTables:
-    """The tables of one topic that are known. Shared by the tasks of its tables."""
+    """The known tables of one topic. Shared by the tasks of its tables."""
 
     def __init__(self, topic: str, *, pipeline: str, source: KafkaSource, store: StateStore) -> None:
         self._topic = topic
@@ -695,16 +705,16 @@ class TopicTables:
         self._loaded = False
         self._looked_at: str | None = None
         self._looked: dict[int, int] = {}
-        # Tables that the topic had no record of when it was read to its end.
+        # Tables without records when the topic was read to its end.
         self.unmet: set[TableId] = set()
-        # The topic is not there yet.
+        # True if the topic does not exist yet.
         self.absent = False
 
     def known(self) -> tuple[TableId, ...]:
-        """The tables met so far, in this run or an earlier one.
+        """Returns the tables found so far, in this run or an earlier run.
 
         Raises:
-            StateStoreError: the store does not answer.
+            StateStoreError: The state store does not answer.
         """
         with self._lock:
             if not self._loaded:
@@ -714,15 +724,15 @@ class TopicTables:
             return tuple(self._tables)
 
     def add(self, tables: Iterable[TableId]) -> None:
-        """Take note of tables.
+        """Add tables.
 
         Raises:
-            StateStoreError: the store does not answer.
+            StateStoreError: The state store does not answer.
         """
         new = [table for table in tables if table not in self.known()]
         if new:
             with self._lock:
-                # Stored before it is known here: nobody reports a table again that is known already.
+                # Stored before it is known here, because a known table is not reported again.
                 tables = self._tables | dict.fromkeys(new)
                 self._store.save_document(_TABLES_KIND, self._name, [list(table) for table in tables])
                 self._tables = tables
@@ -736,17 +746,26 @@ class TopicTables:
         goes_on: Callable[[], bool],
         read: Mapping[int, int] | None = None,
     ) -> bool:
-        """Look for tables; False where ``goes_on`` said no before that was done: the next call goes on.
+        """Look for tables in the topic.
 
-        If no table is known, the topic is read until a row names one: tasks find the others as they read.
-        ``read``: no task reads on, so the topic is read to its end from these offsets, up to which tasks have
-        read it.
+        If no table is known, the topic is read until a row names one. Tasks find the other tables as they
+        read.
+
+        Args:
+            session: The Spark session.
+            found: The topic's current offsets.
+            goes_on: Returns False to stop. The next call continues.
+            read: The offsets up to which tasks have read the topic, if no task continues. The topic is read
+                from there to its end. None: tasks continue to read.
+
+        Returns:
+            False if ``goes_on`` returned False before the end.
 
         Raises:
-            SourceError: Kafka refuses, or does not answer.
-            StateStoreError: the store does not answer.
-            ConfigError: no record names a table, since the records are compressed and the config does not
-                say so.
+            SourceError: Kafka refuses the request, or does not answer.
+            StateStoreError: The state store does not answer.
+            ConfigError: No record names a table, because the records are compressed and the config does not
+                set the compression.
         """
         for part in growing_parts(self._unlooked(found, read or {}), _FIRST_RECORDS):
             if self.known() and read is None:
@@ -758,7 +777,7 @@ class TopicTables:
         return True
 
     def looked_up_to(self, found: TopicOffsets) -> Mapping[int, int]:
-        """The offsets before which ``look`` leaves no table of a topic unknown."""
+        """Returns the offsets up to which ``look`` has read a topic, so that all tables before are known."""
         return dict(self._looked) if self._looked_at == found.topic_id else {}
 
     def _unlooked(self, found: TopicOffsets, read: Mapping[int, int]) -> list[OffsetRange]:
@@ -770,9 +789,10 @@ class TopicTables:
         return [OffsetRange(self._topic, n, min(starts[n], at.latest), at.latest) for n, at in ends]
 
     def census(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> None:
-        """Take note of every table with a row in the ranges.
+        """Add every table with a row in the ranges.
 
-        Raises: as ``look``.
+        Raises:
+            SourceError, StateStoreError, ConfigError: For the same reasons as ``look``.
         """
         if not any(part.records for part in ranges):
             return
