@@ -137,7 +137,7 @@ def _after(
 
 
 def _last_before(following: int, *records: LastRecord | None) -> LastRecord | None:
-    """Return the last record before the next offset.
+    """Returns the last record before the next offset.
 
     A batch can end before the range that was read: at a bad record, a truncate, or a bound.
     """

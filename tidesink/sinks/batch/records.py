@@ -108,7 +108,7 @@ _BEYOND: Final = (
     "it is not known whether the row was deleted later. Compare the row with the source. tombstone-retention "
     "sets how long deletes are remembered."
 )
-# Numbers of a frame are signed; TiDB's own are far below 2^63.
+# Integers of a frame are signed. TiDB's own timestamps are far below 2^63.
 _END_OF_LONGS: Final = 1 << 63
 
 

@@ -68,7 +68,7 @@ class DroppedByWriter(ABC, Generic[W]):
         later: By writer, the missing columns that only later schemas have.
         again: By writer, those of ``later`` that existed before this schema was in use again. A row that
             cannot be compared with the first row of the column is treated as written after the DROP.
-        first_rows: By column, the first rows known that have it.
+        first_rows: By column, the first known rows that have it.
         fold: The function under which the shape's column names are compared.
         in_use: The columns of the schema in use, folded.
     """

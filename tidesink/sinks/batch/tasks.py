@@ -227,7 +227,7 @@ class RangeTask:
         return reduced_schema(self.plan)
 
     def chunks(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the chunks of a range, with rows for the plan's filter; ``filtered`` follows."""
+        """Yields the chunks of a range, with rows for the plan's filter: the part before ``filtered``."""
         plan = self.plan
         assert plan.row_filter is not None  # noqa: S101  (only called with a filter)
         # A range without records is also a chunk, because it is counted.
@@ -265,7 +265,7 @@ class RangeTask:
     def _kept(self, wanted: FetchRange, found: Iterable[DecodedRecords]) -> Iterator[DecodedRecords]:
         size = 0
         for more in map(self._restricted, found):
-            # The size in memory: a record with a schema is much larger than its row, a compressed one smaller.
+            # The size in memory: a record with a schema is much larger than its row, compressed ones smaller.
             size += more.nbytes
             if size > self.most_bytes:
                 raise RangeTooLargeError.of(wanted, self.most_bytes)

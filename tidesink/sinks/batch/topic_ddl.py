@@ -114,7 +114,7 @@ class DdlWarning(NamedTuple):
 
 
 class TopicTable(NamedTuple):
-    """A table's columns as reported by DDL; see ``TableDefinitions``. Names without a type are folded."""
+    """A table's columns as reported by DDL; see ``TableDefinitions``. Names outside of columns are folded."""
 
     current: TableSchema
     former: tuple[Column, ...]
