@@ -215,7 +215,7 @@ def test_what_waits_needs_a_worker(
         with closing(open_state_store(settings.state)) as store:
             Heartbeat(store, "shop").beat()
             # A worker that is alive, and whose config leaves the table out.
-            with pytest.raises(ConfigError, match="does not come to the table, whose state is IDLE"):
+            with pytest.raises(ConfigError, match="does not read the table, whose state is IDLE"):
                 [*diff(settings, [table.name], DiffOptions(lag=0, patience=0), tell=lambda _said: None)]
             Heartbeat(store, "shop").end()
         drain(config)
@@ -236,4 +236,4 @@ def test_a_snapshot_that_is_not_over_is_told(
         assert status.details["snapshot"]["state"] == "running"
         found = CliRunner().invoke(app, ["diff", "-c", str(config)])
         assert found.exit_code == 2
-        assert "snapshot is not over" in found.output
+        assert "snapshot has not finished" in found.output

@@ -147,7 +147,7 @@ def test_beside_a_table_that_rests(
         table.change()
         errors = _drain(config)
         assert errors[visits] is None
-        assert "rests as it was asked to" in (errors[table.name] or "")
+        assert "Paused by request" in (errors[table.name] or "")
         assert len(place.rows(visits) or []) == 2
         assert not place.rows(table.name)
     engine.dispose()

@@ -278,12 +278,12 @@ def test_keys_that_the_table_cannot_be_asked_for_are_refused(
         _run(config, batches=1)
         ask("region", "id")
         _run(config, batches=2)
-        refused("its snapshot is not over")
+        refused("snapshot has not finished")
         _run(config, until="drained")
         assert shown_snapshot(config)["rows"] == len(table.rows())
         ask("id")
         _run(config, until="drained")
-        refused("the keys that were asked for are of (id), and the table's key at the target is (region, id)")
+        refused("The requested keys have the columns (id), but the table's key at the target is (region, id)")
         assert shown_snapshot(config)["state"] == "done"
         # A key that no row has.
         ask("region", "id")

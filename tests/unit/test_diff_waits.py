@@ -57,7 +57,7 @@ def test_a_worker_that_waits_for_the_next_cut_is_not_given_up() -> None:
 @pytest.mark.parametrize(
     ("details", "said"),
     [
-        ({TOPIC_ABSENT: True}, "the target has no such table"),
+        ({TOPIC_ABSENT: True}, "The target has no such table"),
         ({}, "the topic was deleted"),
     ],
 )

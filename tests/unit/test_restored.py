@@ -25,9 +25,9 @@ def _saw(store: SqlStateStore, batch: int, *, epoch: int = 1) -> None:
 
 
 def _refused(store: SqlStateStore, batch: int) -> None:
-    with pytest.raises(StaleProgressError, match="brought back from a backup") as raised:
+    with pytest.raises(StaleProgressError, match="restored from a backup") as raised:
         check_not_restored(store, progress(3, batch), "here")
-    assert f"stands at batch {batch}" in str(raised.value)
+    assert f"is at batch {batch}" in str(raised.value)
     assert raised.value.remedy == "stop"
 
 
@@ -82,7 +82,7 @@ def test_a_word_is_not_used_by_a_worker_that_lost_the_table(store: SqlStateStore
     _saw(store, 4, epoch=7)
     _refused(store, 3)
     accept_restored(store, "shop", TABLE)
-    with pytest.raises(StaleProgressError, match="another worker holds the table"):
+    with pytest.raises(StaleProgressError, match="Another worker holds the table"):
         check_not_restored(store, progress(5, 3), "here")
     # The backup's epochs are earlier too: they were seen to begin again.
     check_not_restored(store, progress(5, 3), "here", life=1)

@@ -128,7 +128,7 @@ def test_two_tables_of_a_run_never_share_a_place() -> None:
     assert goals.refusal(TableId("shop_1", "t")) is None
     unrouted = goals.refusal(TableId("shop", "t"))
     assert unrouted is not None
-    assert "shard columns shard and (none)" in unrouted.message
+    assert "shard columns: shard and (none)" in unrouted.message
     assert goals.refusal(TableId("bank_x", "t")) is None
     twice = goals.refusal(TableId("bank", "t"))
     assert twice is not None

@@ -110,7 +110,7 @@ def test_one_whose_number_is_behind_that_of_the_last_is_told_and_can_be_asked_fo
     assert found.is_outrun(progress)
     assert not found.is_due(progress)
     text = found.tell_outrun(progress)
-    assert "did not begin. Its number (1600000000) is not above that of the last one (1700000000)" in text
+    assert "did not begin. Its number (1600000000) is not above the last one's (1700000000)" in text
     assert "Run the command again" in text
     assert not found.is_outrun(progress)
     assert not found.is_due(progress)

@@ -310,9 +310,9 @@ def test_plan_says_where_a_table_begins_and_why_it_rests() -> None:
         "start: latest: a table of which nothing is applied begins there; earlier records of its topic are "
         "not applied",
     )
-    begun = TableStatus("shop", T, "PAUSED", batch=3, error="a change of the schema waits")
+    begun = TableStatus("shop", T, "PAUSED", batch=3, error="A schema change waits")
     assert warnings("latest", begun) == (
         "start: latest changes nothing: the table has begun. tidesink offsets rewind has it read its topic "
         "again",
-        "The table is PAUSED, as its worker reported last: a change of the schema waits",
+        "The table is PAUSED, as its worker reported last: A schema change waits",
     )

@@ -116,7 +116,7 @@ def test_a_pending_change_is_shown_with_the_way_on() -> None:
     pauses = Pauses(ORDERS)
     pauses.wait_for((Pending(CHANGE, ("apply", "ignore")),))
     pauses.state_is("PAUSED")
-    assert "tidesink ddl approve shop.orders or tidesink ddl reject shop.orders" in pauses.reason
+    assert "`tidesink ddl approve shop.orders` or `tidesink ddl reject shop.orders`" in pauses.reason
     (shown,) = pauses.details()["pending"]
     assert shown["kind"] == "add"
     assert shown["digest"] == CHANGE.digest
@@ -128,8 +128,8 @@ def test_of_several_pending_changes_each_is_named_by_its_digest() -> None:
     pauses = Pauses(ORDERS)
     other = CHANGE._replace(column="other")
     pauses.wait_for((Pending(CHANGE, ("apply",)), Pending(other, ("ignore",))))
-    assert f"tidesink ddl approve {CHANGE.short_digest}; a change" in pauses.reason
-    assert pauses.reason.endswith(f"tidesink ddl reject {other.short_digest}")
+    assert f"Run `tidesink ddl approve {CHANGE.short_digest}`. A schema change" in pauses.reason
+    assert pauses.reason.endswith(f"Run `tidesink ddl reject {other.short_digest}`.")
 
 
 LAW: Final = AccountingError("1 events are missing")

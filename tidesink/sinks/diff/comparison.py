@@ -1,15 +1,15 @@
-"""Whether a table at the target is equal to its source, while both change (``tidesink diff``).
+"""Comparison of a table at the target with its source while both change (``tidesink diff``).
 
-The law (ADR 33). A *look* at a key reads its row at the source (s), then takes note of where the topic ends,
-waits until the target has applied all before that, and reads the row at the target (t). A first look reads
-all rows; only keys whose s and t differ are looked at again:
+The law (ADR 33). A *look* at a key reads its row at the source (s), then records the end offsets of the
+topic, waits until the target has applied everything before them, and reads the row at the target (t). The
+first look reads all rows. Later looks read only keys whose s and t differ:
 
-- t is the s of this look, or of the next one: the key is equal.
-- s and t are those of the look before, and differ: the key differs, once ``LOOKS`` looks say so.
-- Else the key is changing, and is looked at again; after ``MOST_LOOKS`` it counts as unsettled.
+- t equals the s of this look or of the next one: the key is equal.
+- s and t equal those of the previous look, and differ: the key differs, once ``LOOKS`` looks agree.
+- Otherwise the key is changing, and needs another look; after ``MOST_LOOKS`` it counts as unsettled.
 
-The topic may be late: between s and the end that is taken note of lies ``lag``, within which each change of
-the source has to come to the topic.
+The topic may be late. So ``lag`` passes between s and the end offsets, and each change of the source must
+reach the topic within that time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     ChooseCut = Callable[[Sequence[Cut]], Cut]
 
 
-# So many looks after the first have to agree with the one before, until a key differs.
+# Looks after the first that must agree with the previous one before a key counts as different.
 LOOKS: Final = 2
 MOST_LOOKS: Final = 6
 
@@ -46,13 +46,13 @@ Kind = Literal["different", "only_at_source", "only_at_target"]
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """``shown``: so many differing keys are shown of a table; ``values``: with their values.
+    """Options of a comparison.
 
-    ``waits``: for changes that are not applied yet. ``lag``: seconds within which a change of the source is
-    in its topic. ``patience``: seconds for which a worker may leave alone a table that it is not at; None:
-    longer than a table rests by the config. ``where``: bounds of the source's key, as they are parsed.
-    ``sample``: of about so many rows; None: of all. ``cut`` chooses the cut that is compared with the source
-    as of its instant; None: all is compared as it is.
+    ``shown``: maximum number of differing keys to show per table. ``values``: True to show their values.
+    ``waits``: True to wait for changes that are not applied yet. ``lag``: seconds within which a change of
+    the source reaches its topic. ``patience``: see ``TableCopy``. ``where``: parsed bounds of the source's
+    key. ``sample``: approximate number of rows to compare, or None for all. ``cut``: chooses a cut, which is
+    compared with the source at the cut's instant; None compares the current rows.
     """
 
     shown: int = 20
@@ -65,12 +65,12 @@ class DiffOptions:
     cut: ChooseCut | None = None
 
     def share_of(self, rows: int) -> float:
-        """Which share of a table's keys is compared; ``rows``: about how many it has."""
+        """Return the share of a table's keys to compare; ``rows``: the table's approximate size."""
         return 1.0 if self.sample is None else self.sample / max(1, rows)
 
 
 class Difference(NamedTuple):
-    """One key whose rows differ. ``values``: of each column that does, the source's and the target's text."""
+    """A key whose rows differ. ``values``: the source's and the target's text, for each differing column."""
 
     kind: Kind
     key: Mapping[str, str | None]
@@ -80,11 +80,12 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class TableDiff:
-    """What came of one table. ``unsettled``: keys that kept changing, or whose changes were not waited for.
+    """The result for one table.
 
-    ``unreadable``: rows of the source that cannot be rows of the target. ``at_source`` and ``at_target`` are
-    those of the first look. ``not_compared``: columns of either side. ``refused``: why it was not compared.
-    ``as_of``: the commit_ts of the cut that was compared; None: all as it is.
+    ``at_source``, ``at_target``: number of rows in the first look. ``unsettled``: keys that kept changing, or
+    whose changes were not waited for. ``unreadable``: rows of the source that cannot be rows of the target.
+    ``not_compared``: columns of either side. ``refused``: the reason why the table was not compared.
+    ``as_of``: commit_ts of the compared cut, or None for current rows.
     """
 
     table: TableId
@@ -103,7 +104,7 @@ class TableDiff:
 
     @property
     def differs(self) -> bool:
-        """Whether some key is known to differ, or a row has no place at the target."""
+        """Return True if a key certainly differs, or a row of the source cannot be stored at the target."""
         return bool(self.different or self.only_at_source or self.only_at_target or self.unreadable)
 
 
@@ -112,9 +113,9 @@ Keep = Callable[[TableId, Difference], None]
 
 @dataclass(frozen=True)
 class ComparedSides:
-    """How both sides of a table are read: the columns that are compared, in the order of the target's shape.
+    """How to read both sides of a table: the columns to compare, in the order of the target's schema.
 
-    ``shape_columns`` are the target's own. ``share``: of the keys that are compared.
+    ``shape_columns``: the target's own columns. ``share``: the share of keys to compare.
     """
 
     shape_columns: tuple[ShapeColumn, ...]
@@ -125,30 +126,32 @@ class ComparedSides:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The names of the key's columns."""
+        """Names of the key columns."""
         return tuple(one.name for one in self.columns if one.key)
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The names of the others."""
+        """Names of the other columns."""
         return tuple(one.name for one in self.columns if not one.key)
 
 
 @dataclass
 class TableComparison(ABC):
-    """The comparison of a table at the target, ``own``, with another side. Runs once."""
+    """Compares a table at the target, ``own``, with another side. Runs once."""
 
     own: TableCopy
     options: DiffOptions
     keep: Keep | None = None
 
-    # So many looks after the first have to agree with the one before, until a key differs.
+    # Looks after the first that must agree with the previous one before a key counts as different.
     looks: ClassVar[int] = LOOKS
 
     def run(self) -> TableDiff:
-        """Compare.
+        """Compare the two sides.
 
-        Raises: as ``diff``.
+        Raises:
+            ConfigError: the table cannot be compared as configured, or no worker applies its changes.
+            TidesinkError: a side, Kafka or the state store cannot be read.
         """
         from tidesink.sinks.spark.digests import compared, counts_of
 
@@ -167,12 +170,12 @@ class TableComparison(ABC):
         return self._settled(sides, found, keys, count)
 
     def tell(self, what: str) -> None:
-        """Say what is done."""
+        """Report a step to the user."""
         self.own.tell(what)
 
     @abstractmethod
     def _opened(self) -> ComparedSides:
-        """What both sides are read by.
+        """Open both sides, and return how to read them.
 
         Raises:
             ConfigError: the table cannot be compared.
@@ -180,14 +183,14 @@ class TableComparison(ABC):
 
     @abstractmethod
     def _first(self, sides: ComparedSides) -> tuple[DataFrame, bool]:
-        """The digests of the other side's rows, and whether the target has applied what it is to have."""
+        """Return digests of the other side's rows, and True if the target has applied all it should have."""
 
     @abstractmethod
     def _again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> tuple[DataFrame, bool]:
-        """The candidates, so many, after a newer look at the other side; and as ``_first``."""
+        """Return the ``count`` candidates after a newer look at the other side; the flag is ``_first``'s."""
 
     def _settled(self, sides: ComparedSides, found: TableDiff, keys: DataFrame, count: int) -> TableDiff:
-        """The result once the keys that differ were looked at again."""
+        """Return the result after more looks at the keys that differ."""
         from tidesink.sinks.spark.digests import candidates_of
 
         left, verdict = self._looked_again(sides, candidates_of(keys), count)
@@ -202,11 +205,11 @@ class TableComparison(ABC):
         )
 
     def details(self, detailed: bool) -> dict[str, bool]:
-        """What digests have besides."""
+        """Return the options for detailed digests, which show columns and perhaps values."""
         return {"detailed": detailed, "shown": detailed and self.options.values}
 
     def _target(self, sides: ComparedSides, *, detailed: bool = False) -> DataFrame:
-        """The digests of the target's rows, which are read when the frame is asked for."""
+        """Return digests of the target's rows. The rows are read when the frame is evaluated."""
         from tidesink.sinks.spark.digests import digests, sampled, within
 
         rows = within(self.own.reader.compared_rows(sides.shape_columns), sides.columns, sides.limits)
@@ -215,7 +218,7 @@ class TableComparison(ABC):
     def _looked_again(
         self, sides: ComparedSides, candidates: DataFrame, count: int
     ) -> tuple[DataFrame, Verdict]:
-        """The keys that differ or are unsettled, once enough looks were taken."""
+        """Look again until the verdict is final; return the differing or unsettled keys and the verdict."""
         from tidesink.sinks.spark.digests import Verdict, looked_at_target, verdict_of
 
         verdict = Verdict(0, 0, 0, count)
@@ -234,7 +237,7 @@ class TableComparison(ABC):
         return candidates, verdict
 
     def _differences(self, sides: ComparedSides, candidates: DataFrame) -> Iterator[Difference]:
-        """The keys that differ, as far as they are shown; all of them are given to ``keep``."""
+        """Yield the differing keys to show, and pass all of them to ``keep``."""
         from tidesink.sinks.spark.digests import differing
 
         found = differing(candidates, looks=self.looks)
@@ -248,7 +251,7 @@ class TableComparison(ABC):
 
 
 def at_target_alone(reader: TableReader, plan: DecodePlan, named: Iterable[str]) -> Iterator[str]:
-    """Columns that somebody gave the target: neither the source's, nor metadata, nor tidesink's own."""
+    """Yield columns that a user added at the target: not the source's, not metadata, not tidesink's own."""
     names, columns = tuple(reader.columns()), [column.name for column in plan.shape.columns]
     fold = folding(names, columns)
     known = {*map(fold, (*columns, *named))}

@@ -1,8 +1,8 @@
-"""A table at the target compared with the table of another pipeline that copies the same source.
+"""Comparison of a table at the target with another pipeline's copy of the same source table.
 
-Nothing is asked of the source. Each copy follows a topic, its own or the same one. A look waits until both
-have applied all that their topics held ``lag`` after the look before, and reads both: so each copy shows at
-least what the source had when the look before was over (ADR 33).
+The source is not read. Each copy follows a topic, its own or a shared one. A look waits until both copies
+have applied everything that their topics held ``lag`` seconds after the previous look, and then reads both.
+So each copy shows at least the source's state at the end of the previous look (ADR 33).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class _Pair(NamedTuple):
-    """A column of the target, and the other copy's of the same column; None: it is the shard's."""
+    """A column of the target, and the other copy's column for it, or None for a shard column."""
 
     own: ShapeColumn
     other: ShapeColumn | None
@@ -60,7 +60,7 @@ class CopyComparison(TableComparison):
             if column is not None:
                 chosen.append((pair, column))
             elif pair.own.key:
-                raise self.own.refused(f"its key has {pair.own.name} as {kinds}, which no type holds both of")
+                raise self.own.refused(f"Its key has {pair.own.name} as {kinds}, and no type holds both.")
             else:
                 not_compared.append(f"{pair.own.name} ({kinds})")
         chosen += self._shard_of(plan)
@@ -74,22 +74,22 @@ class CopyComparison(TableComparison):
         keys, other = ([name for name, one in held.items() if one.key] for held in (mine, theirs))
         if {*keys} != {*other}:
             raise self.own.refused(
-                f"its key is ({', '.join(keys)}), and at {self.other.context.config.pipeline} "
-                f"({', '.join(other)})"
+                f"Its key is ({', '.join(keys)}), but in {self.other.context.config.pipeline} it is "
+                f"({', '.join(other)})."
             )
 
     def _typed(self, pairs: Sequence[_Pair]) -> Iterator[tuple[_Pair, ComparedColumn | None, str]]:
-        """The pairs with the type that holds the values of both, None where there is none; and both types."""
+        """Yield each pair with the type that holds both columns' values, or None, and both types as text."""
         own = compared_columns(self.own.reader, [pair.own for pair in pairs])
         other = compared_columns(self.other.reader, [pair.other for pair in pairs if pair.other])
         for pair, mine, its in zip(pairs, own, other, strict=True):
             kind = wider_ddl(mine.type, its.type)
-            # What one of them spells its own way is spelt so on both sides.
+            # If one side spells a type its own way, both sides are spelt like that.
             found = None if kind is None else mine._replace(type=kind, spelling=mine.spelling or its.spelling)
             yield pair, found, f"{mine.type} and {its.type}"
 
     def _shard_of(self, plan: DecodePlan) -> Iterator[tuple[_Pair, ComparedColumn]]:
-        """The target's shard, which is in its key: the same in all rows that are read."""
+        """Yield the target's shard column, which is part of its key and equal in all rows that are read."""
         shard = plan.shape.shard
         for column in plan.shape.key_columns:
             if shard is not None and column.name == shard.column:
@@ -100,10 +100,10 @@ class CopyComparison(TableComparison):
     def _limits(
         self, plan: DecodePlan, mine: Mapping[str, ShapeColumn], columns: Sequence[ComparedColumn]
     ) -> Iterator[Limit]:
-        """The bounds of the source's key as those of the columns, which Spark compares on both sides.
+        """Yield the bounds of the source's key as bounds of the columns, which Spark compares on both sides.
 
         Raises:
-            ConfigError: they are none of the key, or the target compares otherwise than the source.
+            ConfigError: a bound's column is not in the key, or the target may compare it differently.
         """
         from tidesink.sinks.spark.digests import Limit
 
@@ -113,8 +113,8 @@ class CopyComparison(TableComparison):
             name = mine[shape.fold(bound.column)].name
             if not is_ranged(keys[bound.column], types[name], bound.text):
                 raise ConfigError(
-                    f"the target has {bound.column} as {types[name]}, which may compare otherwise than the "
-                    "source: leave --where out",
+                    f"The target stores {bound.column} as {types[name]}, so comparisons may differ from the "
+                    "source's. Leave --where out.",
                     key=OPTION,
                 )
             yield Limit(name, bound)
@@ -134,19 +134,19 @@ class CopyComparison(TableComparison):
         return found, settled
 
     def _both_applied(self) -> bool:
-        """Whether both have applied what their topics hold now, once that was waited for."""
+        """Wait until both copies have applied what their topics hold now; False if they did not wait."""
         ends = [(copy, copy.ends()) for copy in (self.own, self.other)]
         return all(copy.await_applied(end) for copy, end in ends)
 
     def _kept(self, frame: Callable[[], DataFrame]) -> DataFrame:
-        """A frame of the other copy as it is read now, in the target's session.
+        """Store the other copy's current rows, and return them in the target's session.
 
-        Its own session has what opens its files, and reads it.
+        Only the other copy's session has the credentials and settings to open its files.
         """
         return in_session(self.other.stored(frame), self.own.reader.session)
 
     def _other(self, sides: ComparedSides, *, detailed: bool = False) -> DataFrame:
-        """The digests of the other copy's rows."""
+        """Return digests of the other copy's rows."""
         from tidesink.sinks.spark.digests import ODD, digests, sampled, within
 
         asked = [one.other for one in self.pairs if one.other is not None]
@@ -174,7 +174,7 @@ class CopyComparison(TableComparison):
 
 
 def _held(copy: TableCopy, plan: DecodePlan) -> dict[str, ShapeColumn]:
-    """The columns that a copy has of the source's, by the source's names in lower case."""
+    """Return the source columns that a copy has, keyed by their folded names in the source."""
     names = tuple(copy.reader.columns())
     fold, at_source = folding(names, (column.name for column in plan.shape.columns)), plan.rows.shape.fold
     present = {*map(fold, names)}

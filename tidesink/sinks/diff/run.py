@@ -1,6 +1,6 @@
-"""``tidesink diff``: tables at the target are compared with the source's database, or with other copies.
+"""``tidesink diff``: compares tables at the target with the source database, or with other copies.
 
-The law of a comparison stands in ``diff.comparison``.
+``diff.comparison`` has the law of a comparison.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from tidesink.sinks.targets.lake.cuts import Cut, CutLog
     from tidesink.source_database.base import StoredTable
 
-# So many keys are asked for one by one, or up to one of so many rows; to read all rows takes less for more.
+# Up to this many keys, or one per this many rows, are queried by key. For more, reading all rows is faster.
 _FEW: Final = 10_000
 _FEW_OF: Final = 20
 _OPEN: Final = (
-    "{} prepared XA transactions are open at the source (XA RECOVER). Their changes are in Kafka, and no "
-    "query shows them yet. Commit them or roll them back, and compare again"
+    "{} prepared XA transactions are open at the source (XA RECOVER). Their changes are in Kafka, but no "
+    "query shows them yet. Commit them or roll them back, and compare again."
 )
 
 
@@ -77,13 +77,13 @@ def diff(
 ) -> Iterator[TableDiff]:
     """Compare tables with their source, one after the other.
 
-    ``tell`` hears what is done, ``keep`` is given every key that differs. ``goes_on``: a table that cannot be
-    compared is reported as refused, and the others are compared. ``against``: another pipeline, whose target
-    has copies of the same tables that stand for the source.
+    ``tell`` receives progress messages, and ``keep`` every key that differs. ``goes_on``: True to report a
+    table that cannot be compared as refused and continue with the others. ``against``: another pipeline,
+    whose copies of the tables replace the source.
 
     Raises:
-        ConfigError: a table cannot be compared as it is configured, or no worker applies what waits for it.
-        TidesinkError: a side, Kafka or the state store cannot be asked.
+        ConfigError: a table cannot be compared as configured, or no worker applies its waiting changes.
+        TidesinkError: a side, Kafka or the state store cannot be read.
     """
     with signals_kept(), ExitStack() as opened:
         contexts = _contexts(config, against, opened)
@@ -95,7 +95,7 @@ def diff(
                 try:
                     found = comparison.run()
                 except TidesinkError as error:
-                    # What may pass is no matter of this table.
+                    # A fault that may pass, such as an outage, is not the table's own.
                     if not goes_on or error.remedy not in ("fix", "stop", "reject"):
                         raise
                     found = TableDiff(table, refused=error.message.removeprefix(REFUSED))
@@ -103,13 +103,13 @@ def diff(
 
 
 def _cut(context: WorkerContext, choose: ChooseCut, tell: Tell) -> tuple[CutLog, Cut]:
-    """The cut of a lake to compare.
+    """Return the log of a lake's cuts, and the cut to compare.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the lake has no such cut.
     """
     log = cast("CutLog", cast("CutTarget", context.target).cut_log(context.config.pipeline))
-    log.session.conf.set("spark.sql.session.timeZone", "UTC")  # of the texts of keys
+    log.session.conf.set("spark.sql.session.timeZone", "UTC")  # digests convert key values to text
     cut = choose(log.cuts())
     tell(f"{context.config.pipeline}: the cut {cut.commit_ts} of {cut.time.isoformat()}")
     return log, cut
@@ -124,7 +124,7 @@ def _comparison(
     options: DiffOptions,
     keep: Keep | None,
 ) -> TableComparison:
-    """The comparison of a table, with the source, or with its copy at the second of ``contexts``."""
+    """Return the comparison of a table with the source, or with its copy in the second of ``contexts``."""
     if cut is not None:
         log, found = cut
         then = CutCopy(contexts[0], table, kept, tell, log=log, cut=found)
@@ -138,24 +138,24 @@ def _comparison(
 
 
 def _contexts(config: Config, against: Config | None, opened: ExitStack) -> list[WorkerContext]:
-    """The parts of the pipeline's worker, and of the other's, in one Spark."""
+    """Open the worker contexts of both pipelines in one Spark session."""
     if against is not None:
         opened.enter_context(session_of(config, against))
     configs = (config,) if against is None else (config, against)
     contexts = (opened.enter_context(assembled(one, (), StopFlag())) for one in configs)
-    # A sign of life is a worker's.
+    # Only workers may send heartbeats.
     return [replace(one, listeners=Listeners(())) for one in contexts]
 
 
 @dataclass
 class SourceComparison(TableComparison):
-    """The comparison with the source's database."""
+    """Compares a table with the source database."""
 
     plan: DecodePlan = field(init=False)
     stored: StoredTable = field(init=False)
-    # The commit_ts as of which the source is read; None: as it is.
+    # The commit_ts as of which the source is read, or None for its current rows.
     as_of: int | None = None
-    # Whether the source may be asked for keys; not any more once it was asked for one that it cannot have.
+    # True until the source was queried by a key that its columns cannot hold.
     by_key: bool = field(default=True, init=False)
 
     def _opened(self) -> ComparedSides:
@@ -191,14 +191,14 @@ class SourceComparison(TableComparison):
         return source, self.own.await_applied(self.own.ends())
 
     def _source(self, sides: ComparedSides, wanted: DataFrame | None = None, count: int = 0) -> DataFrame:
-        """The digests of the source's rows; with details of the ``count`` keys that are ``wanted``."""
+        """Return digests of the source's rows; detailed ones for the ``count`` keys in ``wanted``."""
         from tidesink.sinks.spark.digests import digests, once, sampled, within
 
         task, reader = self._source_task(sides, wanted, count)
         found = unpacked_ranges(self.own.reader.session, task, reader).where("_op IN ('upsert', 'bad')")
         values = (f"after.{quoted(one.name)}" for one in sides.shape_columns)
         named = found.selectExpr(*values, "_op = 'bad' AS bad")
-        # As the target's rows: a date that no calendar has is within bounds at the source alone.
+        # The same filter as for the target's rows: an impossible date is within bounds only at the source.
         named = within(named, sides.columns, sides.limits)
         rows = sampled(digests(named, sides.columns, **self.details(wanted is not None)), sides.share)
         return once(rows) if isinstance(reader, KeyedRows) else rows
@@ -206,7 +206,7 @@ class SourceComparison(TableComparison):
     def _source_task(
         self, sides: ComparedSides, wanted: DataFrame | None, count: int
     ) -> tuple[RangeTask, RecordReader]:
-        """The task over all ranges of the source, or over a few keys where it can be asked for them."""
+        """Return the task that reads a few keys if the source can be queried by key, or else all ranges."""
         config, plan, stored = self.own.context.config, self.plan, self.stored
         asked = self.by_key and wanted is not None and count <= max(_FEW, stored.rows // _FEW_OF)
         columns = key_columns(plan, stored.key, key_types(sides.columns)) if asked else None
@@ -226,10 +226,10 @@ class SourceComparison(TableComparison):
         return found, self.own.await_applied(self.own.ends())
 
     def _await_visible(self) -> None:
-        """Wait until what is in Kafka by now shows at the source.
+        """Wait until everything that is in Kafka now is visible in the source.
 
         Raises:
-            ConfigError: transactions stay open whose changes do not.
+            ConfigError: transactions with changes that are not visible stay open.
         """
         if self.as_of is not None:
             return
@@ -238,12 +238,19 @@ class SourceComparison(TableComparison):
                 raise self.own.refused(_OPEN.format(len(left)))
 
     def _confirm_order(self) -> None:
-        """See that the source was read in one order of its key. Raises: as ``confirm_order``."""
+        """Check that the order of the source's key has not changed while its rows were read.
+
+        Raises:
+            KeyOrderError: the key or its order has changed.
+            ConfigError: the table has no key, or the database refuses the user.
+            SourceError: the database has no such table.
+            SourceUnavailableError: the database does not answer.
+        """
         with open_source_database(self.own.context.config, as_of=self.as_of) as database:
             database.confirm_order(self.own.table, self.stored)
 
     def _source_again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> DataFrame:
-        """The candidates after a newer look at the source: by key, or at all rows."""
+        """Return the candidates after a newer look at the source, by key or over all rows."""
         from tidesink.sinks.spark.digests import looked_at_source
 
         def look() -> DataFrame:
@@ -254,23 +261,23 @@ class SourceComparison(TableComparison):
         except ValueOutOfRangeError:
             if not self.by_key:
                 raise
-        # A key at the target is no value of the source's columns, which no later try mends.
+        # A key at the target is not a value of the source's columns: asking again would fail, too.
         self.by_key = False
         return self.own.stored(look)
 
 
 @dataclass
 class CutCopy(TableCopy):
-    """A table of a lake as of a cut, in which nothing is to be waited for."""
+    """A lake table as of a cut: nothing needs to be waited for."""
 
     log: CutLog = field(kw_only=True)
     cut: Cut = field(kw_only=True)
 
     def check_begun(self) -> None:
-        """What a cut names is there."""
+        """Do nothing: a cut contains complete tables only."""
 
     def await_applied(self, ends: TopicOffsets) -> bool:  # noqa: ARG002
-        """All that the cut holds was applied when it was published."""
+        """Return True: everything in the cut was applied when it was published."""
         return True
 
     def _reader(self, plan: DecodePlan) -> TableReader:
@@ -279,18 +286,18 @@ class CutCopy(TableCopy):
         for one in self.cut.tables:
             if one.table == self.table:
                 return CutReader(self.log, one, plan.shape)
-        raise self.refused(f"the cut {self.cut.commit_ts} has no such table: choose a newer one")
+        raise self.refused(f"The cut {self.cut.commit_ts} has no such table. Choose a newer cut.")
 
 
 @dataclass
 class CutComparison(SourceComparison):
-    """The comparison as of one instant on both sides, in which no row can change.
+    """Compares both sides as of one instant, at which no row can change.
 
-    A look again finds what the first one found, and gives the columns that differ.
+    A second look finds the same keys as the first, and adds the columns that differ.
     """
 
     looks: ClassVar[int] = 0
 
     def run(self) -> TableDiff:
-        """As of every comparison."""
+        """Compare the two sides, and record the instant."""
         return replace(super().run(), as_of=self.as_of)

@@ -1,4 +1,4 @@
-"""What a person asks of a running table through the state store: to rest, snapshots, rewinds, restores."""
+"""Requests of users to a running table, through the state store: pauses, snapshots, rewinds, restores."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ _KIND: Final = "table-control"
 
 @dataclass(frozen=True)
 class SnapshotControl:
-    """What is asked of a table's snapshots, which have rising numbers; one that nobody asked for has 0.
+    """A user's requests about a table's snapshots.
 
-    ``started``: the last that was asked for. ``cancelled``: none up to this one goes on. ``rests``: none does
-    until it is asked to. ``deletes``: the one that was asked for deletes rows that the target alone has.
-    ``keys``: under which name the store has the keys that it is of (``worker.asked_keys``); None: of all.
-    ``where``: within which bounds of the key (``source_database.key_bounds``).
+    Snapshot numbers increase; 0 is the number of a snapshot that no user requested.
+
+    ``started``: number of the last requested snapshot. ``cancelled``: snapshots up to this number are
+    cancelled. ``rests``: True while snapshots are paused. ``deletes``: True if the requested one is a resync,
+    which deletes rows that exist only in the target. ``keys``: name of its keys in the state store
+    (``worker.asked_keys``), or None for all keys. ``where``: its bounds (``source_database.key_bounds``).
     """
 
     started: int = 0
@@ -47,34 +49,34 @@ class SnapshotControl:
 
     @property
     def limited(self) -> bool:
-        """Whether the one that was asked for is of some rows alone."""
+        """Return True if the requested snapshot covers only some rows."""
         return self.keys is not None or bool(self.where)
 
     @property
     def is_asked(self) -> bool:
-        """Whether one was asked for, and not cancelled."""
+        """Return True if a snapshot is requested and not cancelled."""
         return self.started > max(0, self.cancelled)
 
     def start(
         self, now: float, *, last: int = 0, deletes: bool = False, keys: str | None = None, where: Where = ()
     ) -> SnapshotControl:
-        """Asked for another one; ``now``, seconds since 1970, is a number that no lost store had.
+        """Request another snapshot; ``now``, seconds since 1970, gives a number that no lost store had.
 
-        ``last``: the number of the one that the table's status shows, in case a clock is behind.
+        ``last``: number of the snapshot in the table's status, in case the clock is slow.
         """
         number = max(self.started + 1, self.cancelled + 1, last + 1, int(now))
         return SnapshotControl(number, self.cancelled, deletes=deletes, keys=keys, where=where)
 
     def cancel(self, *, last: int = 0) -> SnapshotControl:
-        """Asked to go on with none of those so far; ``last`` as for ``start``."""
+        """Cancel all snapshots so far; ``last``: number of the snapshot in the table's status."""
         return SnapshotControl(self.started, max(self.started, self.cancelled, last))
 
     def outrun(self, started: int, number: int) -> SnapshotControl:
-        """Asked for nothing more than that of ``number``, which the target has, in place of ``started``."""
+        """Replace the request ``started`` by the snapshot ``number`` that the target has."""
         return SnapshotControl(number, self.cancelled, self.rests) if self.started == started else self
 
     def refused(self, started: int, before: int, *, begun: bool) -> SnapshotControl:
-        """Asked for the one before again, where that of the number ``started`` cannot be, or go on."""
+        """Withdraw the request ``started``, which is not possible, and return to the snapshot ``before``."""
         if self.started != started:
             return self
         return SnapshotControl(before, max(self.cancelled, started) if begun else self.cancelled, self.rests)
@@ -82,7 +84,7 @@ class SnapshotControl:
 
 @dataclass(frozen=True)
 class RewindControl:
-    """That a topic is to be read again from ``offsets``, by partition; rewinds have rising numbers."""
+    """A request to read a topic again from ``offsets``, by partition. Numbers of rewinds increase."""
 
     number: int
     topic: str
@@ -92,11 +94,11 @@ class RewindControl:
 
 @dataclass(frozen=True)
 class TableControl:
-    """What is asked of one table.
+    """A user's requests to one table.
 
-    ``rests``: it is to rest until it is asked to go on. ``resumed`` counts how often it was asked to.
-    ``accepted``: by a change's digest, what a person wants made of it. ``snapshot``: of its snapshots.
-    ``rewind``: a rewind that was neither done nor refused yet.
+    ``rests``: True while the table is paused. ``resumed``: number of resume requests so far. ``accepted``:
+    the user's decisions about schema changes, by the change's digest. ``snapshot``: requests about
+    snapshots. ``rewind``: a rewind that is neither done nor refused yet.
     """
 
     rests: bool = False
@@ -106,25 +108,25 @@ class TableControl:
     rewind: RewindControl | None = None
 
     def pause(self) -> TableControl:
-        """Asked to rest."""
+        """Pause the table."""
         return replace(self, rests=True)
 
     def resume(self, accepted: Accepted) -> TableControl:
-        """Asked to go on, with changes that are accepted from now on."""
+        """Resume the table, and accept changes."""
         accepted = {**self.accepted, **accepted}
         return replace(self, rests=False, resumed=self.resumed + 1, accepted=accepted)
 
     def decide(self, accepted: Accepted) -> TableControl:
-        """Asked to go on by what is decided of changes; a table that is to rest does so all the same."""
+        """Let the table continue with decided changes; a paused table stays paused."""
         return replace(self.resume(accepted), rests=self.rests)
 
     def rewound(self, asked: RewindControl) -> TableControl:
-        """Asked to read again from some offsets, instead of what was asked and not done yet."""
+        """Request a rewind, which replaces one that is not done yet."""
         number = max(asked.number, self.rewind.number + 1 if self.rewind is not None else 0)
         return replace(self, rewind=replace(asked, number=number))
 
     def answered(self, rewind: int) -> TableControl:
-        """What is asked once the rewind of this number is done, or refused."""
+        """Remove the rewind of this number, which is done or refused."""
         known = self.rewind is not None and self.rewind.number == rewind
         return replace(self, rewind=None) if known else self
 
@@ -134,7 +136,7 @@ NOTHING_ASKED: Final = TableControl()
 
 
 def read_controls(store: StateStore, pipeline: str) -> Controls:
-    """What is asked of the tables of a pipeline; of tables that are not in it, nothing.
+    """Return the requests to a pipeline's tables; tables without requests are left out.
 
     Raises:
         StateStoreError: the store does not answer.
@@ -143,7 +145,7 @@ def read_controls(store: StateStore, pipeline: str) -> Controls:
 
 
 class Requests:
-    """What a worker knows of what is asked. A store that does not answer leaves the last word standing."""
+    """A worker's copy of the requests. If the store does not answer, the last copy stays valid."""
 
     def __init__(self, store: StateStore, pipeline: str) -> None:
         self._store = store
@@ -151,25 +153,25 @@ class Requests:
         self._controls: Controls = {}
 
     def look(self) -> None:
-        """Ask the store; one short query."""
+        """Read the requests from the store, with one short query."""
         try:
             self._controls = read_controls(self._store, self._pipeline)
         except StateStoreError as exc:
             _log.warning("what is asked of the tables not read", error=str(exc))
 
     def loaded(self) -> tuple[TableId, ...]:
-        """The tables of which a snapshot was asked for, and not cancelled."""
+        """Return the tables with a snapshot that is requested and not cancelled."""
         return tuple(table for table, asked in self._controls.items() if asked.snapshot.is_asked)
 
     def of(self, table: TableId) -> TableControl:
-        """What is asked of one table."""
+        """Return the requests to one table."""
         return self._controls.get(table, NOTHING_ASKED)
 
 
 def change_control(
     store: StateStore, pipeline: str, table: TableId, change: Callable[[TableControl], TableControl]
 ) -> TableControl:
-    """Ask something else of a table; what is asked of it now.
+    """Change the requests to a table, and return the new ones.
 
     Raises:
         StateStoreError: the store does not answer, or others kept changing the document.
@@ -179,7 +181,7 @@ def change_control(
         controls = _read(old)
         return _written({**controls, table: change(controls.get(table, NOTHING_ASKED))})
 
-    busy = StateStoreError("others kept asking for something; try again", table=str(table))
+    busy = StateStoreError("Other commands kept changing the requests. Try again.", table=str(table))
     return _read(change_document(store, _KIND, pipeline, asked, busy))[table]
 
 
@@ -206,7 +208,7 @@ def _read_rewind(asked: dict[str, Any] | None) -> RewindControl | None:
 
 
 def _written_rewind(asked: RewindControl | None) -> dict[str, Any] | None:
-    # JSON has no numbers as names.
+    # JSON objects cannot have numbers as names.
     return None if asked is None else {**asdict(asked), "offsets": sorted(asked.offsets.items())}
 
 
@@ -225,12 +227,12 @@ def _written(controls: Controls) -> dict[str, Any]:
 
 
 _DECISIONS: Final = "decided-changes"
-# The newest: what is older was decided of tables that have long gone on.
+# Only the newest decisions are stored: tables have long continued after the older ones.
 MOST_DECISIONS: Final = 500
 
 
 class Decision(NamedTuple):
-    """What a person made of a change, as the status showed it then; ``at`` is in seconds since 1970."""
+    """A user's decision about a change, as the status showed the change; ``at``: seconds since 1970."""
 
     table: TableId
     policy: ChangePolicy
@@ -239,7 +241,7 @@ class Decision(NamedTuple):
 
 
 def store_decisions(store: StateStore, pipeline: str, decided: Sequence[Decision]) -> None:
-    """Store beside the decisions what they are about, of which a table's control has digests alone.
+    """Store decisions with the changes they are about; a table's control has only the changes' digests.
 
     Raises:
         StateStoreError: the store does not answer, or others kept changing the document.
@@ -248,12 +250,12 @@ def store_decisions(store: StateStore, pipeline: str, decided: Sequence[Decision
     def more(old: Any | None) -> list[Any]:
         return [*(old or ()), *([list(one.table), *one[1:]] for one in decided)][-MOST_DECISIONS:]
 
-    busy = StateStoreError("others kept deciding changes; try again", pipeline=pipeline)
+    busy = StateStoreError("Other commands kept storing decisions. Try again.", pipeline=pipeline)
     change_document(store, _DECISIONS, pipeline, more, busy)
 
 
 def read_decisions(store: StateStore, pipeline: str) -> tuple[Decision, ...]:
-    """The newest decisions, the oldest first; of each table and change the last that was made.
+    """Return the newest decisions, oldest first; of each table and change only the last one.
 
     Raises:
         StateStoreError: the store does not answer.
@@ -264,28 +266,28 @@ def read_decisions(store: StateStore, pipeline: str) -> tuple[Decision, ...]:
         decision = Decision(TableId(*table), *rest)
         name = decision.table, decision.change["digest"]
         last.pop(name, None)
-        # One that was stored and then not asked for, by a command that was killed between, is none.
+        # A command that was killed may have stored a decision without requesting it.
         if controls.get(decision.table, NOTHING_ASKED).accepted.get(name[1]) == decision.policy:
             last[name] = decision
     return tuple(last.values())
 
 
-# In a status's details: where its table is kept. A table given another place is another one.
+# In a status's details: the table's location at the target. With another location it is another table.
 PLACE: Final = "place"
 _ACCEPTED_KIND: Final = "accepted-restore"
-# The batch that a target which was refused stands at: without it there is nothing to accept.
+# The batch of a target that was refused: without it there is nothing to accept.
 _REFUSED: Final = "refused-restore"
 
 
 def check_not_restored(store: StateStore, progress: Progress | None, place: str, *, life: int = 0) -> None:
-    """Refuse a table that holds less than was committed to it, unless a person said that it may go on.
+    """Refuse a table that holds less than was committed to it, unless a user accepted that.
 
-    A target without progress is loaded from the start of the topic, as one that was emptied on purpose is.
-    ``life`` and the progress's epoch: of the hold that was just taken, by which an earlier batch is the later
-    word.
+    A target without progress is accepted: it is loaded from the start of the topic, like one that was emptied
+    on purpose. ``life`` and the progress's epoch identify the worker's new hold; they let the status record
+    an earlier batch than before.
 
     Raises:
-        StaleProgressError: it was brought back from a backup, or another worker took it meanwhile.
+        StaleProgressError: the target was restored from a backup, or another worker took over the table.
     """
     if progress is None:
         return
@@ -293,34 +295,34 @@ def check_not_restored(store: StateStore, progress: Progress | None, place: str,
     name = _name(progress.pipeline, progress.table)
     accepted = store.load_document(_ACCEPTED_KIND, name)
     if status is None or status.details.get(PLACE) != place or status.batch <= progress.batch:
-        _forget(store, name)  # it was of one going back, which somebody undid
+        _forget(store, name)  # from an earlier restore, which was undone
         return
     if accepted != status.batch:
         store.save_document(_REFUSED, name, progress.batch)
         raise _refusal(status.batch, progress, place)
-    # The word is used up: what was seen from now on is where the target stands, and the next time is another.
+    # The acceptance is used up: the status gets the target's batch, and another restore will be refused.
     now = replace(status, life=life, epoch=progress.epoch, batch=progress.batch)
     if not store.save_status(now):
-        raise StaleProgressError("another worker holds the table now", table=str(progress.table))
+        raise StaleProgressError("Another worker holds the table now.", table=str(progress.table))
     _forget(store, name)
 
 
 def accept_restored(store: StateStore, pipeline: str, table: TableId) -> int:
-    """Let a table go on from where its target stands now; the batch it was seen to have.
+    """Let a table continue from its target's restored state, and return the last batch before the restore.
 
     Raises:
-        ConfigError: no worker of this pipeline knows the table, or none found it brought back.
+        ConfigError: no worker of this pipeline has worked on the table, or none found it restored.
     """
     status = store.status_of(pipeline, table)
     if status is None:
         raise ConfigError(
-            f"no worker of pipeline {pipeline!r} has worked on {table}: tidesink status shows the tables"
+            f"No worker of pipeline {pipeline!r} has worked on {table}. `tidesink status` lists the tables."
         )
     name = _name(pipeline, table)
     if store.load_document(_REFUSED, name) is None:
         raise ConfigError(
-            f"no worker found {table} brought back from a backup, so there is nothing to accept: run one "
-            "first, which says so where it is",
+            f"No worker found {table} restored from a backup, so there is nothing to accept. Run a worker "
+            "first, which reports the restored batch.",
             table=str(table),
         )
     store.save_document(_ACCEPTED_KIND, name, status.batch)
@@ -340,23 +342,23 @@ def _name(pipeline: str, table: TableId) -> str:
 def _refusal(known: int, progress: Progress, place: str) -> StaleProgressError:
     table = progress.table
     return StaleProgressError(
-        f"{place} stands at batch {progress.batch}, and batch {known} was committed to it: it was brought "
-        "back from a backup. Either bring the newer one back; or, where the rows are those of that moment, "
-        f"go on from it with `tidesink accept-restored {table}` and start the worker again, which reads what "
-        "came since from Kafka again; or remove the table and its progress, and let the worker load it again "
-        "from the start of its topic",
+        f"{place} is at batch {progress.batch}, but batch {known} was committed to it. It was restored from "
+        "a backup. Restore the newer state instead. Or, if its rows are those of that batch, accept it with "
+        f"`tidesink accept-restored {table}` and start the worker again, which reads the later changes from "
+        "Kafka again. Or remove the table and its progress, and let the worker load it from the start of its "
+        "topic.",
         table=str(table),
     )
 
 
-# In a status's details: the count that did not add up, until a person accepts it.
+# In a status's details: the count that did not add up, until a user accepts it.
 BROKEN: Final = "broken-law"
-# In a status's details: that deletes may be missing, until a person accepts it.
+# In a status's details: a report that deletes may be missing, until a user accepts it.
 MISSED: Final = "missed-deletes"
 
 
 class Unaccepted(NamedTuple):
-    """What stops a table until a person accepts it; ``digest`` is of this one time, by which that is done."""
+    """A fault that stops a table until a user accepts it; ``digest``: identifies it in the acceptance."""
 
     text: str
     digest: str
@@ -366,7 +368,7 @@ Turn = Literal["rest", "go on"]
 
 
 class Pauses:
-    """What one task was asked, and what it waits for. Used by one thread at a time."""
+    """A table's pauses: the user's requests, and the changes that wait. Used by one thread only."""
 
     def __init__(self, table: TableId) -> None:
         self._table = table
@@ -374,12 +376,12 @@ class Pauses:
         self._resumed: int | None = None
         self._pending: tuple[Pending, ...] = ()
         self._broken: Unaccepted | None = None
-        # That deletes may be missing.
+        # Set while deletes may be missing.
         self.missed: Unaccepted | None = None
         self.accepted: Accepted = {}
 
     def apply_control(self, asked: TableControl, *, waits: bool) -> Turn | None:
-        """What to do now; ``waits``: the table is paused or failing. The first look finds no news."""
+        """Return what to do now; ``waits``: the table is paused or failing. The first call finds no news."""
         before, self._resumed = self._resumed, asked.resumed
         self.accepted = asked.accepted
         if asked.rests:
@@ -390,27 +392,27 @@ class Pauses:
         return "go on" if rested or (reported and waits) else None
 
     def wait_for(self, pending: tuple[Pending, ...]) -> None:
-        """Changes that wait for a person."""
+        """Record changes that wait for a user's decision."""
         self._pending = pending
 
     def break_law(self, error: AccountingError, at: Rank) -> str:
-        """A count did not add up: the table waits for a person, after a restart too; the way on."""
+        """Stop the table, also after a restart, as a count did not add up; return what the user can do."""
         if self._broken is None or self._broken.text != error.message:
             digest = sha256(f"{at} {error.message}".encode()).hexdigest()[:16]
             self._broken = Unaccepted(error.message, digest)
         return (
-            "nothing more is applied, by another worker neither, until somebody has compared the table with "
-            f"its source: `tidesink resume {self._table} --accept` goes on"
+            "No worker applies more changes until a person accepts that. Compare the table with its source, "
+            f"then run `tidesink resume {self._table} --accept`."
         )
 
     def check_law(self, before: TableStatus | None, place: str) -> None:
-        """Refuse a table whose count did not add up, by the status ``before``, until a person accepts that.
+        """Refuse a table whose count did not add up, as recorded in ``before``, until a user accepts it.
 
         Raises:
-            AccountingError: as it was then.
+            AccountingError: the recorded fault.
         """
         known = before.details.get(BROKEN) if before and before.details.get(PLACE) == place else None
-        # What this worker found holds too where the store did not take it.
+        # A fault found by this worker counts too: the store may not have recorded it.
         broken = Unaccepted(**known) if known else self._broken
         self._broken = None if broken and broken.digest in self.accepted else broken
         if self._broken is not None:
@@ -418,27 +420,27 @@ class Pauses:
 
     @property
     def is_law_broken(self) -> bool:
-        """Whether a count did not add up, and nobody accepted that."""
+        """Return True if a count did not add up, and no user has accepted that."""
         return self._broken is not None
 
     def state_is(self, state: TableState) -> None:
-        """What was waited for is over in any state but PAUSED."""
+        """Forget the waiting changes in any state but PAUSED."""
         if state != "PAUSED":
             self._pending = ()
 
     @property
     def reason(self) -> str:
-        """Why the table rests, and the way on."""
+        """Explain why the table is paused, and how to resume it."""
         if self._asked:
-            return f"rests as it was asked to: tidesink resume {self._table} goes on"
+            return f"Paused by request. Run `tidesink resume {self._table}` to continue."
         one = len(self._pending) == 1
-        return "; ".join(
+        return " ".join(
             _reason(pending, str(self._table) if one else pending.change.short_digest)
             for pending in self._pending
         )
 
     def details(self) -> dict[str, Any]:
-        """What the status shows."""
+        """Return what the status shows."""
         shown: dict[str, Any] = {"rests": True} if self._asked else {}
         if self._pending:
             shown["pending"] = [pending.as_json() for pending in self._pending]
@@ -450,10 +452,10 @@ class Pauses:
 
 
 def _reason(pending: Pending, named: str) -> str:
-    """Why a table waits, and the way on; ``named``: by what its commands name the change."""
+    """Explain why a table waits, and how to continue; ``named``: the change's name in commands."""
     change = pending.change
     if not pending.accepts:
-        return f"a change of the schema waits, {change}: {pending.reason}"
-    commands = " or ".join(f"tidesink ddl {DDL_COMMANDS[policy]} {named}" for policy in pending.accepts)
-    why = f"{pending.reason}; " if pending.reason else ""
-    return f"a change of the schema waits, {change}: {why}{commands}"
+        return f"A schema change waits: {change}. {pending.reason}"
+    commands = " or ".join(f"`tidesink ddl {DDL_COMMANDS[policy]} {named}`" for policy in pending.accepts)
+    why = f" {pending.reason}" if pending.reason else ""
+    return f"A schema change waits: {change}. Run {commands}.{why}"

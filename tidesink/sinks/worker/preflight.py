@@ -1,4 +1,4 @@
-"""What is said of a pipeline before it runs: where its tables go, and what the target cannot do for them."""
+"""Checks before a pipeline runs: where its tables go, and what the target cannot do for them."""
 
 from __future__ import annotations
 
@@ -19,45 +19,49 @@ if TYPE_CHECKING:
     from tidesink.config.models import Destination
 
 
-NO_NUL: Final = "no text can hold the character U+0000: a row with one stops its table"
+NO_NUL: Final = "Text cannot hold the character U+0000. A row with one stops its table."
 _NO_ROWS: Final = (
-    "rows are passed on and none is kept: what was sent stays as it was, whatever becomes of the columns"
+    "Rows are forwarded and not stored. Rows that were sent do not change when the table's columns change."
 )
 _ONCE_MORE: Final = (
-    "rows are sent at least once: after a crash some come again, under the same idempotency key"
+    "Rows are sent at least once. After a crash some are sent again, with the same idempotency key."
 )
 _NO_RESCALE: Final = (
-    "a decimal gets no more digits behind its point, and an integer does not become a decimal: the table "
-    f"waits (PAUSED) when one does at the source, until you leave the column out or {LOAD_AGAIN}"
+    "A decimal column cannot get more digits after the point, and an integer column cannot become a decimal. "
+    "If that happens at the source, the table waits (PAUSED) until you leave the column out or "
+    f"{LOAD_AGAIN}."
 )
 _SHARED: Final = (
-    "of a table that several source tables share no column is dropped or renamed, whatever the policy"
+    "No column is dropped or renamed in a table that several source tables share, whatever the policy."
 )
 _NO_TYPE: Final = (
-    "a type that cannot be one with the column's (number to text, date to time) is not followed: the table "
-    f"waits (PAUSED) until you leave the column out (except_column_list) or {LOAD_AGAIN}"
+    "A column cannot change to a type that has no common type with the old one (number to text, date to "
+    "time). The table waits (PAUSED) until you leave the column out (except_column_list) or "
+    f"{LOAD_AGAIN}."
 )
 _NOT_MADE: Final = (
-    "a table that is there goes on without the columns it lacks (schema-changes: add: {}), and one that is "
-    "to be made is refused: {}"
+    "An existing table continues without the columns that it lacks (schema-changes: add: {}), but a new "
+    "table is refused: {}"
 )
 _NO_KEY: Final = (
-    "another key is not followed: the table waits (PAUSED) until keys in the config name the old one, or you "
-    f"{LOAD_AGAIN}"
+    "A change of the key is not applied. The table waits (PAUSED) until keys in the config names the old "
+    f"key, or you {LOAD_AGAIN}."
 )
 
 
 def column_type(config: Config, column: ShapeColumn) -> str:
-    """A column's type in the words of the pipeline's target."""
+    """Return the name of a column's type in the pipeline's target."""
     return target_module(config.target).PREFLIGHT.column_type(config.target, column)
 
 
 def preflight_of(config: Config, shape: TableShape, theirs: Collection[str]) -> PreflightResult:
-    """What the target cannot do for the table of ``shape``, the target's; ``theirs``: the source's columns.
+    """Return what the target cannot do for the table of ``shape``, the table's schema at the target.
+
+    ``theirs``: names of the columns that come from the source.
 
     Raises:
-        SchemaRefusedError: there can be no such table at the target; says what to do.
-        ConfigError: the target cannot be used so.
+        SchemaRefusedError: the target cannot have such a table; the message has a remedy.
+        ConfigError: the target cannot be used as configured.
     """
     module, settings = target_module(config.target), config.table_config(shape.source)
     found = _preflight(config, shape, theirs)
@@ -71,7 +75,7 @@ def preflight_of(config: Config, shape: TableShape, theirs: Collection[str]) -> 
 
 
 def _preflight(config: Config, shape: TableShape, theirs: Collection[str]) -> PreflightResult:
-    """What the target says; a warning where a table that is there may never get what it refuses."""
+    """Return the target's result, with a warning for columns that an existing table may never get."""
     settings = config.table_config(shape.source)
     add, asked = settings.schema_changes.add, settings.layout.asked
     foresee = target_module(config.target).PREFLIGHT.foresee
@@ -88,7 +92,7 @@ def _preflight(config: Config, shape: TableShape, theirs: Collection[str]) -> Pr
 
 
 def row_limits(able: Capabilities, shape: TableShape, theirs: Collection[str]) -> Iterator[Limit]:
-    """What no row can be, and what becomes of all of them."""
+    """Yield limits on the values of rows, and on the delivery of all rows."""
     if not able.exactly_once:
         yield Limit("exactly-once", _ONCE_MORE)
     if "rows" not in able.features:
@@ -99,16 +103,16 @@ def row_limits(able: Capabilities, shape: TableShape, theirs: Collection[str]) -
 
 
 def _may_hold_nul(column: ShapeColumn) -> bool:
-    """JSON's text has it escaped."""
+    """Return True if a value may hold U+0000; JSON escapes it."""
     return row_of(column.type).reader == "text" and row_of(column.type).name != "json"
 
 
 def change_limits(
     able: Capabilities, shape: TableShape, settings: TableConfig, *, reported: bool
 ) -> Iterator[Limit]:
-    """The changes of columns that the table's policies ask for, and that are not to be had or need something.
+    """Yield limits on changes of columns that the table's policies ask for.
 
-    ``reported``: drops and renames are informed of.
+    ``reported``: True if the source reports drops and renames.
     """
     said, logs = settings.schema_changes, settings.mode == "append"
     numbers = tuple(c.name for c in shape.columns if c.spark.startswith(("decimal", "int", "bigint")))
@@ -128,9 +132,9 @@ def change_limits(
 
 
 class Goals:
-    """The tables of the target that source tables were given, in the order in which they came.
+    """The tables at the target that source tables go to, claimed in the order of the calls.
 
-    ``place``: where the target keeps a table; the same for tables of two names that it cannot tell apart.
+    ``place``: returns the target's location of a table; two names that it cannot distinguish have the same.
     """
 
     def __init__(
@@ -143,11 +147,11 @@ class Goals:
 
     @classmethod
     def of(cls, config: Config) -> Goals:
-        """The tables of a pipeline's target."""
+        """Return an object for the tables of a pipeline's target."""
         return cls(config.destination, partial(_place_of, config.target))
 
     def refusal(self, table: TableId) -> ConfigError | None:
-        """Why a source table must not go where its route says; None where it may, and has its place then."""
+        """Return the reason why a table must not go where its route says, or None and claim the location."""
         try:
             destination = self._destination(table)
         except ConfigError as error:
@@ -162,9 +166,9 @@ class Goals:
             return _one_place(table, owner, destination)
         if known != column:
             return ConfigError(
-                f"{first} and {table} both go to {destination.table}, with the shard columns "
-                f"{known or '(none)'} and {column or '(none)'}: give their routes one shard-column, "
-                "or different tables",
+                f"{first} and {table} both go to {destination.table}, but with different shard columns: "
+                f"{known or '(none)'} and {column or '(none)'}. Give their routes one shard-column, or "
+                "different tables.",
                 table=str(table),
             )
         return None
@@ -173,28 +177,28 @@ class Goals:
 def _one_place(table: TableId, owner: TableId, destination: Destination) -> ConfigError:
     if destination.shard is None:
         return ConfigError(
-            f"{owner} goes to {destination.table} already, and rows of one key would overwrite each other: "
-            "give the route a shard-column, or another table (to)",
+            f"{owner} goes to {destination.table} already, and rows with equal keys would overwrite each "
+            "other. Give the route a shard-column, or another table (to).",
             table=str(table),
         )
     return ConfigError(
-        f"{owner} goes to {destination.table} as shard {destination.shard.value!r} already: give the route a "
-        "shard that differs for both, or none for the whole name",
+        f"{owner} goes to {destination.table} as shard {destination.shard.value!r} already. Give the route a "
+        "shard that differs for both, or remove it to use the whole name.",
         table=str(table),
     )
 
 
 def _one_name(table: TableId, owner: TableId, place: str) -> ConfigError:
     return ConfigError(
-        f"{owner} goes to {place} already. {table} would go there, too, and rows of one key would overwrite "
-        "each other: give one of the two a route to another name, or change the template of the target's "
-        "names so that it keeps them apart",
+        f"{owner} goes to {place} already. {table} would go there, too, and rows with equal keys would "
+        "overwrite each other. Give one of the two a route to another name, or change the template of the "
+        "target's names so that their names differ.",
         table=str(table),
     )
 
 
 def _place_of(target: TargetSettings, table: TableId) -> str:
-    """Where a target keeps a table; the table's own name where messages of several tables may be together."""
+    """Return a table's location at the target, or its own name if messages of several tables may be mixed."""
     is_shared = "rows" not in target.features
     if isinstance(target, KafkaSettings):
         is_shared = CODECS[target.protocol].shares_topics or not target.rule.names_tables
@@ -202,12 +206,12 @@ def _place_of(target: TargetSettings, table: TableId) -> str:
         return str(table)
     try:
         return target_module(target).place_of(target, table)
-    except SchemaRefusedError:  # the target has no such name, which the table's plan says
+    except SchemaRefusedError:  # the target cannot have such a name, which the table's plan reports
         return str(table)
 
 
 def shown_goal(config: Config, table: TableId) -> dict[str, str]:
-    """A routed table's name at the target and its shard there, for the state store; empty for others."""
+    """Return a routed table's name and shard at the target, for the state store; empty for other tables."""
     try:
         destination = config.destination(table)
     except ConfigError:

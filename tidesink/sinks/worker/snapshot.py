@@ -1,15 +1,15 @@
-"""A table's snapshot: rows of the source's database, in ranges of its key, while its changes are applied.
+"""A table's snapshot: rows of the source database, read in ranges of its key while changes are applied.
 
-Of one that deletes, a second phase takes away what the target alone has (``worker.sweep``). One of some keys
-(``worker.asked_keys``) reads these in place of ranges.
+A resync has a second phase: it deletes rows that exist only in the target (``worker.sweep``). A snapshot of
+selected keys (``worker.asked_keys``) reads these instead of ranges.
 
-A batch is either changes or a part of the snapshot. Rows and progress of both are committed together, and the
-progress says which key was read last. The law (ADR 32): a part is read after the offsets at which the
-table's changes go on were fixed, and committed with them. So it shows at least what the changes before them
-made of its rows, and each later change is a whole row, or a delete, that is applied after it.
+A batch holds either changes or one part of the snapshot. Both commit their rows together with the progress,
+which records the last key that was read. The law (ADR 32): the offsets at which the table's changes continue
+are fixed first, then the part is read, and both are committed together. So the part shows at least the
+changes before those offsets, and each later change is a whole row or a delete that is applied afterwards.
 
-In the source's order a row stands at a position of the database that was taken before the row was read. In a
-history it is a version from that position on, as of which it was read.
+With ``sequence_by: source``, a row gets a position of the database that was read before the row. In a history
+it is a version that begins at that position, and it is read as of that position.
 """
 
 from __future__ import annotations
@@ -87,70 +87,72 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("tidesink.worker")
 
 _KEYLESS: Final = (
-    "a snapshot reads a table in ranges of a key, and the source's table has neither a primary key nor a "
-    "unique key without NULLs, nor row ids of TiDB, which a partitioned table has not for all of it: set "
-    "snapshot: never for it, and load its rows some other way"
+    "A snapshot reads a table in ranges of its key. The source's table has no primary key, no unique key "
+    "without NULLs, and no row ids of TiDB (a partitioned table has none that cover all of it). Set "
+    "`snapshot: never` for the table, and load its rows another way."
 )
 
 _LOST: Final = (
-    "the database has no column {} any more, and the changes that were applied still have: it goes on when "
-    "they tell"
+    "Column {} was dropped in the database, but the applied changes still contain it. The snapshot continues "
+    "once the topic reports the drop."
 )
 _RENAMED: Final = (
     "The database no longer has column {0}, which the applied changes have, and has column {1}, which they "
     "do not have. The snapshot continues once the topic has a change with the new columns. If no row of the "
     "table changes by itself, update one row in the source database."
 )
-_NEW: Final = "the database has a column {} that the changes have not yet: those that wait go first"
-# A part is to take about so long: the changes of its table wait for it, and it ends with a commit.
+_NEW: Final = "Column {} is new in the database. Pending changes are applied first."
+# Seconds that one part should take: the table's changes wait for it, and each part costs a commit.
 _SECONDS: Final = 5.0
-# Between two looks at transactions that are open.
+# Seconds between two checks for open transactions.
 _PAUSE: Final = 0.1
 _TOO_LARGE: Final = (
-    f"a range of the snapshot has more than {MOST_BYTES >> 20} MiB, which a task does not hold at once: "
-    "lower source.database.chunk-rows"
+    f"A range of the snapshot has more than {MOST_BYTES >> 20} MiB, which is more than a task may hold in "
+    "memory. Lower source.database.chunk-rows."
 )
 _UNFINISHED: Final = (
-    "its snapshot is not over, which would not go on then: wait until it is, or cancel it (tidesink snapshot "
-    "cancel)"
+    "The table's snapshot has not finished, and a request for some rows would replace it. Wait until it "
+    "finishes, or cancel it (`tidesink snapshot cancel`)."
 )
 _OPEN: Final = (
-    "{} prepared XA transactions are open at the source (XA RECOVER). Their changes are in Kafka, and no "
-    "query shows them yet. Rows are read once they are committed or rolled back"
+    "{} prepared XA transactions are open at the source (XA RECOVER). Their changes are in Kafka, but no "
+    "query shows them yet. Rows are read once these transactions are committed or rolled back."
 )
-_REORDERED: Final = "the order of the key changed in the database while rows were read by it"
+_REORDERED: Final = "The order of the table's key changed in the database while rows were read in that order."
 _OUTRUN: Final = (
-    "The snapshot or resync that was asked for did not begin. Its number ({}) is not above that of the last "
-    "one ({}): the state store was lost or brought back from a backup, and the clock of the machine that "
-    "asked may be behind. Run the command again"
+    "The requested snapshot or resync did not begin. Its number ({}) is not above the last one's ({}). The "
+    "state store was lost or restored from a backup, and the clock of the machine that sent the request may "
+    "be slow. Run the command again."
 )
-_KEYS_GONE: Final = "the state store has not the keys that it is of: ask again"
+_KEYS_GONE: Final = "The state store no longer has the keys of this resync. Run the command again."
 _OTHER_KEY: Final = (
-    "the keys that were asked for are of ({}), and the table's key at the target is ({}): ask again, with a "
-    "new report of tidesink diff"
+    "The requested keys have the columns ({}), but the table's key at the target is ({}). Run the command "
+    "again with a new report of `tidesink diff`."
 )
-_NO_COLUMN: Final = "the key of the source's table is ({}), which --where is not of: ask again"
+_NO_COLUMN: Final = (
+    "--where uses columns that are not part of the table's key ({}). Run the command again with key columns."
+)
 _NO_WAY_BACK: Final = (
-    "the source cannot be asked for a key of the target, as its values have no exact way back or no index "
-    "serves them: repair the whole table (tidesink resync without --differing)"
+    "The source cannot be queried by the target's keys: their values cannot be converted back exactly, or no "
+    "index covers them. Repair the whole table (`tidesink resync` without --differing)."
 )
 
 
 class SnapshotRefusedError(ConfigError):
-    """A snapshot that was asked for is none that the table can have; what was under way goes on."""
+    """The requested snapshot is not possible for this table. The running one continues."""
 
 
 class KeyOrderError(SourceError):
-    """The order of the key changed while rows were read by it: some may have been passed over."""
+    """The order of the key changed while rows were read in that order: some rows may have been skipped."""
 
 
 @dataclass(frozen=True)
 class SnapshotPart:
-    """Some ranges of a table, which one batch reads; or keys of the target. ``before``: how far it was.
+    """A part of a snapshot, which one batch applies: ranges of the table, or keys of the target.
 
-    ``keys``: of a part of the target's keys, those that are looked up; None: all of it.
-    ``gap``: in what the database's columns differ. ``is_last_try``: a row that does not fit is an error.
-    ``sweep_parts``: of the last ranges, the parts of the phase that comes then; 0: none does.
+    ``before``: the snapshot's progress before this part. ``gap``: how the database's columns differ from the
+    changes'. ``is_last_try``: True if a row that does not fit is an error. ``sweep_parts``: with the last
+    ranges, the number of parts of the second phase, or 0. ``keys``: the keys to look up, or None for all.
     """
 
     stored: StoredTable
@@ -163,11 +165,11 @@ class SnapshotPart:
 
     @property
     def sweeps(self) -> bool:
-        """Whether it is of the target's keys."""
+        """Return True if the part belongs to the second phase, which looks up the target's keys."""
         return self.before.sweep is not None and self.before.sweep.begun
 
     def after(self, rows: int) -> SnapshotProgress:
-        """How far the snapshot is once so many rows of the ranges, or deletes, are applied."""
+        """Return the snapshot's progress after this part; ``rows``: number of rows or deletes it applied."""
         before, sweep = self.before, self.before.sweep
         if sweep is not None and sweep.begun:
             sweep = replace(sweep, done=sweep.done + 1, deletes=sweep.deletes + rows)
@@ -181,10 +183,11 @@ class SnapshotPart:
 
 @dataclass(frozen=True)
 class SourceDatabase:
-    """The source's database, asked by the driver.
+    """A connection of the driver to the source database.
 
-    A range has ``rows`` rows at most, and about ``bytes`` by the database's estimate of a row. ``at_once``
-    ranges are read at once. A batch of more ranges than these has ``records`` rows at most.
+    ``rows``: maximum number of rows in a range. ``bytes``: approximate maximum size of a range, by the
+    database's estimate of a row's size. ``at_once``: number of ranges that are read in parallel. ``records``:
+    maximum number of rows in a batch that has more ranges than that.
     """
 
     connection: Connection
@@ -194,11 +197,11 @@ class SourceDatabase:
     records: int
 
     def table(self, table: TableId) -> StoredTable:
-        """A table, which has a key.
+        """Return the definition of a table that has a key.
 
         Raises:
-            ConfigError: it has none, or the database refuses the user.
-            SourceError: there is no such table.
+            ConfigError: the table has no key, or the database refuses the user.
+            SourceError: the database has no such table.
             SourceUnavailableError: the database does not answer.
         """
         with translated(OPTION):
@@ -210,24 +213,28 @@ class SourceDatabase:
         return found
 
     def confirm_order(self, table: TableId, stored: StoredTable) -> None:
-        """See that rows were read in the order in which their ranges were cut.
+        """Check that the table's key still has the order in which its ranges were cut.
 
-        Raises: as ``table``, and:
-            KeyOrderError: the key has another order by now.
+        Raises:
+            KeyOrderError: the key or its order has changed.
+            ConfigError: the table has no key, or the database refuses the user.
+            SourceError: the database has no such table.
+            SourceUnavailableError: the database does not answer.
         """
         found = self.table(table)
         if (found.key, found.order) != (stored.key, stored.order):
             raise KeyOrderError(_REORDERED, table=str(table))
 
     def unresolved(self, *, known: frozenset[str] = frozenset()) -> frozenset[str]:
-        """Of the transactions whose changes no query shows yet, those that stay so for some seconds.
+        """Wait some seconds for open transactions, and return those whose changes no query shows yet.
 
-        A change that was in Kafka before the call is visible afterwards where there are none. Transactions
-        that begin meanwhile do not count: their changes come to Kafka later. ``known``: these did not end
-        before, and are not waited for again.
+        If the result is empty, every change that was in Kafka before the call is visible in the database.
+        Transactions that begin during the call do not count: their changes reach Kafka later. ``known``:
+        transactions that an earlier call waited for in vain. If one of them is still open, the call does not
+        wait.
 
         Raises:
-            ConfigError: the user may not see whether there are any.
+            ConfigError: the user may not list open transactions.
             SourceUnavailableError: the database does not answer.
         """
         ends = time.monotonic() + _SECONDS
@@ -239,11 +246,11 @@ class SourceDatabase:
         return left
 
     def position(self, *, since: int) -> int:
-        """A commit_ts up to which all that is read later shows every change; ``since`` or later.
+        """Return a commit_ts, ``since`` or later: everything read afterwards shows all changes up to it.
 
         Raises:
-            ConfigError: the database has none.
-            SourceUnavailableError: it does not answer, or reads as of a moment before ``since``.
+            ConfigError: the database has no commit_ts.
+            SourceUnavailableError: the database does not answer, or reads as of a moment before ``since``.
         """
         with translated(OPTION):
             return begin_at_position(self.connection, since=since)
@@ -257,25 +264,29 @@ class SourceDatabase:
         where: tuple[Bound, ...] = (),
         rounds: int = 1,
     ) -> tuple[KeyRange, ...]:
-        """The ranges that a batch reads behind a key, within bounds, in so many rounds.
+        """Return the key ranges of the next batch, after the key ``after`` and within the bounds ``where``.
 
-        Raises: as ``table``.
+        ``rounds``: how often each connection reads a range.
+
+        Raises:
+            ConfigError: the database refuses the user.
+            SourceUnavailableError: the database does not answer.
         """
         rows, most = self.rows_of(stored), self.most_ranges(stored, rounds)
         return key_ranges(self.connection, table, stored, after=after, rows=rows, most=most, where=where)
 
     def most_ranges(self, stored: StoredTable, rounds: int) -> int:
-        """How many ranges a batch reads in so many rounds."""
+        """Return the number of ranges that a batch reads in ``rounds`` rounds."""
         return max(self.at_once, min(self.at_once * rounds, self.records // self.rows_of(stored)))
 
     def rows_of(self, stored: StoredTable) -> int:
-        """The rows of a range of a table."""
+        """Return the number of rows in one range of a table."""
         size = max(1, stored.bytes // max(1, stored.rows))
         return max(1, min(self.rows, self.bytes // size))
 
 
 def next_rounds(ranges: int, *, at_once: int, seconds: float) -> int:
-    """How many rounds of ranges the next part reads, by how long the last one took."""
+    """Return the number of rounds for the next part, from the ``seconds`` that the last one took."""
     rounds = -(-ranges // at_once)
     return max(1, int(rounds * _SECONDS / max(seconds, 0.001)))
 
@@ -288,7 +299,12 @@ def all_ranges(
     *,
     as_of: int | None = None,
 ) -> tuple[KeyRange, ...]:
-    """All ranges of a table of the source, within bounds. Raises: as ``SourceDatabase.table``."""
+    """Return all key ranges of a source table within the bounds ``where``.
+
+    Raises:
+        ConfigError: no database is configured, or it refuses the user or the moment ``as_of``.
+        SourceUnavailableError: the database does not answer.
+    """
     found: list[KeyRange] = []
     with open_source_database(config, as_of=as_of) as database:
         while not found or found[-1].up_to is not None:
@@ -299,15 +315,15 @@ def all_ranges(
 
 @contextmanager
 def open_source_database(config: Config, *, as_of: int | None = None) -> Iterator[SourceDatabase]:
-    """A connection to the source's database, which reads as of a commit_ts, or as of now.
+    """Connect to the source database, reading as of a commit_ts, or the current rows without ``as_of``.
 
     Raises:
-        ConfigError: none is configured, it refuses the user, or cannot read as of a moment.
-        SourceUnavailableError: it does not answer.
+        ConfigError: no database is configured, it refuses the user, or it cannot read as of a moment.
+        SourceUnavailableError: the database does not answer.
     """
     settings = config.source.database
     if settings is None:
-        raise ConfigError(f"a table's snapshot is not over, and {OPTION} is not set", key=OPTION)
+        raise ConfigError(f"A table's snapshot has not finished, and {OPTION} is not set.", key=OPTION)
     at_once, batch = settings.connections, config.batch
     size, rows = batch.max_bytes // at_once, settings.chunk_rows
     if settings.range_rows_per_second is not None:
@@ -319,11 +335,11 @@ def open_source_database(config: Config, *, as_of: int | None = None) -> Iterato
 
 @dataclass(frozen=True)
 class _Ahead:
-    """The database's columns are not those of the changes that were applied; or a row does not fit.
+    """Why changes go first: the database's columns differ from the applied changes', or a row does not fit.
 
-    ``unfit``: the latter. ``since``: the offsets that were applied when it was found. ``goal``: where the
-    topic ended behind it; None: not looked up yet. ``again``: it was found a second time, with all changes up
-    to an earlier goal applied.
+    ``unfit``: True in the second case. ``since``: offsets that were applied when the difference was found.
+    ``goal``: end offsets of the topic at a later moment; None until they are looked up. ``again``: True if
+    the same difference was found before, and all changes up to the earlier goal are applied.
     """
 
     gap: ColumnGap
@@ -334,9 +350,9 @@ class _Ahead:
 
     @property
     def reason(self) -> str:
-        """What is waited for."""
+        """Explain what the snapshot waits for."""
         if self.unfit:
-            return "a row does not fit the columns as they are by now: the changes that wait go first"
+            return "A row does not fit the table's current columns. Pending changes are applied first."
         if self.gap.lost and self.gap.new:
             return _RENAMED.format(", ".join(self.gap.lost), ", ".join(self.gap.new))
         if self.gap.lost:
@@ -345,7 +361,7 @@ class _Ahead:
 
 
 class Snapshot:
-    """When a table's next batch is a part of its snapshot, and which part. Used by one thread at a time."""
+    """Decides if a table's next batch is a part of its snapshot, and which one. Used by one thread only."""
 
     def __init__(self, context: WorkerContext, settings: TableConfig) -> None:
         self._context = context
@@ -355,33 +371,33 @@ class Snapshot:
         self._ahead: _Ahead | None = None
         self._rounds = 1
         self._outside = False
-        # Columns that the database alone has, though all changes of the time when it was found are applied.
+        # Columns that exist only in the database, although all changes up to their discovery are applied.
         self._settled = ColumnGap()
-        # The key's order when it was first seen, of a progress of an earlier version, which does not have it.
+        # The key's first known order: progress of earlier versions does not record it.
         self._first_order: str | None = None
-        # Prepared transactions that are waited for, and until when nobody looks whether they ended.
+        # Prepared transactions that the snapshot waits for, and the time of the next check.
         self._open = frozenset[str]()
         self._looks_at = 0.0
-        # What is asked of it.
+        # The user's requests.
         self.asked = SnapshotControl()
 
     def is_due(self, progress: Progress) -> bool:
-        """Whether a snapshot is to go on, or to begin; with ``initial`` a table's first batch begins one."""
+        """Return True if a snapshot is to begin or continue; ``initial`` begins with the first batch."""
         return not self.asked.rests and self.is_under_way(progress)
 
     def is_under_way(self, progress: Progress) -> bool:
-        """Whether a snapshot is not over, or is to begin; also one that rests."""
+        """Return True if a snapshot is unfinished or is to begin, even if it is paused."""
         asked, found = self.asked, progress.snapshot
         if asked.cancelled >= max(asked.started, found.number if found else 0):
             return False
         if found is not None and found.number >= asked.started and found.keys != asked.keys and found.keys:
-            return False  # the store was lost, and with it the keys
+            return False  # the store was lost, and the keys with it
         if found is None:
             return asked.started > 0 or (self._settings.snapshot == "initial" and progress.batch == 0)
         return found.number < asked.started or not found.done
 
     def repairs(self, progress: Progress) -> bool:
-        """Whether a resync of the whole table was asked for and has not begun: no lost change matters."""
+        """Return True if a resync of the whole table is requested and not begun: it repairs lost changes."""
         begun = progress.snapshot.number if progress.snapshot is not None else 0
         asked = self.asked
         return asked.deletes and not asked.limited and asked.started > max(begun, asked.cancelled)
@@ -392,9 +408,9 @@ class Snapshot:
         return found is not None and asked.is_asked and asked.started < found.number
 
     def tell_outrun(self, progress: Progress) -> str:
-        """What was asked for is asked for no more; what the table's status says of it.
+        """Withdraw a request that would never begin, and return the text for the table's status.
 
-        Asked for again it has a number that is above that of the last one.
+        The user's next request gets a number above the last snapshot's.
         """
         assert progress.snapshot is not None  # noqa: S101  (``is_outrun`` looked)
         started, number = self.asked.started, progress.snapshot.number
@@ -415,15 +431,15 @@ class Snapshot:
         return text
 
     def is_outside(self, progress: Progress | None, bound: int | None) -> bool:
-        """Whether a cut at a bound leaves the table out; without progress, what was known of it before."""
+        """Return True if a cut at ``bound`` leaves the table out; without progress, the last known answer."""
         if progress is not None:
             self._outside = is_outside(progress, bound, loads=self.is_under_way(progress))
         return self._outside
 
     def goes_on(self, progress: Progress, found: TopicOffsets, applied: Mapping[int, int]) -> bool:
-        """Whether a part can be read before changes that are waited for; ``applied`` as of ``waits``.
+        """Return True if a part can be read while earlier changes wait; ``applied``: see ``waits``.
 
-        Its rows are of now: later than changes that are read again.
+        False for a table that reads its topic again: the rows are newer than the changes that it reads again.
         """
         known = progress.topics.get(found.topic)
         if known is not None and known.read_again:
@@ -432,7 +448,7 @@ class Snapshot:
         return self.is_due(progress) and not self.waits(applied, ends)
 
     def details(self, progress: Progress | None) -> dict[str, Any]:
-        """What the status shows; nothing of a table without a snapshot."""
+        """Return the snapshot's part of the table's status; empty for a table without a snapshot."""
         if progress is None or (progress.snapshot is None and not self.is_due(progress)):
             return {}
         found = progress.snapshot or SnapshotProgress(())
@@ -454,11 +470,11 @@ class Snapshot:
         return {"snapshot": shown}
 
     def waits(self, applied: Mapping[int, int], ends: Mapping[int, int]) -> bool:
-        """Whether changes go first, by the offsets that are applied and those at which the topic ends.
+        """Return True if changes go first; ``applied``: applied offsets, ``ends``: the topic's end offsets.
 
-        Until the topic has been read as far as it went when the columns were seen; then the database is
-        asked again. Where it lacks columns still, their DDL is not in the topic yet: what comes goes first.
-        While transactions are open they go first, too, for some seconds.
+        Changes go first until the topic is read up to its end when the columns were compared. Then the
+        database is asked again. If it still lacks a column, the topic does not have the DDL yet, and the
+        next changes go first. Changes also go first for some seconds while transactions are open.
         """
         if self._open and time.monotonic() < self._looks_at:
             return True
@@ -466,7 +482,7 @@ class Snapshot:
         if ahead is None:
             return False
         if ahead.goal is None:
-            # A look behind the one at the columns.
+            # The end offsets must be newer than the comparison of the columns.
             ahead = self._ahead = replace(ahead, goal=dict(ends))
         if any(applied.get(number, 0) < end for number, end in (ahead.goal or {}).items()):
             return True
@@ -474,11 +490,11 @@ class Snapshot:
 
     @property
     def looks_again(self) -> bool:
-        """Whether it is time to see whether open transactions have ended."""
+        """Return True if it is time to check again if open transactions have ended."""
         return bool(self._open) and time.monotonic() >= self._looks_at
 
     def _waits_for_open(self, database: SourceDatabase) -> bool:
-        """Whether changes that are applied may be invisible in the database; it is asked again later."""
+        """Return True if the database may not show changes that are already applied; check again later."""
         known, self._open = self._open, database.unresolved(known=self._open)
         self._looks_at = time.monotonic() + _SECONDS
         if self._open and not known:
@@ -488,17 +504,17 @@ class Snapshot:
         return bool(self._open)
 
     def row_does_not_fit(self, part: SnapshotPart, applied: Mapping[int, int]) -> None:
-        """A row of a part may be of columns that the changes have not yet: they go first."""
+        """Let changes go first: a row of a part may have columns that the applied changes do not have yet."""
         self._ahead = _Ahead(part.gap, True, dict(applied))
 
     def took(self, part: SnapshotPart, seconds: float) -> None:
-        """Know how long a part took, by which the next one is sized."""
+        """Record the seconds that a part took, which decide the size of the next one."""
         settings = self._context.config.source.database
         if settings is not None and part.ranges:
             self._rounds = next_rounds(len(part.ranges), at_once=settings.connections, seconds=seconds)
 
     def forget_keys(self, before: Progress, after: Progress) -> None:
-        """Remove the keys of resyncs that say nothing of dead letters any more, once a part is applied."""
+        """Remove the keys of resyncs that no longer affect dead letters, after a part is applied."""
         left = {self.asked.keys, *(one.keys for one in after.source_reads)}
         for name in {one.keys for one in before.source_reads} - left:
             if name is not None:
@@ -506,7 +522,7 @@ class Snapshot:
                 self._context.noted(self._settings.table, forget, unless="keys of a resync not removed")
 
     def comes_next(self, progress: Progress, *, waiting: bool) -> bool:
-        """Whether the next batch is a part: every second one while changes wait."""
+        """Return True if the next batch is a part of the snapshot: every second batch if changes wait."""
         if not self.is_due(progress):
             return False
         self._read_last = not (self._read_last and waiting)
@@ -515,15 +531,15 @@ class Snapshot:
     def next_part(
         self, progress: Progress, plan: DecodePlan, applied: Mapping[int, int]
     ) -> SnapshotPart | None:
-        """What the next batch reads; asks the database for a few keys. None: it ``waits`` for changes.
+        """Plan the next batch, asking the database where its ranges end; None if changes go first.
 
-        ``plan`` is the table's as it stands, ``applied`` the offsets up to which its changes are applied.
+        ``plan``: the table's current decode plan. ``applied``: the offsets up to which changes are applied.
 
         Raises:
             ConfigError: no database is configured, it refuses the user, or the table has no key.
             SourceError: the database has no such table.
-            SourceUnavailableError: it does not answer.
-            SnapshotRefusedError: what is asked for cannot be.
+            SourceUnavailableError: the database does not answer.
+            SnapshotRefusedError: the request is not possible for this table.
         """
         parts, keys = 0, None
         with open_source_database(self._context.config) as database:
@@ -534,7 +550,7 @@ class Snapshot:
             gap = gap._replace(new=tuple(one for one in gap.new if not layout.leaves_out(one, fold)))
             if self._is_ahead(gap, plan.decoder, applied):
                 return None
-            # Asked behind the offsets at which the table's changes go on, and before its rows.
+            # Must come after the offsets of the table's changes are fixed, and before its rows are read.
             if self._waits_for_open(database):
                 return None
             self._check_replaced(progress)
@@ -558,10 +574,10 @@ class Snapshot:
         return SnapshotPart(stored, ranges, before, gap, last_try, parts, keys)
 
     def _check_replaced(self, progress: Progress) -> None:
-        """Refuse one of some rows in place of one of all that is not over.
+        """Refuse a request for some rows that would replace an unfinished snapshot of the whole table.
 
         Raises:
-            SnapshotRefusedError: it is.
+            SnapshotRefusedError: the snapshot of the whole table has not finished.
         """
         asked, found = self.asked, progress.snapshot
         if not asked.limited or (found is not None and found.number >= asked.started):
@@ -572,7 +588,7 @@ class Snapshot:
             raise SnapshotRefusedError(_UNFINISHED)
 
     def _check_positions(self, database: SourceDatabase, progress: Progress) -> None:
-        """Refuse one that was asked for and has rows that need positions, which the database has not."""
+        """Refuse a request whose rows need positions if the database has no positions."""
         begun = progress.snapshot.number if progress.snapshot else 0
         if needs_positions(self._context.config, self._settings) and self.asked.started > begun:
             try:
@@ -581,10 +597,10 @@ class Snapshot:
                 raise SnapshotRefusedError(error.message) from error
 
     def _bounds(self, before: SnapshotProgress, plan: DecodePlan, stored: StoredTable) -> tuple[Bound, ...]:
-        """The bounds that the rows of a snapshot are within.
+        """Return the bounds of the snapshot's rows.
 
         Raises:
-            SnapshotRefusedError: the key has not their columns any more, or the target compares otherwise.
+            SnapshotRefusedError: the bounds' columns left the key, or the target compares them differently.
         """
         found = from_lists(before.where)
         if not found:
@@ -593,7 +609,7 @@ class Snapshot:
         if not {one.column for one in found} <= {*stored.key}:
             raise SnapshotRefusedError(_NO_COLUMN.format(", ".join(stored.key)))
         try:
-            # The key's types may be others than when it was asked for, which no later try mends.
+            # The key's types may have changed since the request, so a later try would fail too.
             checked_bounds(found, stored)
         except ConfigError as error:
             raise SnapshotRefusedError(error.message) from error
@@ -605,10 +621,10 @@ class Snapshot:
         return found
 
     def _keys(self, before: SnapshotProgress, plan: DecodePlan) -> AskedKeys | None:
-        """The keys that a snapshot is of; None where it is of all.
+        """Return the keys that the snapshot is limited to, or None if it has no such limit.
 
         Raises:
-            SnapshotRefusedError: they are gone, or of another key than the table has.
+            SnapshotRefusedError: the keys are lost, or their columns are not the table's key.
         """
         if before.keys is None:
             return None
@@ -630,10 +646,10 @@ class Snapshot:
         after: KeyTexts | None,
         most: int,
     ) -> KeySet:
-        """The next of the keys, so many at most: of one query, so that no row is found twice.
+        """Return the next keys, at most ``most``: one query reads them, so that no row is found twice.
 
         Raises:
-            SnapshotRefusedError: the source cannot be asked for them.
+            SnapshotRefusedError: the source cannot be queried by these keys.
         """
         columns = columns_of_keys(self._context, plan, stored)
         if columns is None:
@@ -645,7 +661,7 @@ class Snapshot:
         return KeySet(tuple(one.name for one in columns), tuple(texts), last)
 
     def refuse(self, error: SnapshotRefusedError, progress: Progress) -> str:
-        """What was asked for is asked for no more; what the table's status says of it."""
+        """Withdraw a request that is not possible, and return the text for the table's status."""
         started, found = self.asked.started, progress.snapshot
         before = found.number if found is not None and found.number < started else 0
         begun = found is not None and found.number == started
@@ -662,14 +678,14 @@ class Snapshot:
         context.noted(table, change, unless="that a resync is refused not noted")
         self.asked = self.asked.refused(started, before, begun=begun)
         _log.warning("table not resynced", table=str(table), error=error.message)
-        return f"the resync that was asked for is refused: {error.message}"
+        return f"The requested snapshot or resync was refused. {error.message}"
 
     def _is_ahead(self, gap: ColumnGap, decoder: TableDecoder, applied: Mapping[int, int]) -> bool:
-        """Whether changes go first; a difference that they did not settle stays, or is waited for.
+        """Return True if changes go first because columns differ, unless earlier changes did not settle that.
 
-        DDL that drops a column comes for certain. A row that shows the drop may never come, so the database
-        is believed once the topic was read to its end. A new column beside the dropped one may be the same
-        under another name, with values that only a later row brings: then a row is waited for.
+        DDL that drops a column always arrives. A row that shows the drop may never arrive, so the database
+        is trusted once the topic was read to its end. If a column is dropped and another one is new, the new
+        one may be the old one renamed, and only a later row brings its values: then the snapshot waits.
         """
         waits = decoder.tells_dropped and (bool(gap.new) or not decoder.rows_tell_dropped)
         known = self._ahead.gap if self._ahead is not None else self._settled
@@ -681,7 +697,7 @@ class Snapshot:
         return True
 
     def _before(self, found: SnapshotProgress | None, stored: StoredTable) -> SnapshotProgress:
-        """How far the snapshot is: nowhere, if it is a new one, or the table has another key by now."""
+        """Return the snapshot's progress: from the start if it is new or the table's key has changed."""
         number = max(self.asked.started, found.number if found else 0)
         if found is None or found.number < number:
             sweep = Sweep() if self.asked.deletes else None
@@ -693,8 +709,8 @@ class Snapshot:
                 where=self.asked.where,
                 order=stored.order,
             )
-        # Another key, or order of it, orders the rows differently: they are read and written again. Keys that
-        # were asked for are in an order of their own, and a sweep goes by hashes.
+        # Another key, or another order of the key, sorts the rows differently: they are read and written
+        # again. Requested keys have an order of their own, and a sweep goes by hashes.
         by_order = found.keys is None and not (found.sweep is not None and found.sweep.begun)
         if found.order is None and self._first_order is None:
             self._first_order = stored.order
@@ -708,9 +724,9 @@ class Snapshot:
 
 
 class SnapshotBatch(Batch):
-    """Applies a part of a snapshot; its plan has the offsets at which the table's changes go on.
+    """Applies a part of a snapshot. Its plan has the offsets at which the table's changes continue.
 
-    Runs once; a new object tries again.
+    An object runs once; a retry needs a new object.
     """
 
     def __init__(self, *parts: Any, part: SnapshotPart, **named: Any) -> None:
@@ -719,7 +735,7 @@ class SnapshotBatch(Batch):
 
     def _outcome(self) -> BatchOutcome:
         self._context.failpoints.reach("planned")
-        # The rows are behind all DDL that was sent: one that empties the table must not come after them.
+        # The rows are newer than all DDL sent so far: DDL that empties the table must not come after them.
         self._decoding.catch_up(None, self._plan.found)
         try:
             reduction = self._reduced(self._plan)
@@ -739,7 +755,7 @@ class SnapshotBatch(Batch):
         self._settle()
         try:
             reduction = self._reduce_once(plan)
-            # A row that does not fit may be of a type that is known better by now.
+            # A row may not fit because the table's types are outdated: learn them and try again.
             missed = Missed(reduction.summary, (), plan.found)
             with released_on_error(reduction.release):
                 again = reduction.summary.bad > 0 and self._decoding.learn(missed)
@@ -754,16 +770,16 @@ class SnapshotBatch(Batch):
         return reduction
 
     def _rules(self) -> EventRules:
-        """Rows of the database are no changes that could wait: their table is outside of cuts."""
+        """Return rules without a bound: rows never wait for a cut, because their table is outside of cuts."""
         return replace(super()._rules(), bound=None)
 
     @property
     def _checkpoints(self) -> bool:
-        """With cuts no row is read again behind the commit_ts that was asked after the rows."""
+        """Return True with cuts: rows must not be read again after ``_seen`` took their commit_ts."""
         return super()._checkpoints or self._context.config.cuts is not None
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """The part's ranges as tasks, by the table's plan as it stands."""
+        """Return the part's ranges as a task, with the table's current plan."""
         database, stored, part = self._database(), self._part.stored, self._part
         decode_plan, _ = source_plan(self._table_plan(), stored)
         assert isinstance(decode_plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
@@ -789,9 +805,9 @@ class SnapshotBatch(Batch):
         return task if self._history is None else replace(task, only=MatchingRows())
 
     def _since(self) -> int | None:
-        """The first position that rows may have; None where they need none, in Kafka's order.
+        """Return the first position that rows may have, or None in Kafka's order, which needs none.
 
-        Of a row that was read up to the horizon nothing would tell whether it was deleted since.
+        A row at or before the horizon could have been deleted since, and no memory of the delete is left.
         """
         ordered = self._sequenced or self._history is not None
         return (self._hold.horizon or 0) + 1 if ordered else None
@@ -801,11 +817,11 @@ class SnapshotBatch(Batch):
         return found if self._history is None else replace(found, reads=True, since=None)
 
     def _topic_progress(self, plan: BatchPlan, _summary: BatchSummary) -> TopicProgress:
-        """Nothing of the topic was read: the ranges whose numbers the summary has are of the key."""
+        """Return progress that reads nothing of the topic: the summary's range numbers are key ranges."""
         return super()._topic_progress(plan, BatchSummary())
 
     def _table_plan(self) -> DecodePlan:
-        """The table's plan as it stands."""
+        """Return the table's current plan."""
         number, marks = self._hold.progress.batch + 1, self._settings.deletes == "soft"
         return self._decoding.columns().for_batch(number, self._rules(), marks_deletes=marks)
 
@@ -815,17 +831,17 @@ class SnapshotBatch(Batch):
         return found
 
     def _refuse_bad(self, summary: BatchSummary) -> None:
-        """Stop at a row that the target cannot hold: there is no record to put aside.
+        """Stop at a row that the target cannot hold: no Kafka record exists that could be a dead letter.
 
-        The first time a change of the column's type may be ahead in the topic, and goes first.
+        The first time, changes go first: the topic may have a change of the column's type.
         """
         if summary.bad_records:
             if not self._part.is_last_try:
                 raise ChangesWaitError(())
             bad = summary.bad_records[0]
             raise ValueOutOfRangeError(
-                f"a row of the snapshot cannot be a row of the target ({bad.error}: {bad.reason}): change "
-                "the row at the source, or leave the column out (except_column_list)",
+                f"A row of the snapshot cannot be a row of the target ({bad.error}: {bad.reason}). Change "
+                "the row at the source, or leave the column out (except_column_list).",
                 table=str(self._settings.table),
             )
 
@@ -835,13 +851,13 @@ class SnapshotBatch(Batch):
         return replace(progress, snapshot=snapshot, source_reads=self._source_reads(progress, snapshot))
 
     def _source_reads(self, progress: Progress, snapshot: SnapshotProgress) -> tuple[SourceRead, ...]:
-        """Return the source reads with this part; unchanged unless upsert goes by Kafka's order."""
+        """Return the source reads including this part; unchanged unless upsert goes by Kafka's order."""
         if self._settings.mode != "upsert" or self._sequenced:
             return progress.source_reads
         part = self._part
         settles = snapshot.done and snapshot.sweep is not None
         read = SourceRead(snapshot.number, {}, settles, snapshot.keys, snapshot.where)
-        # What waits for another bound is read again from the first row that waits.
+        # Records that wait for another bound are read again, from the first that waits.
         offsets = {
             name: {number: at.low_water_offset for number, at in topic.partitions.items()}
             for name, topic in progress.topics.items()
@@ -850,11 +866,11 @@ class SnapshotBatch(Batch):
         return with_part(progress.source_reads, read, offsets, begins=begins)
 
     def _seen(self) -> int | None:
-        """With cuts, a commit_ts that no row which was read is later than; asked behind the rows.
+        """With cuts, return a commit_ts that is not older than any row read; taken after the rows.
 
         Raises:
-            ConfigError: the database has none.
-            SourceUnavailableError: it does not answer, or another cluster does.
+            ConfigError: the database has no commit_ts.
+            SourceUnavailableError: the database does not answer, or another cluster answers.
         """
         if self._context.config.cuts is None:
             return None

@@ -1,6 +1,6 @@
-"""A table at a pipeline's target: the reader of its rows, and the wait until changes are applied.
+"""A table's copy at the target: the reader of its rows, and the wait until its changes are applied.
 
-It is what ``tidesink diff`` compares, while a worker goes on.
+``tidesink diff`` compares it while a worker continues.
 """
 
 from __future__ import annotations
@@ -31,42 +31,46 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.decoders import DecodePlan
 
 _POLL_SECONDS: Final = 0.5
-REFUSED: Final = "the table cannot be compared: "
+REFUSED: Final = "The table cannot be compared. "
 
 Tell = Callable[[str], None]
 
 
 def topic_of(status: TableStatus | None) -> str | None:
-    """The topic that a table's changes were read from; None where none was."""
+    """Return the topic that a table's changes were read from, or None if none was read."""
     topic = (status.details if status else {}).get("topic")
     return None if topic is None else str(topic)
 
 
 def obstacle(config: Config, table: TableId, topic: str | None) -> str | None:
-    """Why the config does not let a table be compared; None where it does."""
+    """Return the reason why the config does not allow to compare a table, or None if it does."""
     settings = config.table_config(table)
     if "rows" not in config.target.features:
-        return f"a target of type {config.target.type} forwards changes, and keeps no rows"
+        return f"A target of type {config.target.type} forwards changes and keeps no rows."
     if settings.mode != "upsert":
-        return f"mode: {settings.mode} keeps what the source has no more, so that its rows are others"
+        return (
+            f"mode: {settings.mode} keeps rows that the source has deleted, so the two sides cannot be "
+            "compared."
+        )
     if settings.ignore_null_updates:
-        return "ignore_null_updates keeps values that are NULL at the source"
+        return "ignore_null_updates keeps values that are NULL at the source."
     if topic is not None and not config.reads_topic(topic):
-        return f"its changes came by the topic {topic}, which source.topics does not name any more"
+        return f"Its changes came from the topic {topic}, which is no longer part of source.topics."
     return None
 
 
 def refusal(table: TableId, reason: str) -> ConfigError:
-    """What to say of a table that cannot be compared."""
+    """Return the error for a table that cannot be compared."""
     return ConfigError(REFUSED + reason, table=str(table))
 
 
 @dataclass
 class TableCopy:
-    """A table at the target of ``context``'s pipeline; ``kept`` lets go of what Spark keeps for it.
+    """A table at the target of ``context``'s pipeline.
 
-    ``waits``: for changes that are not applied yet. ``patience``: seconds for which a worker may leave alone
-    a table that it is not at; None: longer than a table rests by the config. ``called``: before its name.
+    ``kept``: releases what Spark stores for the table. ``waits``: True to wait for changes that are not
+    applied yet. ``patience``: seconds that a running worker may leave the table alone before it counts as
+    stuck; None: longer than any pause in the config. ``called``: prefix of the table's name in messages.
     """
 
     context: WorkerContext
@@ -81,7 +85,7 @@ class TableCopy:
     reader: TableReader = field(init=False)
 
     def open(self) -> DecodePlan:
-        """The plan of its records, once the target is where the topic is.
+        """Open the table, wait until the target has applied its topic, and return its decode plan.
 
         Raises:
             ConfigError: the table cannot be compared.
@@ -89,7 +93,7 @@ class TableCopy:
         status = self.context.store.status_of(self.context.config.pipeline, self.table)
         topic = topic_of(status)
         if topic is None:
-            raise self.refused("no worker has applied anything of it yet: let tidesink run begin")
+            raise self.refused("No worker has applied any of its records yet. Run `tidesink run` first.")
         self.topic, self.may_come = topic, bool(status and status.details.get(TOPIC_ABSENT))
         found = self.ends()
         decoding = open_decoding(
@@ -99,42 +103,42 @@ class TableCopy:
         decoding.prepare(found, start.offsets if start is not None else NO_STARTS)
         self.reader = self._reader(decoding.columns())
         self.check_begun()
-        # Columns change with what waits.
+        # Records that wait may change the columns.
         self.await_applied(found)
-        # Rows of the source are behind all that was sent.
+        # Rows of the source are newer than everything sent so far.
         decoding.catch_up(None, found)
         return decoding.columns()
 
     def _reader(self, plan: DecodePlan) -> TableReader:
-        missing = self.refused("the target has no such table: let tidesink run make it")
+        missing = self.refused("The target has no such table yet. Run `tidesink run` first to create it.")
         return self.kept.enter_context(open_target_reader(self.context, plan.shape, missing=missing))
 
     def check_begun(self) -> None:
-        """See that the target has all rows of the source's.
+        """Check that the target has all rows of the source.
 
         Raises:
-            ConfigError: it has not.
+            ConfigError: no batch was applied yet, or a snapshot has not finished.
         """
         progress = self.reader.committed()
         if progress is None:
-            raise self.refused("nothing of it is applied yet: let tidesink run begin")
+            raise self.refused("No worker has applied any of its records yet. Run `tidesink run` first.")
         if progress.snapshot is not None and not (progress.snapshot.done or progress.snapshot.limited):
             raise self.refused(
-                "its snapshot is not over, so that rows are missing: tidesink snapshot status shows how far "
-                "it is"
+                "Its snapshot has not finished, so rows are missing. See `tidesink snapshot status` for its "
+                "progress."
             )
 
     def refused(self, reason: str) -> ConfigError:
         return refusal(self.table, self.called + reason)
 
-    # Where the topic ends, and the target is
+    # End offsets of the topic, and progress of the target
 
     def ends(self) -> TopicOffsets:
-        """Where the topic ends now; one that a worker said is not there yet may still be to come."""
+        """Return the topic's current end offsets; the topic may be absent if a worker expects it to come."""
         return self.context.offsets_of(self.topic, self.table, may_come=self.may_come)
 
     def _ranges_of(self, found: TopicOffsets) -> list[OffsetRange]:
-        """What of the topic is not applied."""
+        """Return the offset ranges that are not applied yet."""
         progress = self.context.retry(self.table).call(self.reader.committed)
         return [
             OffsetRange(self.topic, number, max(at.earliest, _next(progress, self.topic, number)), at.latest)
@@ -142,10 +146,10 @@ class TableCopy:
         ]
 
     def await_applied(self, ends: TopicOffsets) -> bool:
-        """Wait until the target has applied all up to the ends; False where that is not waited for.
+        """Wait until the target has applied everything up to ``ends``; return False without waiting.
 
         Raises:
-            ConfigError: nobody applies it.
+            ConfigError: no worker applies the records.
         """
         still = Standstill(self._patience())
         announced = False
@@ -160,7 +164,7 @@ class TableCopy:
         return True
 
     def _patience(self) -> float:
-        """Longer than a table rests: with little in its topic, until the next cut, or as Kafka is silent."""
+        """Return the longest time, in seconds, that a healthy worker may take before it reads the table."""
         if self.patience is not None:
             return self.patience
         config = self.context.config
@@ -172,25 +176,25 @@ class TableCopy:
         seconds = seconds_since_beat(store, pipeline)
         if not is_alive(seconds):
             raise self.refused(
-                f"{waiting:,} records of {self.topic} are not applied, and no worker runs: start tidesink "
-                "run beside this, or give --no-wait to compare all the same"
+                f"{waiting:,} records of {self.topic} are not applied, and no worker runs. Start `tidesink "
+                "run` in parallel, or pass --no-wait to compare anyway."
             )
         status = store.status_of(pipeline, self.table)
         if status is not None and status.state in ("PAUSED", "FAILING"):
             raise self.refused(
                 f"{waiting:,} records of {self.topic} are not applied, and the table is {status.state} "
-                f"({status.error}): mend that first, or give --no-wait to compare all the same"
+                f"({status.error}). Fix that first, or pass --no-wait to compare anyway."
             )
         state = status.state if status is not None else "unknown"
         if still.lasts(waiting, at_work=state == "RUNNING"):
             raise self.refused(
-                f"{waiting:,} records of {self.topic} are not applied, and the worker that runs does not "
-                f"come to the table, whose state is {state}: see whether its config leaves the table out, or "
-                "give --no-wait to compare all the same"
+                f"{waiting:,} records of {self.topic} are not applied, and the running worker does not read "
+                f"the table, whose state is {state}. Check if the worker's config leaves the table out, or "
+                "pass --no-wait to compare anyway."
             )
 
     def stored(self, frame: Callable[[], DataFrame]) -> DataFrame:
-        """A frame's rows as they are read now, which Spark never reads again; tried again where it fails."""
+        """Store a frame's current rows, so that Spark never reads them again; retry on failure."""
 
         def store() -> DataFrame:
             return checkpointed(frame(), self.kept, table=str(self.table))
@@ -200,7 +204,7 @@ class TableCopy:
 
 @dataclass
 class Standstill:
-    """Whether nothing was applied for so many seconds of what is waited for."""
+    """Detects that no record was applied for ``seconds`` while records wait."""
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -208,7 +212,7 @@ class Standstill:
     _since: float = field(default=0.0, init=False)
 
     def lasts(self, waiting: int, *, at_work: bool) -> bool:
-        """As it is now; ``at_work``: a batch of the table is under way, which may take its time."""
+        """Return True if nothing changed for ``seconds``; ``at_work``: a batch runs, which may take long."""
         now = self.clock()
         if at_work or waiting != self._waiting:
             self._waiting, self._since = waiting, now
