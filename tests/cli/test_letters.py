@@ -59,7 +59,7 @@ def _asked(config: Path, *words: str) -> tuple[int, str]:
         (("replay", "shop.order"), "did you mean shop.orders?"),
         (("replay", "shop.orders", "17"), "'17' is not a place"),
         (("replay", "shop.orders", "--error", "FramingErr"), "did you mean FramingError?"),
-        (("replay", "shop.log"), "a table of mode append takes no replay"),
+        (("replay", "shop.log"), "A table with mode: append cannot replay dead letters"),
         (("drop", "shop.orders", "--error", "FramingErr", "--yes"), "did you mean FramingError?"),
         (("drop", "--all", "--error", "no", "--yes"), "--error no: there is no such error;"),
     ],
@@ -84,7 +84,7 @@ def test_a_worker_at_work_is_met_before_spark_starts(config: Path) -> None:
     store.close()
     code, output = _asked(config, "replay", "shop.orders")
     assert code == 1
-    assert f"a worker of {settings.pipeline} is at work" in output
+    assert f"A worker of {settings.pipeline} is running" in output
 
 
 def test_tables_are_told_as_everywhere_whichever_part_holds_a_dot() -> None:

@@ -93,7 +93,7 @@ def _run_demo(directory: Path, *more: str) -> dict[str, Any]:
         # Every line is ours: nothing of Spark's.
         lines = errors.decode().splitlines()
         assert [one for one in lines if not re.match(r" *\d+\.\d s  ", one)] == []
-        for wait in ("starting Spark", "asking Kafka where the topics end"):
+        for wait in ("starting Spark", "asking Kafka for the topics' end offsets"):
             assert [one for one in lines if one.endswith(wait)]
         _assert_nothing_left(process.pid, directory)
     answer: dict[str, Any] = json.loads(output)

@@ -111,6 +111,6 @@ def test_a_change_that_waits_is_told_with_the_way_on(decoding: _Renamed, kind: s
 
 
 def test_a_table_that_is_to_be_emptied_is_left_to_the_worker() -> None:
-    with pytest.raises(SourceError, match="let the worker come to it") as caught:
+    with pytest.raises(SourceError, match="Let the worker apply it first") as caught:
         _replay(_Truncated(), truncate="apply")
     assert caught.value.context["table"] == "shop.orders"

@@ -1,4 +1,4 @@
-"""What must hold of a table and its topic before the next records go to it: nothing was lost unseen."""
+"""Checks of a table and its topic before further records are applied: nothing may be lost unnoticed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_RECORDS: Final[Mapping[int, LastRecord]] = {}
 
 
 class Continuity:
-    """The checks of one table's topic that are not of offsets alone. Used by one thread at a time."""
+    """Checks of one table's topic that need more than offsets. Used by one thread only."""
 
     def __init__(self, context: WorkerContext, topic: str, settings: TableConfig) -> None:
         self._context = context
@@ -46,7 +46,7 @@ class Continuity:
         )
 
     def refuse_mode(self, found: TopicOffsets) -> None:
-        """Raise ConfigError where the table cannot be kept from a compacted topic."""
+        """Raise ConfigError if the table's mode does not work with a compacted topic."""
         if found.compaction is None:
             return
         reason = refusal(found.compaction, self._context.config.source, self._settings)
@@ -61,14 +61,17 @@ class Continuity:
         repaired: bool = False,
         passed: Mapping[int, LastRecord] = NO_RECORDS,
     ) -> bool:
-        """Check that a topic is the one that was read, and holds what comes next.
+        """Check that a topic is still the one that was read, and has the next records.
 
-        ``repaired``: the table is to be compared with its source, whatever the topic has lost of it before it
-        was first seen. ``passed``: by partition, the last record that went by without a commit. Returns False
-        if only such records are gone: they are to be read again from the offsets that are applied.
+        Returns False if only records that were passed without a commit are lost: they must be read again from
+        the applied offsets.
+
+        ``repaired``: True if a resync will repair the table, so that records lost before its first look do
+        not matter. ``passed``: the last record per partition that was passed without a commit.
 
         Raises:
-            SourceError: it is not, or a partition's log was cut below what is applied, and has grown again.
+            SourceError: the topic was replaced, has lost records, or a partition's log was truncated below
+                the applied offset and has grown again.
             SourceUnavailableError: no broker answers.
             StateStoreError: the store does not answer.
         """
@@ -83,13 +86,13 @@ class Continuity:
     def follows(
         self, found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]
     ) -> bool:
-        """As ``CheckedLogs.follows``."""
+        """Call ``CheckedLogs.follows`` for this table's topic."""
         return self._logs.follows(found, known, read)
 
     def _has_log(
         self, progress: TopicProgress, found: TopicOffsets, passed: Mapping[int, LastRecord]
     ) -> bool:
-        """Whether the log has what was read of it; raises where it was cut below what is applied."""
+        """Return True if the log has all read records; raise if it was cut below the applied offset."""
         known = {**progress.last_records, **passed}
         cuts = self._logs.cuts(found, known)
         for number, offset in sorted(cuts.items()):
@@ -108,13 +111,13 @@ class Continuity:
         repaired: bool = False,
         passed: Mapping[int, LastRecord] = NO_RECORDS,
     ) -> bool:
-        """Check that a topic goes on from what is applied; ``batch``: the last one.
+        """Check that a topic continues what is applied; ``batch``: number of the last batch.
 
-        ``progress``: None where nothing of the topic is applied, which begins ``caught_up``. ``repaired`` and
-        ``passed``, and what is returned: as of ``check_topic``.
+        ``progress``: None if nothing of the topic is applied, which begins ``caught_up``. The other
+        parameters and the result are those of ``check_topic``.
 
         Raises:
-            SourceError: as ``check_topic``, or deletes may be gone unread.
+            SourceError: the topic was replaced or has lost records, or deletes may be lost unread.
             SourceUnavailableError: no broker answers.
             StateStoreError: the store does not answer.
         """
@@ -136,7 +139,7 @@ class Continuity:
         return True
 
     def _accept_missed(self, progress: TopicProgress, compaction: Compaction, pauses: Pauses) -> None:
-        """Raise SourceError unless a person accepted that deletes may be missing."""
+        """Raise SourceError unless a user accepted that deletes may be missing."""
         digest = digest_of(progress)
         if digest not in pauses.accepted:
             text = missed_deletes(compaction, str(self._settings.table))
@@ -144,7 +147,7 @@ class Continuity:
             raise SourceError(text, topic=progress.topic)
 
     def _has_read(self, progress: TopicProgress, found: TopicOffsets, since: float) -> bool:
-        """Whether all that was written before a time is read, as the records that are left say."""
+        """Return True if everything written before a time is read, judged by the records that are left."""
         known = {number: at.next_offset for number, at in progress.partitions.items()}
         unread = [n for n, at in found.partitions.items() if known.get(n, at.earliest) < at.latest]
         first = self._context.brokers.first_since(found.topic, unread, since)
@@ -152,30 +155,30 @@ class Continuity:
 
 
 def late_start(topic: str, found: TopicOffsets) -> tuple[str, ...]:
-    """What to say of a topic whose beginning had expired before it was first read."""
+    """Return a warning if a topic's beginning had expired before it was first read."""
     late = _late(found)
     if not late:
         return ()
     return (
-        f"topic {topic} was first read when its beginning had expired ({late}): rows that did not change "
-        "since are missing, unless a snapshot was loaded before",
+        f"The beginning of topic {topic} had expired when it was first read ({late}). Rows that have not "
+        "changed since are missing, unless a snapshot was loaded before.",
     )
 
 
 def _check_beginning(found: TopicOffsets, settings: TableConfig) -> None:
-    """Refuse a topic that lost its beginning unseen; the table was loaded when it was not there."""
+    """Refuse a topic that lost its beginning unnoticed: it did not exist when the table was loaded."""
     late, table = _late(found), settings.table
     if not late:
         return
-    way = f"Repair the table: `tidesink resync {table}`, then `tidesink resume {table}`"
+    way = f"Repair the table: `tidesink resync {table}`, then `tidesink resume {table}`."
     if settings.mode != "upsert":
         way = (
-            f"mode: {settings.mode} has no resync: load the table again (remove it at the target, or choose "
-            "another pipeline name)"
+            f"mode: {settings.mode} has no resync, so load the table again (remove it at the target, or "
+            "choose another pipeline name)."
         )
     raise SourceError(
-        "the topic was not there when rows of the table were loaded, and its first records expired "
-        f"before they were read ({late}): changes may be missing. {way}",
+        "The topic did not exist when rows of the table were loaded, and its first records expired "
+        f"before they were read ({late}). Changes may be missing. {way}",
         topic=found.topic,
     )
 
@@ -186,10 +189,10 @@ def _late(found: TopicOffsets) -> str:
 
 
 class FirstRecords:
-    """The first records that one table's topic had when they were last seen, for topics without an id.
+    """The first records of one table's topic when last seen, for topics without an id.
 
-    Of one topic they only move on: retention and compaction take the oldest ones, and the record at an
-    offset never changes. What is not noticed is a topic made again whose first records are gone as well.
+    In an unchanged topic they only move forward: retention and compaction remove the oldest records, and the
+    record at an offset never changes. A replaced topic is not noticed if its first records are removed, too.
     """
 
     def __init__(self, table: TableId, topic: str, *, pipeline: str, store: StateStore) -> None:
@@ -200,12 +203,12 @@ class FirstRecords:
     def check(
         self, progress: TopicProgress | None, found: TopicOffsets, brokers: Callable[[], KafkaOffsets]
     ) -> None:
-        """Compare a topic's first records with those of before; costs nothing while all are known.
+        """Compare a topic's first records with the known ones; free of cost while all are known.
 
-        Without ``progress`` they are those of a topic that is read from its beginning.
+        Without ``progress`` the topic is read from its beginning, and the records are only stored.
 
         Raises:
-            SourceError: the topic was made again; or the brokers refuse us.
+            SourceError: the topic was replaced, or the brokers refuse the request.
             StateStoreError: the store does not answer.
         """
         if NO_ID not in (found.topic_id, progress.topic_id if progress else found.topic_id):
@@ -237,15 +240,19 @@ def _compare(topic: str, number: int, before: FirstRecord, now: FirstRecord | No
     )
 
 
-# Taking a table
+# Claiming a table
 
 
 def opened(
     context: WorkerContext, decoding: Decoding, settings: TableConfig, tally: Tally, pauses: Pauses
 ) -> tuple[Hold, Tombstones | None]:
-    """Open the target's table and take it; it is let go again where it cannot be held.
+    """Open the target's table and claim it; close it again on failure.
 
-    Raises: as ``taken``, and what the target refuses.
+    Raises:
+        AccountingError: a count did not add up before, and no user accepted that.
+        ConfigError: the table was read without cuts, and now has them.
+        StaleProgressError: another worker took over the table, or it was restored from a backup.
+        TargetError: the target refuses the table.
     """
     shape = first_shape(decoding.columns().shape, settings)
     pipeline = context.config.pipeline
@@ -263,14 +270,14 @@ def opened(
 def taken(
     context: WorkerContext, table: TargetTable, name: TableId, tally: Tally, pauses: Pauses
 ) -> tuple[Hold, Tombstones | None]:
-    """Take a table's epoch, and know what is applied, and which deletes are remembered.
+    """Claim a table's epoch, and load its progress and its tombstones.
 
     Raises:
-        AccountingError: a count of it did not add up before, and nobody accepted that.
-        StaleProgressError: another worker took it meanwhile, or it was brought back from a backup.
+        AccountingError: a count did not add up before, and no user accepted that.
+        StaleProgressError: another worker took over the table, or it was restored from a backup.
     """
     pipeline, settings = context.config.pipeline, context.config.table_config(name)
-    # Read before the claim: an epoch that is not above this one's began its count again.
+    # Must be read before the claim: an epoch that is not above the status's belongs to a new life.
     before, place = context.store.status_of(pipeline, name), context.place_of(name)
     pauses.check_law(before, place)
     claim = table.claim()
@@ -278,7 +285,7 @@ def taken(
     progress = table.committed()
     if progress != claim.progress:
         raise StaleProgressError(
-            "progress changed between the claim and the look at it: another worker holds the table",
+            "The progress changed between the claim and the first read. Another worker holds the table.",
             table=str(name),
         )
     check_not_restored(context.store, progress, place, life=tally.life)
@@ -301,15 +308,15 @@ def _tombstones(table: TargetTable, settings: TableConfig) -> Tombstones | None:
 
 
 def check_bounded(progress: Progress) -> None:
-    """See that nothing was applied to a table by a worker without cuts.
+    """Check that no worker without cuts has applied records to a table.
 
     Raises:
-        ConfigError: nothing tells how late what it holds is.
+        ConfigError: one has, so the source position of the table's rows is unknown.
     """
     if progress.topics and progress.bound is None:
         raise ConfigError(
-            f"{progress.table} was read without cuts, and nothing says up to which position of the source's "
-            "log: a cut might have a part of a transaction. Remove cuts from the config, or load the table "
-            "again with them (another target.path, or remove the table at the target)",
+            f"{progress.table} was read without cuts, so its position in the source's log is unknown, and a "
+            "cut could show a part of a transaction. Remove cuts from the config, or load the table again "
+            "with them (another target.path, or remove the table at the target).",
             table=str(progress.table),
         )

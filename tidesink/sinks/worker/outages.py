@@ -1,4 +1,4 @@
-"""What a table's status has of an outage: when it is saved, and how old the oldest unapplied record is."""
+"""A table's status during an outage: when to save it, and the age of the oldest record not applied."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ OLDEST: Final = "oldest_unapplied"
 LAG: Final = "lag"
 # A failure shorter than this is not saved.
 SAVE_SECONDS: Final = 1.0
-# Of tries in quicker succession one in so many seconds is saved.
+# If tries follow each other faster than this, only one per this many seconds is saved.
 AGAIN_SECONDS: Final = 5.0
-# How old the lag of a table that waits may be in its status, in seconds.
+# Maximum age, in seconds, of the lag in the status of a waiting table.
 LAG_SECONDS: Final = 15.0
-# Offsets can have no record: of a transaction's end, or of a record that was compacted away.
+# Offsets may have no record, such as the end of a transaction, or a record removed by compaction.
 _LOOKED_AT: Final = 100
 
 
 class SavedStatus:
-    """What the state store was last told of a table; says whether it is to be told more.
+    """The last status of a table that was saved; decides if a new one must be saved.
 
-    ``clock`` gives seconds since 1970.
+    ``clock``: returns seconds since 1970.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -41,12 +41,12 @@ class SavedStatus:
         self._has_failure = False
 
     def saved(self, status: TableStatus) -> None:
-        """Take note of a status that is saved now."""
+        """Record a status that is saved now."""
         self._at, self._lag = self._clock(), status.details.get(LAG)
         self._has_failure = failure_in(status.details) is not None
 
     def lacks(self, failure: Failure | None) -> bool:
-        """Whether a failure is to be saved now, or that there is none any more."""
+        """Return True if a failure, or the end of one, must be saved now."""
         if failure is None:
             return self._has_failure
         now = self._clock()
@@ -56,14 +56,14 @@ class SavedStatus:
         return pause >= SAVE_SECONDS or now - failure.since >= SAVE_SECONDS
 
     def lacks_lag(self, lag: int) -> bool:
-        """Whether the lag of a table that waits is to be saved now."""
+        """Return True if the lag of a waiting table must be saved now."""
         return lag != self._lag and not 0 <= self._clock() - self._at < LAG_SECONDS
 
 
 class OldestRecords:
-    """Looks up how old the oldest record is that a table did not apply. ``fetch`` reads records.
+    """Looks up the age of the oldest record that a table did not apply. ``fetch``: reads records.
 
-    While nothing is applied it is the same record, so that each partition is asked once.
+    While nothing is applied the record stays the same, so each partition is asked only once.
     """
 
     def __init__(self, topic: str, fetch: Fetch) -> None:
@@ -72,7 +72,7 @@ class OldestRecords:
         self._known: dict[int, tuple[int, int | None]] = {}
 
     def time(self, starts: Mapping[int, int], ends: Mapping[int, PartitionOffsets]) -> int | None:
-        """Kafka's time of the oldest record from ``starts`` on, in ms since 1970; None if not known."""
+        """Return Kafka's time of the oldest record from ``starts`` on, in ms since 1970; None if unknown."""
         times = []
         for number, at in ends.items():
             start = max(starts.get(number, at.earliest), at.earliest)

@@ -1,4 +1,4 @@
-"""Dead letters replayed into their tables, batch by batch."""
+"""Replay of dead letters into their tables, batch by batch."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """What came of the chosen letters. ``account`` is in events, the others count letters.
+    """The result of a replay. ``account`` counts events, the other fields count letters.
 
-    ``dead_lettered`` in the account are those that cannot be decoded today either. ``waiting`` lie behind
-    what is applied: the worker reads them by itself. Of ``expired`` Kafka does not hold all that follows.
-    ``former`` are of a topic that was made again under its name: what followed them is not known.
-    ``settled``: a resync repaired their rows later, so that nothing was applied. ``unsure``: a snapshot or
-    resync read rows, and nothing tells whether it read theirs before or after them. ``later``: the next cut
-    does not have their changes.
+    The account's ``dead_lettered`` letters still cannot be decoded. ``waiting``: letters beyond the applied
+    offsets, which the worker reads itself. ``expired``: letters after which Kafka has lost records.
+    ``former``: letters of a topic that was replaced under the same name, whose later records are unknown.
+    ``settled``: letters whose rows a later resync repaired, so that nothing was applied. ``unsure``: letters
+    whose rows a snapshot or resync read, before or after the letter. ``later``: letters with changes that
+    the next cut does not include.
     """
 
     table: TableId
@@ -95,20 +95,20 @@ class ReplayReport:
 
     @property
     def left(self) -> int:
-        """Letters that are still there."""
+        """Number of letters that are not settled."""
         stay = self.waiting + self.expired + self.former + self.unsure + self.later
         return self.account.dead_lettered + stay
 
 
 def replay(config: Config, chosen: Chosen) -> ReplayReport:
-    """Replay the chosen letters of one table, which no worker may be at work on.
+    """Replay the chosen letters of one table, while no worker of the pipeline runs.
 
     Raises:
-        ConfigError: the table's mode takes no change out of order, its topic is compacted, or the letters are
-            of several topics.
-        StaleProgressError: a worker of the pipeline runs, or took the table meanwhile.
-        SourceError: the topic is gone, or was made again.
-        TidesinkError: a step failed; nothing is lost, and the letters that were not settled are still there.
+        ConfigError: the table's mode cannot apply changes out of order, its topic is compacted, or the
+            letters come from several topics.
+        StaleProgressError: a worker of the pipeline runs, or took over the table meanwhile.
+        SourceError: the topic does not exist, or was replaced.
+        TidesinkError: a step failed; nothing is lost, and letters that were not settled are still there.
     """
     _refuse_mode(config, TableId(*str(chosen.table).partition(".")[::2]))
     flag = StopFlag()
@@ -127,17 +127,17 @@ def _refuse_mode(config: Config, table: TableId) -> None:
     mode = config.table_config(table).mode
     if mode != "upsert":
         raise ConfigError(
-            f"a table of mode {mode} takes no replay in this version, since only mode upsert tells which "
-            "change of a row is the newer: load the table again, or drop the letters",
+            f"A table with mode: {mode} cannot replay dead letters: only mode: upsert records which change "
+            "of a row is newer. Load the table again, or drop the letters.",
             table=str(table),
         )
 
 
 def refuse_replay(config: Config, table: TableId, seconds: float | None) -> None:
-    """Refuse what is known to fail before Spark starts; ``seconds``: since a worker's last mark.
+    """Raise errors that are known before Spark starts; ``seconds``: since the last heartbeat of a worker.
 
     Raises:
-        ConfigError: the table's mode takes no change out of order.
+        ConfigError: the table's mode cannot apply changes out of order.
         StaleProgressError: a worker of the pipeline runs.
     """
     _refuse_mode(config, table)
@@ -147,9 +147,9 @@ def refuse_replay(config: Config, table: TableId, seconds: float | None) -> None
 def _refuse_beside_worker(config: Config, seconds: float | None) -> None:
     if is_alive(seconds):
         raise StaleProgressError(
-            f"a worker of {config.pipeline} is at work (seen {seconds:.0f} s ago), and a replay would "
-            f"take its tables away: stop it first. One that was killed counts as gone after "
-            f"{ALIVE_SECONDS:.0f} s"
+            f"A worker of {config.pipeline} is running (last heartbeat {seconds:.0f} s ago), and a replay "
+            "would take over its tables. Stop it first. A killed worker counts as stopped after "
+            f"{ALIVE_SECONDS:.0f} s."
         )
 
 
@@ -162,8 +162,8 @@ def _replay(context: WorkerContext, chosen: Chosen) -> ReplayReport:
         return ReplayReport(table)
     if len(topics) > 1:
         raise ConfigError(
-            f"the dead letters of {table} are of several topics, {', '.join(topics)}: replay those of the "
-            "topic that the table is fed from, one by one, as TOPIC[PARTITION]@OFFSET, and drop the others",
+            f"The dead letters of {table} come from several topics: {', '.join(topics)}. Replay those of the "
+            "table's current topic one by one, as TOPIC[PARTITION]@OFFSET, and drop the others.",
             table=str(table),
         )
     table_task = ReplayTask(context, topics[0], table)
@@ -174,26 +174,26 @@ def _replay(context: WorkerContext, chosen: Chosen) -> ReplayReport:
 
 
 def _table_of(context: WorkerContext, name: str) -> TableId:
-    """The table of a name: both its parts may hold a dot."""
+    """Return the table with a name; its schema and its own name may contain dots."""
     known = [status.table for status in context.store.statuses(context.config.pipeline)]
     found = [table for table in known if str(table) == name]
     schema, dot, rest = name.partition(".")
     if not found and not (schema and dot and rest):
-        raise ConfigError(f"{name!r} is no table: give it as schema.table")
+        raise ConfigError(f"{name!r} is not a table's name. Give it as schema.table.")
     return found[0] if found else TableId(schema, rest)
 
 
 class ReplayTask(TableTask):
-    """A table opened for its dead letters alone."""
+    """A task that opens a table only to replay its dead letters."""
 
     def replay(self, letters: DeadLetters, chosen: Chosen) -> ReplayReport:
-        """Apply the chosen letters of this task's topic, then settle them."""
+        """Apply the chosen letters of this task's topic, then settle them in the dead-letter topic."""
         found = self._context.offsets_of(self.topic, self.table)
         if found.compaction is not None and self._settings.sequence_by == "kafka":
             raise ConfigError(
-                f"the topic has cleanup.policy={found.compaction.policy}: a newer change or delete of a "
-                "letter's row may be gone from it, and a replay would undo that one. Load the table again, "
-                "or drop the letters",
+                f"The topic has cleanup.policy={found.compaction.policy}. Compaction may have removed a "
+                "newer change or delete of a letter's row, which a replay would undo. Load the table again, "
+                "or drop the letters.",
                 table=str(self.table),
                 topic=self.topic,
             )
@@ -208,11 +208,12 @@ class ReplayTask(TableTask):
             return replace(report, waiting=len(mine))
         if progress.read_again:
             raise ConfigError(
-                "the table was rewound and is not where it was yet: let the worker come to there first",
+                "The table was rewound and is still below its former offsets. Let the worker reach them "
+                "first.",
                 table=str(self.table),
             )
         self._continuity.check_topic(progress, found)
-        # What waits for another bound is read again, and letters with it.
+        # Records that wait for another bound are read again, with the letters among them.
         self.bound = self._hold.progress.bound
         sorted_ = sorted_letters(mine, self._bounds(progress, found), self._source_reads)
         report = replace(report, waiting=sorted_.waiting, expired=sorted_.expired, unsure=sorted_.unsure)
@@ -227,7 +228,7 @@ class ReplayTask(TableTask):
 
     @property
     def _source_reads(self) -> tuple[SourceRead, ...]:
-        """The snapshots and resyncs that letters must not undo; in the source's order rows have positions."""
+        """Snapshots and resyncs that letters must not undo; none in the source's order (positions decide)."""
         assert self._hold is not None  # noqa: S101  (opened before)
         return self._hold.progress.source_reads if self._settings.sequence_by == "kafka" else ()
 
@@ -246,7 +247,7 @@ class ReplayTask(TableTask):
         return done
 
     def _save_batch(self) -> None:
-        """Have the status say the newest batch: a target brought back from before it is to be noticed."""
+        """Save the newest batch in the status, so that an older backup of the target is noticed."""
         store = self._context.store
         held = self._hold.table.committed() if self._hold else None
         status = store.status_of(self._context.config.pipeline, self.table)
@@ -264,7 +265,7 @@ class ReplayTask(TableTask):
             self._context,
             replace(self._hold, accepted=asked.accepted, loads=loads, bound=self.bound, outside=self.outside),
             self._decoding,
-            # What is bad still stays where it is, and keeps nothing else back.
+            # A letter that is still bad stays a dead letter, and does not stop the others.
             settings=self._settings.model_copy(update={"bad_record": "dead-letter"}),
             session=self._session,
             plan=plan,
@@ -273,9 +274,10 @@ class ReplayTask(TableTask):
         )
 
     def _bounds(self, progress: TopicProgress, found: TopicOffsets) -> dict[int, Bounds]:
-        """Per partition the letters that can be replayed: Kafka holds all that was applied behind them.
+        """Return the offsets per partition within which letters can be replayed.
 
-        Under cuts a partition is read again from the first row that waits.
+        Kafka must hold every applied record after the letter. With cuts, a partition is read again from the
+        first row that waits.
         """
         return {
             number: Bounds(self._since(number, found), at.low_water_offset)
@@ -284,15 +286,15 @@ class ReplayTask(TableTask):
 
     def _since(self, partition: int, found: TopicOffsets) -> int:
         if self._settings.sequence_by == "source":
-            return 0  # the target itself knows what is newer
+            return 0  # the target records which change is newer
         lost = [n for n in self._added_after(partition, found) if found.partitions[n].earliest > 0]
-        # A change in a partition that was added later is newer, and nobody knows whether one expired.
+        # Changes in a partition that was added later are newer, and some may have expired unnoticed.
         return found.partitions[partition].latest if lost else found.partitions[partition].earliest - 1
 
     def _following(
         self, first: Mapping[int, int], progress: TopicProgress, found: TopicOffsets
     ) -> tuple[FetchRange, ...]:
-        """What may be newer than the letters, of which the first of each partition is given."""
+        """Return the ranges that may hold newer changes; ``first``: the first letter per partition."""
         if self._settings.sequence_by == "source":
             return ()
         starts = {number: offset + 1 for number, offset in first.items()}
@@ -307,7 +309,7 @@ class ReplayTask(TableTask):
         )
 
     def _added_after(self, partition: int, found: TopicOffsets) -> frozenset[int]:
-        """The partitions that were added when this one was there already: keys may have moved to them."""
+        """Return the partitions that were added after this one: keys may have moved to them."""
         grown = self._context.topics.grown(found)
         added = [frozenset(found.partitions) - frozenset(ends) for ends in grown if partition in ends]
         return frozenset().union(*added)
@@ -319,13 +321,14 @@ def _ranges(topic: str, first: Mapping[int, int], progress: TopicProgress) -> tu
 
 
 _EMPTIED: Final = (
-    "the table was truncated after the first of these letters: what came before is void. Drop the letters "
-    "before it (tidesink dlq drop TABLE --below {offset}), then replay the others"
+    "The table was truncated after the first of these letters, so earlier changes are void. Drop the letters "
+    "before the truncation (tidesink dlq drop TABLE --below {offset}), then replay the others."
 )
 
 
 _TO_EMPTY: Final = (
-    "DDL empties the table behind what is applied: let the worker come to it, and replay the letters then"
+    "DDL beyond the applied offsets empties the table. Let the worker apply it first, then replay the "
+    "letters."
 )
 
 
@@ -333,8 +336,8 @@ _NO_MATCHES: Final = "CAST(array() AS ARRAY<BOOLEAN>) AS matches"
 
 
 _TOO_MANY: Final = (
-    "the letters of one partition, and what follows of their rows, have more than {} MiB: replay them in "
-    "parts (tidesink dlq replay TABLE --below OFFSET)"
+    "The letters of one partition, together with later records of their rows, have more than {} MiB. Replay "
+    "them in parts (tidesink dlq replay TABLE --below OFFSET)."
 )
 
 
@@ -343,9 +346,9 @@ def _dealt_with(letter: Letter) -> Outcome:
 
 
 class Replayed(NamedTuple):
-    """What came of the letters, in events, and the outcome of each as ``DeadLetters.settle`` takes it.
+    """The result in events, and the outcome of each letter for ``DeadLetters.settle``.
 
-    ``settled``, ``unsure`` and ``later``: as of ``ReplayReport``, of those that were looked at.
+    ``settled``, ``unsure``, ``later``: numbers of examined letters, with the meaning of ``ReplayReport``.
     """
 
     account: Account
@@ -359,22 +362,22 @@ class Replayed(NamedTuple):
 class LetterEvent(NamedTuple):
     """A key of a row event in a letter.
 
-    ``has_read``: by the number of a limited snapshot or resync, whether it is of the key's row; None, or no
-    such number: unknown.
+    ``has_read``: by the number of a limited snapshot or resync, True if it covers the key's row. None or a
+    missing number: unknown.
     """
 
     commit_ts: int | None
     has_read: Mapping[int, bool | None]
 
     def of_row(self, read: SourceRead) -> bool | None:
-        """Whether a limited snapshot or resync is of the key's row; None: unknown."""
+        """Return True if a limited snapshot or resync covers the key's row; None if unknown."""
         return self.has_read.get(read.number)
 
 
 def standing_of_letter(
     letter: Letter, events: Iterable[LetterEvent], reads: Sequence[SourceRead], bound: int | None
 ) -> Standing | Literal["later"]:
-    """How a letter stands by all of its events: one with several is applied as a whole, or not at all."""
+    """Return a letter's standing by all of its events: a letter is applied as a whole or not at all."""
     found = set[Standing]()
     place = letter.topic, letter.partition, letter.offset
     for event in events:
@@ -383,14 +386,14 @@ def standing_of_letter(
         found.add(standing_of(reads, *place, event.of_row))
     if len(found) > 1:
         return "unsure"
-    return found.pop() if found else "open"  # what is no row event, or still bad, changes no row
+    return found.pop() if found else "open"  # other events, and bad records, change no row
 
 
 class LettersToday(NamedTuple):
-    """What letters are by the plan as it stands. ``read``: the records that are of the table.
+    """The letters as the current plan decodes them. ``read``: number of records of this table.
 
-    ``bad``: class and reason of what cannot be decoded, by partition and offset. ``hashes``: of the keys
-    of the rows that the letters name.
+    ``bad``: error class and reason of letters that cannot be decoded, by partition and offset. ``hashes``:
+    hashes of the keys of the letters' rows.
     """
 
     summary: BatchSummary
@@ -400,14 +403,14 @@ class LettersToday(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Row events."""
+        """Number of row events."""
         return self.summary.applied + self.summary.superseded
 
 
 class ReplayBatch(Batch):
-    """Runs once; a new object tries again.
+    """Applies letters in one batch. An object runs once; a retry needs a new object.
 
-    ``reads``: the snapshots and resyncs that letters must not undo.
+    ``reads``: snapshots and resyncs that letters must not undo.
     """
 
     _letters: LettersToday
@@ -418,14 +421,16 @@ class ReplayBatch(Batch):
         super().__init__(*parts, reader=reader, **named)
         self._reads = reads
         self._all = self._chosen = reader
-        # Of the letters that are left out by what their events say.
+        # Letters that are not applied because of their events, by standing.
         self._left_out: dict[str, list[Letter]] = {}
 
     def replay(self) -> Replayed:
-        """Apply what the letters and what follows them say of the letters' keys.
+        """Apply the letters, and later records of the letters' keys.
 
-        Raises: as ``Batch.run``; SourceError where the table was emptied after a letter, SchemaRefusedError
-            where a change of the table's columns waits.
+        Raises:
+            SourceError: the table was emptied after a letter, or Kafka cannot be read.
+            SchemaRefusedError: a change of the table's columns waits.
+            TidesinkError: the target or the state store failed.
         """
         with translated_read_errors(self._plan.found.topic):
             self._decoding.catch_up(self._plan.ranges, self._plan.found)
@@ -443,11 +448,11 @@ class ReplayBatch(Batch):
             reduction.release()
 
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
-        """The letters by themselves, then with what follows them: of that the rows that they name are kept.
+        """Read the letters by themselves, then again with later records, of which only their rows are kept.
 
-        The letters alone where the target itself knows what is newer, or the plan lacks something.
+        Later records are not read if the target records which change is newer, or if the plan lacks a schema.
         """
-        # What is written is known once both are read.
+        # Rows to write are known only after both reads.
         self._stages = False
         task = self._range_task(plan)
         with self._step("read"):
@@ -458,17 +463,17 @@ class ReplayBatch(Batch):
             if reader.following and not found.summary.unplanned:
                 found.release()
                 found = self._reduced_by(self._following(task), reader)
-        for done in ("decoded", "reduced"):  # by the same tasks
+        for done in ("decoded", "reduced"):  # the same tasks do both
             self._context.failpoints.reach(done)
-        # What a replay has read is the letters, which are counted in their topic.
+        # A replay counts only letters as read; they are counted in their own topic.
         return Reduction(plan, replace(found, read=KafkaRead(0, 0)))
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """All of it was read before: what a watermark ended then came later."""
+        """Return the task, marked as read before: the watermark that once bounded it came later."""
         return replace(super()._range_task(plan), was_read=True)
 
     def _examined(self, task: RangeTask) -> LetterReader:
-        """The letters to apply, by the keys and the times of their events."""
+        """Return a reader of the letters to apply, chosen by the keys and times of their events."""
         bound, letters = self._hold.bound, self._all.chosen
         asked = [one for one in letters if bound is not None or limited_reads(one, self._reads)]
         self._left_out = {}
@@ -519,7 +524,7 @@ class ReplayBatch(Batch):
     def _wanted(
         self, task: RangeTask, read: SourceRead, columns: Sequence[ComparedColumn], session: SparkSession
     ) -> DataFrame | tuple[Limit, ...] | None:
-        """The keys, or the range of the key, that a limited read is of; None: nothing tells any more."""
+        """Return the keys, or the bounds of the key, that a limited read covers; None if no longer known."""
         if read.keys is None:
             return limits_at_target(task.plan, read.where)
         asked = load_keys(self._context.store, read.keys)
@@ -532,7 +537,7 @@ class ReplayBatch(Batch):
         try:
             return reduced_ranges(self._session, task, reader, checkpoint=self._checkpoints)
         except RangeTooLargeError as exc:
-            # No smaller batch has fewer letters.
+            # A smaller batch would have the same letters.
             raise ConfigError(_TOO_MANY.format(task.most_bytes >> 20), **exc.context) from exc
 
     def _following(self, task: RangeTask) -> RangeTask:
@@ -578,7 +583,7 @@ class ReplayBatch(Batch):
         )
 
     def _write(self, reduction: Reduction) -> ApplyResult:
-        """Apply the rows in a batch of its own, whose progress reads no further."""
+        """Apply the rows in a batch whose progress reads no further."""
         before = self._hold.progress
         schema_decision = self._schema_decision(self._shape())
         if schema_decision.pending:
@@ -597,24 +602,24 @@ class ReplayBatch(Batch):
         result = self._commit(self._reduced_batch(reduction, schema_decision), progress)
         if result.applied + result.stale != reduction.summary.rows:
             raise AccountingError(
-                f"{reduction.summary.rows} rows were to be applied and the target counts {result.applied} "
-                f"applied and {result.stale} older ones: compare the table with the source, and report this",
+                f"{reduction.summary.rows} rows were to be applied, but the target counts {result.applied} "
+                f"applied and {result.stale} older ones. Compare the table with its source, and report this.",
                 table=str(self._settings.table),
             )
         return result
 
     def _waits(self, pending: Pending) -> SchemaRefusedError:
         return SchemaRefusedError(
-            f"the letters need a change of the table's columns that waits for a person ({pending.change}): "
-            "let the worker come to it, and decide it with tidesink ddl approve or reject",
+            f"The letters need a change of the table's columns that waits for a decision ({pending.change}). "
+            "Let the worker reach it, and decide it with tidesink ddl approve or reject.",
             table=str(self._settings.table),
         )
 
     def _account(self, reduction: Reduction, result: ApplyResult | None) -> Account:
-        """``read`` comes from the topic of letters, what became of them from the tasks and the target."""
+        """Return the account: ``read`` comes from the dead-letter topic, the rest from tasks and target."""
         letters, count = self._letters, len(self._chosen.chosen)
         today = letters.summary
-        foreign = count - letters.read  # they name another table today
+        foreign = count - letters.read  # letters whose records now belong to another table
         read = count + today.read - today.messages
         if self._sequenced:
             found = account_of(
@@ -630,7 +635,7 @@ class ReplayBatch(Batch):
         return Account(read, stay, letters.rows - stay, others + foreign, today.bad)
 
     def _events_that_stay(self, reduction: Reduction) -> int:
-        """How many of the rows to apply are of the letters' own events: each is one event."""
+        """Return how many of the rows to apply come from the letters' own events."""
         if not reduction.summary.rows:
             return 0
         own = {(letter.partition, letter.offset) for letter in self._chosen.chosen}

@@ -1,10 +1,10 @@
-"""A table's topic is read again from earlier offsets: a rewind, done by the worker in a commit of its own.
+"""Rewinds: a table's topic is read again from earlier offsets, set back by the worker in a commit of its own.
 
-A person asks for it through the state store (``control``). At the table's next turn its progress goes back,
-in a batch without records, under the same epoch and ledger as any other. The offsets up to which it was
-applied before stay in the progress until they are reached again: up to there the table is read alone and
-nothing new is applied, so that rows are older than they were for as short a time as can be. The progress has
-the rewind's number, too, so that a worker that is killed does it once.
+A user requests a rewind through the state store (``control``). The table's next turn sets its progress back,
+in a batch without records, with the same epoch and ledger as any other batch. The progress keeps the
+offsets up to which records were applied before, until they are reached again. Up to there the table is read
+on its own and nothing new is applied, so that rows are outdated for the shortest time. The progress also has
+the rewind's number, so that a killed worker does not repeat it.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from tidesink.sinks.state.source_reads import rewound
 from tidesink.sinks.worker.control import RewindControl, change_control
 
 _log = structlog.get_logger("tidesink.worker")
-_REFUSED: Final = "the table was not rewound as it was asked to: {}"
+_REFUSED: Final = "The requested rewind was refused. {}"
 
 
 class Rewinds:
-    """What is asked of one table's offsets, until it is done or refused. Used by one thread at a time."""
+    """The request to rewind one table, until it is done or refused. Used by one thread only."""
 
     def __init__(self, context: WorkerContext, settings: TableConfig) -> None:
         self._context = context
         self._settings = settings
-        # The number of the last one that was refused.
+        # The number of the last rewind that was refused.
         self._refused = 0
         self.asked: RewindControl | None = None
 
     def is_due(self, progress: Progress) -> bool:
-        """Whether a rewind was asked for that was neither done nor refused."""
+        """Return True if a requested rewind is neither done nor refused."""
         return self.asked is not None and self.asked.number > max(progress.rewound, self._refused)
 
     def plan(self, progress: Progress, found: TopicOffsets, *, loads: bool = False) -> BatchPlan | None:
-        """The offsets that the table goes back to, as ranges without records; None: none is due.
+        """Return the offsets to go back to, as ranges without records, or None if no rewind is due.
 
-        ``loads``: the table's snapshot is under way.
+        ``loads``: True while the table's snapshot runs.
 
         Raises:
-            ConfigError: it may not be rewound; the request is over.
-            SourceError: the brokers refuse us, or do not answer.
+            ConfigError: the table may not be rewound; the request is removed.
+            SourceError: the brokers refuse the request, or do not answer.
             StateStoreError: the store does not answer.
         """
         asked = self.asked
@@ -75,7 +75,7 @@ class Rewinds:
         return BatchPlan(tuple(ranges), found)
 
     def settle(self) -> None:
-        """Nothing is asked any more: a table that is loaded again later is not rewound."""
+        """Remove the request: a table that is loaded again later must not be rewound."""
         asked, config = self.asked, self._context.config
         if asked is None:
             return
@@ -93,14 +93,14 @@ class Rewinds:
 
 
 def refused(error: ConfigError) -> str:
-    """What the table's status says of a rewind that was refused."""
+    """Log a refused rewind, and return the text for the table's status."""
     text = _REFUSED.format(error.message)
     _log.warning("table not rewound", error=str(error))
     return text
 
 
 def again_only(available: Sequence[OffsetRange], progress: TopicProgress | None) -> list[OffsetRange] | None:
-    """Of what can be read that which was applied before a rewind; None where none is under way."""
+    """Return the available records that were applied before a rewind, or None if no rewind is under way."""
     again = progress.read_again if progress is not None else {}
     if not again:
         return None
@@ -111,14 +111,14 @@ def again_only(available: Sequence[OffsetRange], progress: TopicProgress | None)
 
 
 def rewind_details(progress: Progress | None, topic: str) -> dict[str, Any]:
-    """What the status shows of a table that is being read again."""
+    """Return what the status shows of a rewind that is under way."""
     known = progress.topics.get(topic) if progress is not None else None
     again: Mapping[int, Any] = known.read_again if known is not None else {}
     return {"read_again": {str(n): list(at) for n, at in sorted(again.items())}} if again else {}
 
 
 class RewindBatch(Batch):
-    """Has the table's progress go back to the offsets of its plan. Runs once; a new object tries again."""
+    """Sets the table's progress back to the offsets of its plan. Runs once; a retry needs a new object."""
 
     def __init__(self, *parts: Any, number: int, **named: Any) -> None:
         super().__init__(*parts, **named)

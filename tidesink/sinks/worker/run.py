@@ -1,7 +1,7 @@
-"""The worker: looks where the topics end, gives tasks their turns, and ends cleanly.
+"""The worker: looks up the topics' end offsets, hands out turns to tasks, and ends cleanly.
 
-One look-up of offsets serves all tables; a table with nothing to read costs no Spark job. Up to
-``batch.max-tables`` batches run at once, each in a Spark session of its table's own.
+One look-up of offsets serves all tables, and a table with nothing to read costs no Spark job. Up to
+``batch.max-tables`` batches run in parallel, each in its table's own Spark session.
 """
 
 from __future__ import annotations
@@ -67,24 +67,24 @@ if TYPE_CHECKING:
 Until = Literal["drained"]
 
 _log = structlog.get_logger("tidesink.worker")
-# How long a stop waits for batches under way before their Spark jobs are cancelled.
+# Seconds that a stop waits for running batches before it cancels their Spark jobs.
 GRACE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.2
-# Of tables that open so many are named.
+# Maximum number of opening tables that a progress line names.
 _NAMED: Final = 5
-# The JVM's connections break a moment before the JVM has ended.
+# The JVM's connections break a moment before its process ends.
 _JVM_END_SECONDS: Final = 2.0
-# A table whose watermarks wait for so many intervals gets every second turn, however busy others are.
+# A table whose watermarks have waited for this many intervals gets every second turn.
 _MOST_INTERVALS: Final = 10
-# What a task was last asked by: what was seen of its topic, what people asked, and its bound with its ends.
+# A task's input when it was last asked: the look at its topic, the requests, its bound and its end offsets.
 _Settled = tuple[TopicOffsets | None, TableControl, int | None, Mapping[int, int] | None]
-# What the tasks of a snapshot import, besides those of every table.
+# Modules that the tasks of a snapshot import, in addition to those of every batch.
 _SNAPSHOT_MODULES: Final = (
     "tidesink.sinks.targets.lake.files",
     "tidesink.sinks.batch.source_rows",
     "sqlalchemy",
 )
-# A topic is gone when two looks in a row, so far apart, miss it: one broker's answer may be an old one.
+# Seconds between the two looks that must both miss a topic: one broker may answer with old metadata.
 SECOND_LOOK_SECONDS: Final = 3.0
 
 
@@ -96,17 +96,17 @@ def run(
     listeners: Sequence[Listener] = (),
     stop: StopFlag | None = None,
 ) -> RunReport:
-    """Work until stopped, until all topics are drained, or for so many batches of each table.
+    """Work until stopped, until all topics are drained, or for a number of batches per table.
 
-    SIGINT and SIGTERM end it cleanly when called in the main thread; elsewhere ``stop`` does.
+    SIGINT and SIGTERM end the run cleanly if it is in the main thread; elsewhere use ``stop``.
 
     Raises:
-        ConfigError: the config cannot be worked by.
-        SourceUnavailableError: Kafka did not answer for as long as ``retry.for`` says, at the start.
+        ConfigError: the config cannot be used.
+        SourceUnavailableError: Kafka did not answer for ``retry.for`` seconds at the start.
         TidesinkError: Spark, the state store or the target could not be opened.
     """
     flag = stop if stop is not None else StopFlag()
-    # Signals are ours until Spark is stopped too: a third Ctrl-C must not cut that off.
+    # Signals are handled here until Spark is stopped: a third Ctrl-C must not interrupt that.
     with signals_kept(), assembled(config, listeners, flag) as context:
         worker = Worker(context, until=until, batches=batches)
         stop_on_signals(flag)
@@ -114,13 +114,13 @@ def run(
 
 
 def opening_line(opening: Sequence[TableId], opened: int, tables: int) -> str:
-    """Which tables open, of how many."""
+    """Return a progress line: which tables are opening, and how many of all."""
     names = ", ".join(map(str, opening[:_NAMED])) + (", …" if len(opening) > _NAMED else "")
     return f"opening {opened + len(opening)} of {tables} tables: {names}"
 
 
 class Worker:
-    """One run over all tasks. ``opening_seconds``: how often it says which tables open."""
+    """One run over all tasks. ``opening_seconds``: seconds between lines that name opening tables."""
 
     opening_seconds = 3.0
 
@@ -145,10 +145,10 @@ class Worker:
         self._table_tasks = TableTasks(context, TopicLookUps.of(context), self._requests.loaded)
         self._busy: dict[Future[None], TableTask] = {}
         self._missed: frozenset[str] = frozenset()
-        # Since when topics give no answer, and those of them that are waited for no longer.
+        # Topics without an answer, by the time of the first failure; and topics that failed for too long.
         self._silent: dict[str, float] = {}
         self._failed: dict[str, SourceError] = {}
-        # The tasks that had nothing to do by what was seen of their topic, and asked of them.
+        # Tasks that had nothing to do at the last look, with their input.
         self._settled: dict[TableTask, _Settled] = {}
         self._reported_patterns = False
         self._watermarks = WatermarkFollower(
@@ -166,9 +166,9 @@ class Worker:
         self._told_opening = time.monotonic()
 
     def run(self) -> RunReport:
-        """Work to the end; the report says how each table stands."""
+        """Work to the end, and return a report on each table."""
         started = self._told_opening = time.monotonic()
-        self._context.listeners.hear(Waiting("asking Kafka where the topics end"))
+        self._context.listeners.hear(Waiting("asking Kafka for the topics' end offsets"))
         try:
             with threads_tagged(self._job_tag):
                 self._work()
@@ -196,7 +196,7 @@ class Worker:
         except StopRequestedError:
             _log.debug("stopped while waiting")
         except Exception:
-            # What fails when the JVM has ended says less than that.
+            # If the JVM has ended, report that instead of its consequences.
             self._check_jvm(_JVM_END_SECONDS)
             raise
         finally:
@@ -207,14 +207,14 @@ class Worker:
             self._context.topics.release()
 
     def _tell_end(self) -> None:
-        """Have the state store know that no worker works on, and what is not tried again."""
+        """Record in the state store that the worker has ended, and which failures are not retried."""
         self._context.failures.ended()
         for table_task in self._table_tasks:
             table_task.tell_failure()
         self._heartbeat.end()
 
     def _check_jvm(self, seconds: float = 0.0) -> None:
-        """Raise SparkEndedError if Spark's JVM has ended; what is under way is then stopped."""
+        """Raise SparkEndedError if Spark's JVM has ended, and stop all running batches."""
         try:
             check_jvm(self._context.spark, seconds)
         except SparkEndedError:
@@ -222,17 +222,17 @@ class Worker:
             raise
 
     def cancel(self) -> None:
-        """Cancel the Spark jobs of batches and look-ups under way.
+        """Cancel the Spark jobs of running batches and look-ups.
 
-        A batch is abandoned before its commit or after.
+        A batch is abandoned before its commit or after it.
         """
         cancel_jobs(self._context.spark, self._job_tag)
 
     def _turn(self) -> bool:
-        """Look once and give out turns; False when the run is over.
+        """Look once and hand out turns; return False when the run is over.
 
-        It ends by a look that still holds: what a batch found out by its end while that look was taken, and
-        a topic none of whose tables reads on since, are for another look.
+        The run ends only after a look that is still valid. Another look is needed if a batch ended during
+        this one, or if all tables of a topic have stopped reading since.
         """
         self._check_jvm()
         self._context.listeners.hear(Turned())
@@ -240,7 +240,7 @@ class Worker:
         self._table_tasks.collect()
         self._collect()
         seen = self._look()
-        # Others may take the places of these now: only the end waits for what they found out.
+        # Other tables may get their slots now; only the end of the run must wait for another look.
         ended = self._collect()
         idle = self._idle()
         self._go_on(idle, seen)
@@ -251,13 +251,13 @@ class Worker:
             return True
         if moved:
             return True
-        # Kafka's silence stops every topic: another look would find no more.
+        # If Kafka does not answer, every topic stops: another look would find nothing new.
         if not isinstance(seen, SourceError) and (ended or self._table_tasks.newly_stuck()):
             return True
         return self._rest(idle)
 
     def _tell_opening(self) -> None:
-        """Say now and then which tables open: their schemas are looked up, and the target is asked."""
+        """Report from time to time which tables are opening, while schemas and the target are looked up."""
         now = time.monotonic()
         if now - self._told_opening < self.opening_seconds:
             return
@@ -273,22 +273,22 @@ class Worker:
         self._context.listeners.hear(Waiting(what))
 
     def _moves_bound(self, seen: Look | SourceError) -> bool:
-        """Publish a cut that is complete; whether tables may read on by it."""
+        """Publish a cut if it is complete; return True if tables may read on under a new bound."""
         if self._cuts is None or isinstance(seen, SourceError):
             return False
         try:
             return self._cuts.turn(list(self._table_tasks), list(self._busy.values()), seen)
         except TidesinkError as exc:
-            # Tables wait for their bound; the worker looks again.
+            # Tables wait for their bound, and the next look tries again.
             _log.warning("cuts cannot be looked at", error=str(exc))
             return False
 
     def _go_on(self, idle: list[TableTask], seen: Look | SourceError) -> None:
-        """Have tasks that are not at work do what is asked of them, and work by what was seen."""
+        """Pass requests to idle tasks, and start those that have work according to the last look."""
         if isinstance(seen, SourceError):
             for table_task in idle:
                 table_task.apply_control(self._requests.of(table_task.table))
-                # A task at work hears of Kafka's silence by itself.
+                # A running task notices by itself that Kafka does not answer.
                 table_task.fail(seen)
             return
         if self._cuts is not None:
@@ -304,7 +304,7 @@ class Worker:
         self._give_turns([one for one in idle if one.topic not in seen.unanswered], seen, quiet)
 
     def _note_ends(self, idle: list[TableTask], seen: Look) -> None:
-        """Have every task know where its topic ends, also one at work, or that nothing is known of it."""
+        """Tell every task its topic's end offsets, also running ones, or that they are unknown."""
         for table_task in self._table_tasks:
             table_task.seen = seen.found.get(table_task.topic, table_task.seen)
         for table_task in idle:
@@ -313,7 +313,7 @@ class Worker:
                 table_task.await_topic(error, self._context.config.batch.poll_interval)
 
     def _quiet(self, idle: list[TableTask], seen: Look) -> set[TableTask]:
-        """The tables for which watermarks alone wait, or nothing."""
+        """Return the tables for which only watermarks wait, or nothing."""
         followed = dict[TableTask, Standing]()
         for table_task in idle:
             found = seen.found.get(table_task.topic)
@@ -330,7 +330,7 @@ class Worker:
         return {table_task for table_task in followed if table_task.topic in alone}
 
     def _is_settled(self, table_task: TableTask, seen: Look) -> bool:
-        """Whether the task had nothing to do when it was last asked, and nothing changed since."""
+        """Return True if the task had nothing to do when last asked, and nothing changed since."""
         known = self._settled.get(table_task)
         return (
             known is not None
@@ -343,16 +343,16 @@ class Worker:
         )
 
     def _rest(self, idle: list[TableTask]) -> bool:
-        """All that was there is read; False where that is the end, or a stop comes before the next look."""
+        """Let tables rest after everything is read; return False at the end of the run, or on a stop."""
         for table_task in idle:
             table_task.rest()
         self._tell_idle_patterns()
-        # A run to the end ends by what every topic answered, or failed to for long enough.
+        # A drained run ends when every topic has answered, or has failed to for long enough.
         ends = self._ends and self._silent.keys() == self._failed.keys()
         return not ends and not self._context.stop.wait(self._context.config.batch.poll_interval)
 
     def _tell_idle_patterns(self) -> None:
-        """Say once, when all that was there is read, which patterns of the config fit none of it."""
+        """After everything is read, report once which patterns of the config match no table."""
         tables = [
             table_task.table for table_task in self._table_tasks if table_task.table.schema != UNKNOWN_SCHEMA
         ]
@@ -386,7 +386,7 @@ class Worker:
             self._busy[start_thread(self._context.spark, work, name=str(table_task.table))] = table_task
 
     def _is_due(self, table_task: TableTask, intervals: int = 1) -> bool:
-        """Whether watermarks alone are to be read now; a run to the end leaves those that came meanwhile."""
+        """Return True if watermarks must be read now; a drained run ignores new watermarks."""
         interval = self._context.config.batch.watermark_interval
         return not self._ends and table_task.rested >= intervals * interval
 
@@ -395,7 +395,7 @@ class Worker:
         return [table_task for table_task in self._table_tasks if id(table_task) not in busy]
 
     def _look(self) -> Look | SourceError:
-        """Where the topics end now, or Kafka's silence: it says of no topic that it is gone."""
+        """Return the topics' end offsets, or the error if Kafka does not answer."""
         try:
             seen = self._context.retry().call(self._look_once)
         except SourceError as exc:
@@ -406,7 +406,7 @@ class Worker:
         return seen
 
     def _look_once(self) -> Look:
-        """As ``_look``; new topics that fit the rule get their tasks."""
+        """Look up the end offsets, twice if topics are missing, and create tasks for new topics."""
         seen = self._ends_now()
         if self._table_tasks.missed(seen) - self._missed:
             if self._context.stop.wait(SECOND_LOOK_SECONDS):
@@ -419,7 +419,7 @@ class Worker:
         return seen
 
     def _note_silence(self, seen: Look) -> None:
-        """Fail topics that are refused; those that give no answer only after ``retry.for``."""
+        """Fail refused topics at once, and topics without an answer after ``retry.for`` seconds."""
         now, patience = time.monotonic(), self._context.config.retry.for_
         self._silent = {topic: self._silent.get(topic, now) for topic in seen.unanswered}
         self._failed = {
@@ -429,7 +429,7 @@ class Worker:
         }
 
     def _ends_now(self, *, whole: bool = False) -> Look:
-        """Where the topics end. A run to the end asks for all of each topic: no later look says more."""
+        """Return the end offsets; a drained run asks for all of each topic, as there is no later look."""
         choose, ddl = self._context.config.topics_among, self._context.topics.schema_changes
 
         def chosen(available: Iterable[str]) -> tuple[str, ...]:
@@ -443,7 +443,7 @@ class Worker:
 
     @cached_property
     def _decode_ddl(self) -> Callable[[Message], tuple[Event, ...]]:
-        """Decodes the records of a connector's DDL."""
+        """Decodes the records of a connector's DDL topic."""
         return codec_of(self._context.config.source, self._context.registry).decode
 
     def _may_work(self, table_task: TableTask, seen: Look) -> bool:
@@ -458,11 +458,11 @@ class Worker:
         return table_task.has_work(found)
 
     def _fair(self, ready: list[TableTask], due: list[TableTask]) -> list[TableTask]:
-        """Those first whose last turn is longest ago, of new ones who has most to read; then watermarks.
+        """Sort tasks by fairness: longest since the last turn first, new ones by lag, then watermarks.
 
-        So a table waits for no more than one turn of each other, however much they have to read, or how
-        often they fail. That the positions of tables with watermarks alone advance all the same, one that is
-        overdue comes first every second time.
+        So a table waits for at most one turn of each other table, no matter how much the others have to read
+        or how often they fail. Every second turn goes to a table whose watermarks are overdue, so that its
+        position advances even if others are always busy.
         """
         ready = sorted(ready, key=lambda table_task: (table_task.turn, -table_task.lag))
         due = sorted(due, key=lambda table_task: -table_task.rested)
@@ -471,21 +471,21 @@ class Worker:
         return [*ready, *due]
 
     def _collect(self) -> bool:
-        """Know of the batches that ended; whether there were any."""
+        """Remove batches that have ended; return True if there were any."""
         ended = [future for future in self._busy if future.done()]
         for future in ended:
             del self._busy[future]
-            # A task keeps its failures to itself: what comes out is a fault of the worker.
+            # A task handles its own failures: an exception here is a fault of the worker.
             future.result()
         return bool(ended)
 
     def _under_way(self) -> set[Future[None]]:
-        """Batches, and look-ups of tables, that did not end."""
+        """Return the batches and table look-ups that are running."""
         look_ups = self._table_tasks.look_ups
         return {*self._busy} if look_ups is None else {*self._busy, look_ups}
 
     def _late(self) -> set[Future[None]]:
-        """What did not end: with a stop in the time of grace, without one there are none."""
+        """Wait for running futures, after a stop only for the time of grace; return the unfinished ones."""
         deadline = time.monotonic() + GRACE_SECONDS
         while True:
             _, late = wait(self._under_way(), timeout=_LOOK_SECONDS)
@@ -494,14 +494,14 @@ class Worker:
                 return late
 
     def _finish(self) -> None:
-        """Let what is under way end; cancel what takes too long after a stop."""
+        """Wait for running batches to end, and cancel them if they are too slow after a stop."""
         self._table_tasks.end_look_ups()
         late = self._late()
-        # Look-ups that are cut off lose no work: the next worker looks again.
+        # Look-ups that are cancelled lose no work: the next worker repeats them.
         if tables := [str(self._busy[one].table) for one in late if one in self._busy]:
             self._abandoned = True
             _log.warning("batches abandoned", tables=tables)
-        while late:  # a batch between two jobs begins the next one after it was cancelled
+        while late:  # a batch between two jobs starts the next one after the cancellation
             self.cancel()
             _, late = wait(late, timeout=_LOOK_SECONDS)
         self._collect()
@@ -509,14 +509,14 @@ class Worker:
 
 @contextmanager
 def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> Iterator[WorkerContext]:
-    """The parts of a worker, open while the context is.
+    """Open the parts of a worker, and close them at the end of the context.
 
-    A Spark session that was there before is used and left alone; one started here is stopped.
+    An existing Spark session is used and not stopped; a session that is started here is stopped.
 
     Raises:
         ConfigError: a part cannot be opened as configured.
-        StateStoreError: the state store does not answer for as long as ``retry.for`` says.
-        DevStackError: Java or Spark's connectors are not to be had.
+        StateStoreError: the state store did not answer for ``retry.for`` seconds.
+        DevStackError: Java or Spark's connectors are not available.
     """
     failpoints = Failpoints.from_environment()
     with ExitStack() as closing:

@@ -1,9 +1,9 @@
-"""What becomes of DDL that a Debezium connector writes to a topic of its own (ADR 34).
+"""Decisions about DDL that a Debezium connector writes to a topic of its own (ADR 34).
 
-Nothing says where among a table's rows such a statement stands. So it is followed by a resync, whose law is
-one of single keys and needs no order with the topic (ADR 37), once the rows that were sent before it are
-applied. A table that the source has no more is emptied. What was decided is in the progress, with the resync
-that follows, in a batch without records: a worker that is killed decides once, or once more.
+Such a statement has no place among a table's rows. So it is followed by a resync, whose law holds for single
+keys and needs no order with the topic (ADR 37), after all earlier rows are applied. A table that no longer
+exists in the source is emptied. Progress records the decision together with the resync that follows, in a
+batch without records: a killed worker decides once, or once more.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from tidesink.sinks.worker.control import SnapshotControl, change_control
 from tidesink.sinks.worker.snapshot import open_source_database
 from tidesink.source_database.database import stored_table, translated
 
-# A producer sends to several partitions at once, so that a statement may overtake rows of before it. It is
-# followed no earlier than so long after Kafka's time of its record.
+# A producer sends to several partitions at once, so that a statement may overtake earlier rows. It is applied
+# no earlier than this many seconds after Kafka's time of its record.
 SETTLED_SECONDS: Final = 30.0
-# After these a source may have no table of the name.
+# Kinds of statements after which the source may have no table of the name.
 _GONE: Final = ("drop-table", "rename-table")
 _SHOWN_SQL: Final = 200
 _NO_TABLE: Final = (
-    "{} has no table {}, though the statement does not remove it: give the reader SELECT on it, or change "
-    "the rows at the target by hand and reject the statement"
+    "{} has no table {}, although the statement does not remove it. Grant SELECT on the table to the reader, "
+    "or change the rows at the target by hand and reject the statement."
 )
 _KEYLESS: Final = (
-    "a resync reads the source's table by a key, and it has none: change the rows at the target by hand "
-    "while the table waits, and reject the statement"
+    "A resync reads the source's table by a key, but the table has no key. Change the rows at the target by "
+    "hand while the table waits, and reject the statement."
 )
 
 
 @dataclass(frozen=True)
 class DdlDecision:
-    """What is decided of all statements that are known: the table waits, or ``ddl`` is its progress then.
+    """A decision about all known statements: the table waits, or ``ddl`` is its new progress.
 
-    ``resyncs``: the table is compared with its source from now on. ``empties``: it is emptied. ``chosen``:
-    as of ``Policies``.
+    ``resyncs``: True to compare the table with its source. ``empties``: True to empty it. ``chosen``: the
+    choices recorded in ``Policies``.
     """
 
     ddl: DdlProgress
@@ -62,15 +62,15 @@ class DdlDecision:
 
 
 class SourceDdl:
-    """The statements about one table, until they are decided. Used by one thread at a time."""
+    """The statements about one table, until they are decided. Used by one thread only."""
 
     def __init__(self, context: WorkerContext, settings: TableConfig) -> None:
         self._context = context
         self._settings = settings
         self._topic = context.topics.schema_changes
-        # Statements that are to be followed, and until when nothing is done (seconds since 1970).
+        # Statements that will be applied, and the earliest time for it (seconds since 1970).
         self._waits: tuple[Sequence[SourceStatement], float] = ((), 0.0)
-        # Where the table's topic ended when statements up to an offset were known.
+        # End offsets of the table's topic when statements up to an offset were known.
         self._goal: tuple[int, Mapping[int, int]] = (-1, {})
 
     @property
@@ -78,7 +78,7 @@ class SourceDdl:
         return Policies.of(self._settings, {}, self._context.target.capabilities)
 
     def is_due(self, progress: Progress) -> bool:
-        """Whether a statement is to be decided now."""
+        """Return True if a statement must be decided now."""
         found = self._undecided(progress)
         return bool(found) and (self._waits[0] != found or time.time() >= self._waits[1])
 
@@ -89,13 +89,13 @@ class SourceDdl:
         return tuple(one for one in self._topic.of(self._settings.table) if one.ddl.offset >= decided)
 
     def _progress(self, progress: Progress) -> DdlProgress:
-        """How far the table has come; nowhere in a topic that was made again."""
+        """Return the table's progress in the DDL topic: from the start if the topic was replaced."""
         topic_id = self._topic.topic_id if self._topic is not None else ""
         known = progress.ddl
         return known if known is not None and known.topic_id == topic_id else DdlProgress(topic_id, 0)
 
     def warnings(self, hold: Hold | None) -> tuple[str, ...]:
-        """What to say of statements that were passed over, and of a topic that is not read."""
+        """Return warnings about statements that were not applied, and about a topic that is not read."""
         if self._topic is None:
             return ()
         said = [self._topic.problem] if self._topic.problem else []
@@ -109,10 +109,10 @@ class SourceDdl:
     def decide(
         self, hold: Hold, accepted: Accepted, found: TopicOffsets, applied: Mapping[int, int]
     ) -> DdlDecision | None:
-        """What becomes of the statements; None: rows that were sent before them go first.
+        """Decide about the statements; None if earlier rows must be applied first.
 
         Raises:
-            SourceUnavailableError: Kafka or the source's database does not answer.
+            SourceUnavailableError: Kafka or the source database does not answer.
             ConfigError: the database refuses the user.
         """
         undecided = self._undecided(hold.progress)
@@ -139,7 +139,7 @@ class SourceDdl:
         return replace(found_of_it, chosen=policies.chosen)
 
     def _followed(self, ddl: DdlProgress, followed: Sequence[RowDdl]) -> DdlDecision:
-        """By a resync, or where the source has no such table, as its DDL says, by an empty one."""
+        """Decide on a resync, or on emptying the table if its DDL removed it from the source."""
         table = self._settings.table
         with open_source_database(self._context.config) as database, translated(OPTION):
             stored = stored_table(database.connection, table)
@@ -152,7 +152,7 @@ class SourceDdl:
         return DdlDecision(ddl, pending=tuple(waits))
 
     def _obstacle(self) -> str:
-        """Why no statement can be followed; empty where one can."""
+        """Return the reason why no statement can be applied; empty if statements can be applied."""
         config = self._context.config
         found = ddl_obstacle(config)
         if found is not None:
@@ -160,7 +160,7 @@ class SourceDdl:
         return snapshot_obstacle(config) or ""
 
     def batch(self, decision: DdlDecision, progress: Progress) -> Callable[..., Batch]:
-        """The batch that has the table's progress say what was decided.
+        """Return the batch that commits a decision.
 
         Raises:
             StateStoreError: the store does not answer.
@@ -169,7 +169,7 @@ class SourceDdl:
         return partial(SourceDdlBatch, decision=decision, snapshot=snapshot)
 
     def _snapshot(self, decision: DdlDecision, progress: Progress) -> SnapshotProgress | None:
-        """The table's snapshot behind a decision: a new resync, or none that goes on."""
+        """Return the table's snapshot after a decision: a new resync, an ended snapshot, or no change."""
         found = progress.snapshot
         if decision.empties and found is not None:
             return replace(found, done=True)
@@ -182,7 +182,7 @@ class SourceDdl:
             return replace(started, started=max(started.started, number))
 
         context, table = self._context, self._settings.table
-        # People see it there, and cancel it: by its number.
+        # Users see the resync among the requests, and cancel it by its number.
         asked = change_control(
             context.store,
             context.config.pipeline,
@@ -197,7 +197,7 @@ def _change(one: RowDdl) -> SchemaChange:
 
 
 def _pending(found: Sequence[SourceStatement], policies: Policies, refusal: str) -> tuple[Pending, ...]:
-    """The statements that wait for a person and are decided in the same ways as the first of them."""
+    """Return the waiting statements that can be decided in the same ways as the first one."""
     waiting = list(_waiting(found, policies, refusal))
     return tuple(takewhile(lambda one: one.accepts == waiting[0].accepts, waiting))
 
@@ -207,12 +207,12 @@ def _waiting(found: Sequence[SourceStatement], policies: Policies, refusal: str)
         change = _change(one)
         policy = policies.decide(change)
         if policy == "pause" or (policy == "apply" and refusal):
-            reason = refusal or f"if it is ignored, {one.effect}; approved, a resync follows it"
+            reason = refusal or f"If it is ignored, {one.effect}. If it is approved, a resync follows."
             yield Pending(change, ("ignore",) if refusal else ("apply", "ignore"), reason)
 
 
 class SourceDdlBatch(Batch):
-    """Has the table's progress say what was decided. Runs once; a new object tries again."""
+    """Commits a decision about DDL in the table's progress. Runs once; a retry needs a new object."""
 
     def __init__(self, *parts: Any, decision: DdlDecision, snapshot: SnapshotProgress | None, **named: Any):
         super().__init__(*parts, **named)

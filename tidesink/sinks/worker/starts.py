@@ -1,16 +1,16 @@
-"""Where a table without progress begins to read its topic: the setting ``start`` (ADR 32).
+"""The start of a table without progress in its topic: the setting ``start`` (ADR 32).
 
-The start is resolved to offsets once, before anything of the topic is read or applied, and kept in the state
-store: a restart does not move it. From then on records before it are treated as if they had expired. They are
-not applied, and nothing is learnt from them: no columns, no types, no DDL that changes rows.
+The start is resolved to offsets once, before anything of the topic is read or applied, and stored in the
+state store: a restart does not change it. From then on, earlier records are treated as expired. They are not
+applied, and nothing is learned from them: no columns, no types, no DDL that changes rows.
 
-The law is that of a first load. A snapshot's rows are read after the offsets at which the table's changes go
-on were fixed, and these are the start's, so every change before the start is in the rows, and every later one
-is applied after them. Without a snapshot, rows that have not changed since the start are missing.
+The law is that of a first load. A snapshot's rows are read after the offsets at which the table's changes
+continue were fixed, and these are the start's offsets. So every change before the start is in the rows, and
+every later one is applied after them. Without a snapshot, rows that have not changed since the start are
+missing.
 
-A table that has progress goes on from there, whatever the config says. Its start is still needed when a
-worker plans its columns. If the state store was lost, that start is resolved again; no record is passed over
-by it.
+A table with progress continues from there, regardless of the config. Its start is still needed when a worker
+plans its columns. If the state store was lost, the start is resolved again, and no record is skipped by it.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from tidesink.sinks.state.progress import Rank, StateStore
 from tidesink.sinks.worker.control import PLACE
 
 _KIND: Final = "start-offsets"
-_FUTURE: Final = "start: {} has not come yet: give a time that has passed, or latest"
+_FUTURE: Final = "start: {} is in the future. Give a time that has passed, or latest."
 _LACKING: Final = (
-    "start: gives no offset for partition {}: give one for each partition of the topic, which are {}"
+    "start: gives no offset for partition {}. Give one for each partition of the topic, which are {}."
 )
-_NO_PARTITION: Final = "start: partition {} is not one of the topic's, which are {}"
+_NO_PARTITION: Final = "start: partition {} is not one of the topic's, which are {}."
 _EXPIRED: Final = (
-    "start: Kafka does not hold offset {} of partition {} any more, which begins with {}: give that one or "
-    "a later one"
+    "start: Kafka no longer has offset {} of partition {}, which begins with {}. Give that offset or a later "
+    "one."
 )
 _AHEAD: Final = (
-    "start: offset {} of partition {} is beyond its end ({}), so that records to come would be passed over: "
-    "give that one or an earlier one"
+    "start: offset {} of partition {} is beyond its end ({}), so that records to come would be skipped. Give "
+    "that offset or an earlier one."
 )
 _NOT_APPLIED: Final = (
     "The table began at {places} of topic {topic} (start: {said}), and earlier records are not applied. "
     "{rows}"
 )
-_MISSING: Final = "Rows that have not changed since then are missing"
-_LOADED: Final = "The rows of before come from source.database (snapshot: initial)"
+_MISSING: Final = "Rows that have not changed since then are missing."
+_LOADED: Final = "Earlier rows come from source.database (snapshot: initial)."
 
 
 class KnownStart(NamedTuple):
-    """A start as it was resolved: the setting's words, Kafka's id of the topic, and the offsets."""
+    """A resolved start: the setting's text, Kafka's id of the topic, and the offsets."""
 
     said: str
     topic_id: str
     offsets: Starts
-    # The rank of the table's last status before it was resolved; a later one is of a table that began there.
+    # The table's rank before the start was resolved; a status with a later rank belongs to this start.
     after: Rank = (0, 0, 0)
 
 
 def said_of(start: str | dict[int, int]) -> str:
-    """A start in the config's words."""
+    """Return the text of a start setting."""
     return start if isinstance(start, str) else json.dumps({str(n): at for n, at in sorted(start.items())})
 
 
@@ -73,11 +73,11 @@ def resolved(
     *,
     now: Callable[[], float] = time.time,
 ) -> Starts:
-    """The first offset of each partition that a table reads; empty: all from the beginning.
+    """Resolve a start setting to the first offset of each partition; empty to read from the beginning.
 
     Raises:
-        ConfigError: the offsets are not those of the topic, or the time has not come yet.
-        SourceError: the brokers refuse us, or do not answer.
+        ConfigError: the offsets do not match the topic, or the time is in the future.
+        SourceError: the brokers refuse the request, or do not answer.
     """
     parts = found.partitions
     if start == "earliest":
@@ -112,7 +112,7 @@ def _refusal(start: dict[int, int], found: TopicOffsets) -> str | None:
 
 
 def known_start(store: StateStore, pipeline: str, table: TableId, topic: str) -> KnownStart | None:
-    """The start of a table as it was resolved; None where none was.
+    """Return a table's resolved start, or None if it was not resolved yet.
 
     Raises:
         StateStoreError: the store does not answer.
@@ -130,9 +130,9 @@ def _name(pipeline: str, table: TableId, topic: str) -> str:
 
 
 class Start:
-    """The start of one table in its topic. Used by one thread at a time.
+    """The start of one table in its topic. Used by one thread only.
 
-    ``offsets``: as they were resolved; empty before ``settle``, and where a table reads all there is.
+    ``offsets``: the resolved offsets; empty before ``settle``, and for a table that reads the whole topic.
     """
 
     def __init__(
@@ -152,12 +152,12 @@ class Start:
         self._store = store
         self._brokers = brokers
         self._known: KnownStart | None = None
-        # Whether it was resolved by this worker.
+        # True if this worker resolved the start.
         self._is_new = False
 
     @classmethod
     def of(cls, context: WorkerContext, topic: str, settings: TableConfig) -> Start:
-        """The start of one of a worker's tables."""
+        """Return the start of one of a worker's tables."""
         return cls(
             settings,
             topic,
@@ -169,30 +169,32 @@ class Start:
 
     @property
     def moves_with_time(self) -> bool:
-        """Whether another moment would give another start, so that it is to be resolved at the first look."""
+        """Return True if the start depends on the current time, and must be resolved at the first look."""
         return self._settings.start == "latest"
 
     @property
     def offsets(self) -> Starts:
-        """The first offset of each partition that the table reads."""
+        """First offset of each partition that the table reads."""
         return self._known.offsets if self._known is not None else NO_STARTS
 
     def is_other_topic(self, found: TopicOffsets) -> bool:
-        """Whether the start is of a topic that was made again since."""
+        """Return True if the start belongs to a topic that was replaced since."""
         return self._known is not None and is_other_topic(self._known.topic_id, found.topic_id)
 
     def is_settled(self, found: TopicOffsets) -> bool:
-        """Whether the start in this topic is known."""
+        """Return True if the start in this topic is resolved."""
         return self._known is not None and not is_other_topic(self._known.topic_id, found.topic_id)
 
     def has_records(self, found: TopicOffsets) -> bool:
-        """Whether a record stands behind the start."""
+        """Return True if the topic has a record after the start."""
         return any(at.latest > max(at.earliest, self.offsets.get(n, 0)) for n, at in found.partitions.items())
 
     def settle(self, found: TopicOffsets) -> None:
-        """Know where the table begins, and have the state store know.
+        """Resolve the start, and store it in the state store, unless that was done before.
 
-        Raises: as ``resolved``, and
+        Raises:
+            ConfigError: the offsets do not match the topic, or the time is in the future.
+            SourceError: the brokers refuse the request, or do not answer.
             StateStoreError: the store does not answer.
         """
         if self.is_settled(found) or not found.partitions:
@@ -205,27 +207,30 @@ class Start:
         if known is not None and (begun or known.said == said):
             self._known = known
         elif begun or said == "earliest":
-            # It began at the beginning, before there was a setting.
+            # The table began at the beginning, before the setting existed.
             self._known = KnownStart("earliest", found.topic_id, NO_STARTS)
         else:
             self.begin(found)
 
     def begin(self, found: TopicOffsets) -> None:
-        """Resolve the start of a table of which nothing is applied.
+        """Resolve and store the start of a table to which nothing is applied.
 
-        Raises: as ``settle``.
+        Raises:
+            ConfigError: the offsets do not match the topic, or the time is in the future.
+            SourceError: the brokers refuse the request, or do not answer.
+            StateStoreError: the store does not answer.
         """
         self._save(found.topic_id, resolved(self._settings.start, found, self._brokers))
         self._is_new = True
 
     def lower(self, applied: Mapping[int, int]) -> bool:
-        """Have a start that was resolved now be no later than what is applied; returns True if it was later.
+        """Lower a start that was resolved now to the applied offsets; return True if it was later.
 
-        Progress without a known start is that of a table whose state store was lost: what is not applied is
-        to be looked at, DDL included.
+        A table with progress and without a stored start has lost its state store: everything that is not
+        applied must be read, including DDL.
 
         Args:
-            applied: The next offset of each partition by the table's progress.
+            applied: The next offset of each partition in the table's progress.
 
         Raises:
             StateStoreError: the store does not answer.
@@ -252,7 +257,7 @@ class Start:
         self._store.save_document(_KIND, name, document)
 
     def is_stale(self) -> bool:
-        """Whether the start is of an earlier life of the table, as it is where nothing is applied to it.
+        """Return True if the start belongs to a previous table, when nothing is applied to this one.
 
         Raises:
             StateStoreError: the store does not answer.
@@ -263,14 +268,14 @@ class Start:
         return self._begun(known)
 
     def _begun(self, known: KnownStart | None) -> bool:
-        """Whether a worker applied something to the table, at this place, after its start was resolved."""
+        """Return True if a worker applied records to this table after its start was resolved."""
         status = self._store.status_of(self._pipeline, self._settings.table)
         if status is None or status.batch == 0 or status.rank <= (known.after if known else (0, 0, 0)):
             return False
         return bool(status.details.get(PLACE, "") in ("", self._place()))
 
     def warnings(self) -> tuple[str, ...]:
-        """What people should know of the records before the start."""
+        """Return a warning about the records before the start."""
         offsets = {number: at for number, at in self.offsets.items() if at > 0}
         if self._known is None or not offsets:
             return ()

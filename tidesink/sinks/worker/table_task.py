@@ -1,4 +1,4 @@
-"""The task of one table: opens it, runs its batches, counts them, and says how it stands."""
+"""The task of one table: opens it, runs its batches, counts their events, and reports its state."""
 
 from __future__ import annotations
 
@@ -67,22 +67,22 @@ from tidesink.sinks.worker.tally import Tally, Tombstones
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 _log = structlog.get_logger("tidesink.worker")
-_TAKEN: Final = "another worker took this table, as its status says, and goes on with it"
+_TAKEN: Final = "Another worker has taken over this table, as its status shows, and continues with it."
 
 
 class TableTask:
-    """The work of one table. ``lag``: how many offsets of its topic it had to read by the last look.
+    """The work of one table.
 
-    ``turn``: the number of its last turn among all tables' turns; 0: it had none. ``bound``: what the next
-    batch is read under, where there are cuts. ``marks``: by partition the greatest watermark known to stand
-    behind what was read, with nothing but watermarks before it. ``ends``: by partition where it is read to
-    under the bound, if no watermarks tell it. ``stalled``: what is left waits for what is above the bound.
-    ``seen``: the topic by the worker's last look; set also while a batch is under way. ``was_open``: the
-    table was opened in this run.
+    ``lag``: number of the topic's offsets that it still had to read at the last look.
+    ``turn``: number of its last turn among all tables' turns, or 0. ``bound``: the bound of the next batch,
+    under cuts. ``marks``: newest watermark per partition beyond what was read, if no data records lie
+    between. ``ends``: end offset per partition under the bound, if no watermarks show it. ``stalled``: True
+    if only records above the bound are left. ``seen``: the topic at the worker's last look, also set while a
+    batch runs. ``was_open``: True if the table was opened in this run.
     """
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId) -> None:
-        """Nothing is asked or opened yet, but what the table shares of its topic is told to expect it."""
+        """Create the task without opening the table; announce the table to its topic's shared reads."""
         self.topic = topic
         self.table = table
         self.state: TableState = "IDLE"
@@ -105,7 +105,7 @@ class TableTask:
         self._tombstones: Tombstones | None = None
         self._error: str | None = None
         self._refusal: TidesinkError | None = None
-        # What DDL did to rows at the source and not at the target, as far as the table was open.
+        # Effects of source DDL on rows that were not applied to the target, as of the last look at it.
         self._unfollowed: tuple[str, ...] = ()
         self._owes_law = False
         self._pauses = Pauses(table)
@@ -114,7 +114,7 @@ class TableTask:
         self._snapshot = Snapshot(context, self._settings)
         self._rewinds = Rewinds(context, self._settings)
         self._start = Start.of(context, topic, self._settings)
-        # The table's columns are told by no record behind its start yet.
+        # True while no record after the start has shown the table's columns.
         self._awaits_record = False
         self._ddl = SourceDdl(context, self._settings)
         self.seen: TopicOffsets | None = None
@@ -127,7 +127,7 @@ class TableTask:
             self._reads.expect(table)
 
     def look(self, found: TopicOffsets | None) -> None:
-        """Take note of how much is not known to be applied: of a table not opened yet, all of its topic."""
+        """Record how many records may not be applied: all of the topic's before the table is opened."""
         if found is not None:
             self._note_start(found)
             if self.owes_commit and not self._unapplied(found) and not self.is_short(found):
@@ -144,34 +144,34 @@ class TableTask:
                     self._change("IDLE", None)
 
     def _note_start(self, found: TopicOffsets) -> None:
-        """Resolve a start that depends on the moment, before more records come."""
+        """Resolve a start that depends on the current time before more records arrive."""
         if self._hold is not None or not self._start.moves_with_time or self._start.is_settled(found):
             return
-        with suppress(StateStoreError):  # it is resolved when the table is opened
+        with suppress(StateStoreError):  # it is resolved again when the table is opened
             self._start.settle(found)
 
     @property
     def starts(self) -> Mapping[int, int]:
-        """The first offset of each partition that the table reads; empty: all from the beginning."""
+        """First offset of each partition that the table reads; empty to read everything."""
         return self._start.offsets
 
     def _unapplied(self, found: TopicOffsets) -> int:
-        """How many records of the topic are not known to be applied."""
+        """Return the number of the topic's records that may not be applied."""
         return waiting_records(found, self._next_offsets())
 
     def _known_lag(self) -> int:
-        """How many records are not known to be applied, by the last look."""
+        """Return the number of records that may not be applied, as of the last look at the topic."""
         return self.lag if self.seen is None else waiting_records(self.seen, self._known_offsets(self.seen))
 
     def _known_offsets(self, seen: TopicOffsets) -> dict[int, int]:
-        """``_next_offsets``, but of a table that is not open those that the state store has."""
+        """Return ``_next_offsets`` of an open table, else the offsets in the state store."""
         stored = self._stored_progress() if self._hold is None else None
         if stored is None or is_other_topic(stored.topic_id, seen.topic_id):
             return self._next_offsets()
         return {number: at.next_offset for number, at in stored.partitions.items()}
 
     def _stored_progress(self) -> TopicProgress | None:
-        """What the state store has of the last batch; None if it has nothing, or does not answer."""
+        """Return the last batch's progress in the state store, or None if there is none or no answer."""
         context = self._context
         try:
             self._tally.resume(context, self.table)
@@ -182,11 +182,11 @@ class TableTask:
 
     @property
     def owes_commit(self) -> bool:
-        """Whether records went by without a commit for as long as they may."""
+        """Return True if records were passed without a commit for the maximum time."""
         return self._passed.owe_commit
 
     def has_work(self, found: TopicOffsets | None) -> bool:
-        """Whether there is something to read, or to say; costs nothing."""
+        """Return True if there are records to read or news to report; asks neither Kafka nor the target."""
         if self.state in ("PAUSED", "FAILING"):
             return False
         if self._hold is None or found is None:
@@ -207,67 +207,67 @@ class TableTask:
 
     @property
     def has_ddl(self) -> bool:
-        """Whether DDL of the source is to be decided."""
+        """Return True if DDL of the source waits for a decision."""
         return self._hold is not None and self._ddl.is_due(self._hold.progress)
 
     @property
     def _may_read(self) -> bool:
-        """Whether the table may be read under the bound, if it must have one."""
+        """Return True if the table may be read: there are no cuts, or its bound is set and high enough."""
         fits = self.bound is not None and (self.least_bound or 0) <= self.bound
         return fits or self._context.config.cuts is None
 
     def unread(self, found: TopicOffsets) -> int:
-        """How many records there are that may be read under the bound."""
+        """Return the number of records that may be read under the bound."""
         passed, known = self._passed_partitions, self._next_offsets()
         ends = ((n, at) for n, at in limited(found, self.ends).items() if n not in passed)
         return sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in ends)
 
     @property
     def _passed_partitions(self) -> Collection[int]:
-        """The partitions that are not read further under the bound."""
+        """Partitions that are read up to the bound."""
         if self._hold is None or self.bound is None:
             return ()
         return passed_partitions(self._hold.progress, self.topic, self.bound, self.marks)
 
     @property
     def least_bound(self) -> int | None:
-        """The least bound that the table can be read under; None: any, or it is not open."""
+        """The lowest bound that the table can be read under; None if any, or if it is not open."""
         return least_bound(self._hold.progress, outside=self.outside) if self._hold else None
 
     @property
     def outside(self) -> bool:
-        """Whether cuts leave the table out: its snapshot is not over, or later than the bound."""
+        """Return True if cuts leave the table out: its snapshot is unfinished, or newer than the bound."""
         return self._snapshot.is_outside(self._hold.progress if self._hold else None, self.bound)
 
     @property
     def held(self) -> Hold | None:
-        """The open table, and what is applied."""
+        """The open table and its progress, or None."""
         return self._hold
 
     @property
     def is_opening(self) -> bool:
-        """Whether the table was not open yet, and nothing failed: to be asked while the task is at work."""
+        """Return True if the table is not open yet and nothing failed; may be called while the task works."""
         return not self.was_open and not self.is_failing
 
     @property
     def applied(self) -> int:
-        """How many row events were applied, by whichever worker."""
+        """Number of row events that workers have applied so far."""
         return self._tally.total.applied
 
     @property
     def looks_again(self) -> bool:
-        """Whether a snapshot that waits for transactions of its source is to look at them again."""
+        """Return True if a snapshot that waits for open transactions should check them again."""
         return self._snapshot.looks_again
 
     @property
     def obstacle(self) -> str:
-        """Why the table does not come to a cut by itself; empty where it does."""
+        """The reason why the table will not reach a cut by itself; empty if it will."""
         return f"{self.state}: {self._error}" if self.state in ("PAUSED", "FAILING") else ""
 
     def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
-        """The next offset of each partition, where watermarks alone that wait there need no batch yet.
+        """Return the next offset per partition if only watermarks wait, which need no batch yet.
 
-        None where the topic has no watermarks, the table is not open, or must read on whatever waits.
+        None if the topic has no watermarks, the table is not open, or it must be read in any case.
         """
         if found is None or self.state in ("PAUSED", "FAILING") or self._hold is None:
             return None
@@ -284,7 +284,7 @@ class TableTask:
         return known if fits else None
 
     def read_up_to(self, found: TopicOffsets) -> Mapping[int, int]:
-        """The next offset of each partition; none where the table is not open, or its topic is another."""
+        """Return the next offset per partition; empty if the table is not open or its topic was replaced."""
         progress = self._topic_progress()
         same = progress is not None and progress.topic_id == found.topic_id
         return self._next_offsets() if same else {}
@@ -295,9 +295,9 @@ class TableTask:
         return time.monotonic() - self._ended
 
     def work(self, found: TopicOffsets | None, *, passes: bool = False) -> None:
-        """Apply one batch, or become PAUSED or FAILING. Raises nothing a table can cause.
+        """Apply one batch, or become PAUSED or FAILING. Faults of the table raise nothing.
 
-        ``passes``: records that hold nothing for the table may go by without a commit.
+        ``passes``: True if records without anything for the table may be passed without a commit.
         """
         try:
             self._work(found, passes=passes)
@@ -307,11 +307,11 @@ class TableTask:
         except SchemaRefusedError as exc:
             self._refused(exc)
         except TidesinkError as exc:
-            # What a stop cut off may pass by itself; a law that does not hold is said all the same.
+            # After a stop, faults that may pass are not reported; a broken law is reported even then.
             if not self._context.stop or not may_pass(exc):
                 self._fail(exc, passes=may_pass(exc))
         except Exception as exc:  # noqa: BLE001
-            # A table's unforeseen error must not stop the others; a job cancelled by a stop is none.
+            # A table's unexpected error must not stop the others. A job cancelled by a stop is not an error.
             if not self._context.stop:
                 _log.error("table failed", table=str(self.table), trace=fault_of(exc).trace)
                 self._fail(exc, passes=False)
@@ -320,57 +320,57 @@ class TableTask:
             self._settle()
 
     def fail(self, error: TidesinkError) -> None:
-        """Become FAILING for a reason outside the task, unless it has one of its own."""
+        """Become FAILING because of a fault outside the task, unless it is PAUSED or FAILING already."""
         if self.state not in ("PAUSED", "FAILING"):
             self._fail(error, passes=may_pass(error))
             self._settle()
 
     @property
     def is_failing(self) -> bool:
-        """Whether a step of the task failed last."""
+        """Return True if the task's last step failed."""
         return self._context.failures.of(self.table) is not None
 
     def await_topic(self, error: TidesinkError, pause: float) -> None:
-        """Note that nobody answers for the topic, which is asked again after ``pause`` seconds."""
+        """Record that no broker answers for the topic, which is asked again after ``pause`` seconds."""
         if self.state not in ("PAUSED", "FAILING"):
             self._context.failures.failed(self.table, error, pause)
 
     def recover(self) -> None:
-        """Note that nothing fails: what was to be done was done."""
+        """Record that nothing fails any longer: the step succeeded."""
         if self.state != "FAILING":
             self._context.failures.passed(self.table)
 
     def tell_failure(self) -> None:
-        """Have the state store know what the task fails with now, if it failed; once the worker ends."""
+        """Save the task's current failure, if any, when the worker ends."""
         if self.is_failing:
             self._save_quietly()
 
     def _failure_changed(self) -> None:
-        """Have the state store know of a failure, or that it passed: not of each try where many come."""
+        """Save a new failure, or its end; of many tries in succession only some are saved."""
         failure = self._context.failures.of(self.table)
         if self._saved.lacks(failure):
             self._save_quietly()
 
     def _save_quietly(self) -> None:
-        """Save the status for a step that is not held up by it, whatever the state store answers."""
+        """Save the status without failing the current step if the state store does not answer."""
         if self.table.schema == UNKNOWN_SCHEMA:
             return
         try:
-            # Before the first save: it would put zeros over what earlier runs counted.
+            # Earlier runs' counters must be loaded before the first save, which would overwrite them with 0.
             self._tally.resume(self._context, self.table)
             self._save(self._status())
         except StateStoreError as exc:
             _log.debug("status not saved", table=str(self.table), error=str(exc))
-        except Exception as exc:  # noqa: BLE001  (the step is tried again whatever keeps its failure untold)
+        except Exception as exc:  # noqa: BLE001  (the step is retried, even if its failure was not saved)
             _log.warning("status not saved", table=str(self.table), error=type(exc).__name__)
 
     def refuse(self, error: TidesinkError) -> None:
-        """Fail for what no other try changes: said again whenever the table is to go on."""
+        """Fail permanently in this run: the error is reported again whenever the table should continue."""
         self._refusal = error
         self.fail(error)
 
     def apply_control(self, asked: TableControl) -> None:
-        """Rest, or go on, as people asked since the last look; not called while a batch is under way."""
+        """Pause or resume as users requested since the last call; not called while a batch runs."""
         self._save_law()
         self._snapshot.asked, self._rewinds.asked = asked.snapshot, asked.rewind
         turn = self._pauses.apply_control(asked, waits=self.state in ("PAUSED", "FAILING"))
@@ -379,49 +379,49 @@ class TableTask:
             self._change("PAUSED", self._pauses.reason)
             self._settle()
         elif turn == "go on":
-            self._decoding = None  # what it could not take may be another thing now
+            self._decoding = None  # what failed before may succeed now
             self._begin_again()
 
     def leave(self) -> None:
-        """Nothing more is to be read in this run: nobody waits for the table."""
+        """Release the table from shared reads: nothing more of it is read in this run."""
         self._settle(away=True)
 
     @property
     def cools_down(self) -> bool:
-        """Whether the task failed for something that may pass, and its pause is not over."""
+        """Return True if the task failed with a fault that may pass, and waits before the next try."""
         return self.state == "FAILING" and self.cooldown.running
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nothing but a person has the task go on: a failure that may pass is waited for."""
+        """Return True if only a person can let the task continue: a passing failure does not count."""
         return self.state == "PAUSED" or (self.state == "FAILING" and not self.cooldown.started)
 
     @property
     def awaits_topic(self) -> bool:
-        """Whether the task would stop if its topic were gone now."""
+        """Return True if the task would stop if its topic did not exist."""
         return self.state not in ("PAUSED", "FAILING") or self.cooldown.over
 
     def is_short(self, found: TopicOffsets) -> bool:
-        """Whether the topic holds less now than was read of it: a broker can answer from before."""
+        """Return True if the topic ends before what was read of it: a broker may answer with old offsets."""
         ends = {number: at.latest for number, at in found.partitions.items()}
         return self.awaits_topic and any(ends.get(n, -1) < at for n, at in self._next_offsets().items())
 
     def wake(self) -> None:
-        """Look at a failing table again from the beginning, when its pause is over."""
+        """Open a failing table again when its pause is over."""
         if self.table.schema == UNKNOWN_SCHEMA:
-            return  # nothing to open: its topic is looked at again instead
+            return  # nothing to open: the next look at its topic tries again
         if self.state == "FAILING" and self.cooldown.over:
             self._begin_again()
 
     def rest(self) -> None:
-        """Nothing is left to read for now."""
+        """Become IDLE: no records are left to read."""
         self._save_law()
         if self.state == "RUNNING":
             self._change("IDLE", None)
-            self._settle()  # it may be lost to another worker, as the state store says
+            self._settle()  # the save may show that another worker has the table
 
     def close(self) -> None:
-        """Let go of the table."""
+        """Close the table."""
         if self._hold is not None:
             self._hold.table.close()
             self._hold = None
@@ -429,7 +429,7 @@ class TableTask:
         self._passed.clear()
 
     def report(self) -> TableReport:
-        """How the table stands."""
+        """Return the table's state and the counters of this run."""
         progress = self._hold.progress if self._hold else None
         return TableReport(
             table=self.table,
@@ -454,7 +454,7 @@ class TableTask:
             self._fail(self._refusal, passes=False)
 
     def _work(self, found: TopicOffsets | None, *, passes: bool) -> None:
-        """As ``work``; raises what it meets."""
+        """Do the work of ``work``, and raise its errors."""
         context = self._context
         retry = context.retry(self.table)
         opens, self.stalled = self._hold is None, False
@@ -465,11 +465,11 @@ class TableTask:
         assert self._hold is not None  # noqa: S101  (it is open)
         progress = topic_progress(self._hold.progress, self.topic)
         if opens and found is not None and self.is_short(found):
-            return  # now that it shows, it is looked at again before it is believed
+            return  # another look must confirm this first
         if found is None:
             raise topic_gone(self.topic)
         if self._rewinds.is_due(self._hold.progress) and self._may_read:
-            # It may lead past what expired while the table was read again.
+            # The rewind may lead past records that expired while the table was read again.
             self._rewind(found)
             return
         if self._snapshot.is_outrun(self._hold.progress):
@@ -485,7 +485,7 @@ class TableTask:
         if self.stalled:
             self.rest()
             return
-        # Watermarks count where cuts are published: they are in the progress.
+        # With cuts, watermarks are committed: the progress must include them.
         passes &= context.config.cuts is None
         if passes and self._pass_by(plan, reader, progress):
             return
@@ -493,7 +493,7 @@ class TableTask:
             self._take(retry.call(lambda: self._batch(plan, reader).run()))
 
     def _goes_on(self, progress: TopicProgress | None, found: TopicOffsets) -> bool:
-        """Check that the topic goes on from what was read; False where the table steps back by itself."""
+        """Check that the topic continues what was read; False if passed records must be read again first."""
         assert self._hold is not None  # noqa: S101  (opened before)
         holds = self._continuity.check(
             progress,
@@ -505,12 +505,12 @@ class TableTask:
             passed=self._passed.last,
         )
         if not holds:
-            # Where records without anything for the table went by, there are others now.
+            # The records that were passed have been replaced by others.
             self._passed.clear()
         return holds
 
     def _begins(self, records: int, *, left: int) -> bool:
-        """Tell of the next batch; False where the table is another worker's."""
+        """Announce the next batch; False if another worker has the table."""
         assert self._hold is not None  # noqa: S101  (opened before)
         self._change("RUNNING", None)
         if self.state != "RUNNING":
@@ -519,9 +519,9 @@ class TableTask:
         return True
 
     def _takes_other_turn(self, progress: Progress, found: TopicOffsets) -> bool:
-        """Do what comes before changes of the topic: DDL of the source, or the next part of a snapshot."""
+        """Do work that precedes the topic's changes: DDL of the source, or the next part of a snapshot."""
         if self._rewinds.asked is not None:
-            self._rewinds.settle()  # done, by a worker that was killed behind it
+            self._rewinds.settle()  # done by a worker that was killed right afterwards
         if self.has_ddl and self._settle_ddl(found):
             return True
         waits = self.unread(found) > 0
@@ -531,7 +531,7 @@ class TableTask:
         return False
 
     def _rewind(self, found: TopicOffsets) -> None:
-        """Go back to the offsets that a person asked for, unless that would lose or double something."""
+        """Go back to the offsets that a user requested, unless rows would be lost or doubled."""
         assert self._hold is not None  # noqa: S101  (opened before)
         context, progress, asked = self._context, self._hold.progress, self._rewinds.asked
         try:
@@ -553,14 +553,14 @@ class TableTask:
         self._rewinds.settle()
 
     def _rewind_ddl(self, plan: BatchPlan) -> None:
-        """Have the topic's DDL read again too: before the commit, since what is read twice is known once."""
+        """Read the topic's DDL again, too: before the commit, since reading it twice does no harm."""
         ddl, retry = self._context.topics.ddl(self.topic), self._context.retry(self.table)
         for part in plan.ranges:
             if part.partition == DDL_PARTITION:
                 retry.call(partial(ddl.rewind, plan.found, part.start))
 
     def _settle_ddl(self, found: TopicOffsets) -> bool:
-        """Decide what becomes of DDL of the source; False where rows go first."""
+        """Decide about DDL of the source; return False if rows must be applied first."""
         assert self._hold is not None  # noqa: S101  (opened before)
         hold, pauses, retry = self._hold, self._pauses, self._context.retry(self.table)
         decision = retry.call(lambda: self._ddl.decide(hold, pauses.accepted, found, self._next_offsets()))
@@ -575,11 +575,11 @@ class TableTask:
         return True
 
     def _reads_part(self, progress: Progress, found: TopicOffsets) -> bool:
-        """Whether the table's snapshot is to go on before changes that are waited for."""
+        """Return True if the table's snapshot continues while changes wait for the bound."""
         return self._snapshot.goes_on(progress, found, self._settled_offsets())
 
     def _read_part(self, found: TopicOffsets) -> None:
-        """Apply the next part of the table's snapshot, behind what was applied of its topic."""
+        """Apply the next part of the table's snapshot, with the topic's applied offsets."""
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
         starts = [part._replace(end=part.start) for part in self._available(found)]
         self._change("RUNNING", None)
@@ -588,7 +588,7 @@ class TableTask:
         progress, retry = self._hold.progress, self._context.retry(self.table)
         self._decoding.catch_up(None, found)
         plan, applied = self._decoding.columns(), self._settled_offsets()
-        # The bounds are those of each try: what is recorded of the batch must be what it did.
+        # Each try has its own ranges: the recorded progress must describe what the batch really read.
         try:
             part = retry.call(lambda: self._snapshot.next_part(progress, plan, applied))
         except SnapshotRefusedError as exc:
@@ -603,11 +603,11 @@ class TableTask:
         try:
             outcome = retry.call(lambda: self._batch(ranges, self._context.source, make).run())
         except KeyOrderError:
-            # The next part begins where the new order says.
+            # The next part begins in the new order.
             self._change("RUNNING", None)
             return
         except ValueOutOfRangeError as exc:
-            # The DDL that makes room for the row may be late: it is looked at again after a while.
+            # The DDL that widens the column may be late, so the part is tried again later.
             self._fail(exc, passes=True)
             return
         if outcome.account is not None:
@@ -618,10 +618,10 @@ class TableTask:
         self._take(outcome)
 
     def _is_open(self, found: TopicOffsets | None) -> bool:
-        """Open the table where it is not; False where it waits for a record behind its start."""
+        """Open the table if necessary; return False while it waits for a record after its start."""
         again = found is not None and self._start.is_other_topic(found)
         if again and self._hold is not None and self._topic_progress() is None:
-            # The start is of the topic that was there before, and nothing of it was applied.
+            # The start belongs to the replaced topic, of which nothing was applied.
             self._decoding = None
             self.close()
         if self._hold is not None:
@@ -633,7 +633,7 @@ class TableTask:
         except ConfigError as exc:
             if not self._start.offsets or self._start.has_records(found):
                 raise
-            # Nothing tells its columns before the first record.
+            # The columns are unknown before the first record.
             _log.info("table waits for a record behind its start", table=str(self.table), reason=exc.message)
             self._awaits_record = True
             self._change("IDLE", None)
@@ -642,15 +642,15 @@ class TableTask:
         self.was_open = True
         self._continuity = Continuity(self._context, self.topic, self._settings)
         if self._start.offsets and self._topic_progress() is None:
-            self._change("IDLE", None)  # what is said of earlier records
+            self._change("IDLE", None)  # saves the warning about earlier records
         return True
 
     def _open(self, found: TopicOffsets) -> Hold:
-        """Know the shape and open the table, which is let go again where it cannot be held."""
+        """Resolve the start, learn the table's columns, and open it; close it again on failure."""
         self._start.settle(found)
         hold = self._open_at_start(found)
         if not hold.progress.topics and self._start.is_stale():
-            # It is loaded again: the start that is known is of the table that was there.
+            # The table is loaded again: the known start belongs to the previous table.
             hold.table.close()
             self._decoding = None
             self._start.begin(found)
@@ -672,7 +672,7 @@ class TableTask:
         return hold
 
     def _plan(self, found: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
-        """The next batch, and who gives its records: Kafka, or what tables at the same offsets share."""
+        """Return the next batch and its reader: Kafka, or records shared by tables at the same offsets."""
         batch = self._context.config.batch
         available = self._available(found)
         if not self._next_offsets():
@@ -682,7 +682,7 @@ class TableTask:
         self._context.retry(self.table).call(lambda: sample(limits, available, source.fetch))
         again = again_only(available, self._topic_progress())
         if again is not None:
-            # Read alone: what others read goes further.
+            # Not shared: the other tables have read further.
             self._reads.settle(self.table, None, away=True)
             most = budget_of(batch.max_records, batch.max_bytes, self._size)
             return BatchPlan(plan_ranges(again, max_records=most), found), source
@@ -693,12 +693,12 @@ class TableTask:
         return plan, TableRecords(planned.kept, source, self.table, commits=planned.commits)
 
     def _available(self, found: TopicOffsets) -> list[OffsetRange]:
-        """What of each partition is to be read next."""
+        """Return what can be read next of each partition."""
         known, parts = self._next_offsets(), found.partitions
         grown = self._context.retry(self.table).call(lambda: self._context.topics.grown(found))
         held = {*held_back(grown, known, parts), *self._passed_partitions}
         starts = {n: known.get(n, parts[n].earliest) for n in self._added.readable(known, parts)}
-        # One that waits is in the progress all the same: what it holds must not expire unseen.
+        # Partitions that are held back stay in the progress, so that expired records are noticed.
         return [
             OffsetRange(self.topic, n, starts[n], starts[n] if n in held else max(starts[n], at.latest))
             for n, at in limited(found, self.ends).items()
@@ -706,34 +706,34 @@ class TableTask:
         ]
 
     def _pass_by(self, plan: BatchPlan, reader: RecordReader, progress: TopicProgress | None) -> bool:
-        """Let records go by that tables share, if they hold nothing but watermarks for this one."""
+        """Pass shared records without a commit if they hold only watermarks for this table."""
         if progress is None or not isinstance(reader, TableRecords) or reader.commits:
             return False
         try:
             if self._context.retry(self.table).call(lambda: reader.concern(self._session)):
                 return False
         except RangeTooLargeError:
-            return False  # the batch cuts its ranges
+            return False  # the batch splits its ranges
         if self._continuity.follows(plan.found, {**progress.last_records, **self._passed.last}, reader.last):
             self._passed.add(plan.ranges, reader.last)
         return True
 
     def _settle(self, *, away: bool = False) -> None:
-        """Say where the table stands now, so that what is kept for it alone is let go."""
+        """Report the table's offsets to shared reads, which release what only this table still needs."""
         stopped = away or self._awaits_record or self.state in ("PAUSED", "FAILING")
         if self.table.schema != UNKNOWN_SCHEMA:
             known = self._next_offsets() if self._hold is not None else {}
             self._reads.settle(self.table, known or None, away=stopped)
 
     def _next_offsets(self) -> dict[int, int]:
-        """Where to read next, by partition; empty for a table that begins at its topic's beginning."""
+        """Return the next offset per partition; empty for a table that reads its topic from the beginning."""
         progress = self._topic_progress()
         if self._hold is None or progress is None:
             return self._passed.behind(self._start.offsets)
         return self._passed.behind(starts(self._hold.progress, self.topic, self.bound))
 
     def _settled_offsets(self) -> dict[int, int]:
-        """As ``_next_offsets``, but where the first row stands that waits for another bound."""
+        """Return the next offsets, lowered to the first row per partition that waits for another bound."""
         return settled(self._topic_progress(), self._next_offsets(), self.bound)
 
     def _topic_progress(self) -> TopicProgress | None:
@@ -755,19 +755,19 @@ class TableTask:
         )
 
     def _take(self, outcome: BatchOutcome) -> None:
-        """Count a batch, tell of it, and pause where it says so."""
+        """Count a batch, report it, and pause the table if the outcome requires it."""
         if outcome.account is not None and outcome.read is not None and self._hold is not None:
             self.batches += 1
             self._hold = replace(self._hold, progress=outcome.progress)
             self._passed.clear()
-            # Under another bound rows that waited come first, and what was behind them was not read.
+            # Under another bound, waiting rows come first, so marks beyond them no longer count.
             self.marks = NO_MARKS
             if self._hold.known is not None and self._decoding is not None:
                 self._hold.known.applied(self._decoding, outcome.progress)
             if self._tombstones is not None:
                 self._tombstones.collect_if_due(outcome.progress, self.topic)
                 self._hold = replace(self._hold, horizon=self._tombstones.horizon)
-            # What stays in memory: a record with its schema is many times its row.
+            # The size in memory counts: a decoded record is many times larger than its row.
             self._size.learn(outcome.read.records, outcome.read.decoded)
             self._tally.add(outcome)
             self._context.listeners.hear(applied_event(self.table, outcome))
@@ -781,7 +781,7 @@ class TableTask:
         self._context.failpoints.reach("reported")
 
     def _refused(self, exc: SchemaRefusedError) -> None:
-        """Wait before a change of the columns that nothing can hold; fail for what is no such change."""
+        """Wait before a change of columns that the target cannot hold; fail on any other refusal."""
         pending = pending_of(exc, self._settings.layout)
         if pending is None:
             self._fail(exc, passes=False)
@@ -797,7 +797,7 @@ class TableTask:
             self.cooldown.start()
         text = error_text(exc) if isinstance(exc, TidesinkError) else str(fault_of(exc))
         if isinstance(exc, AccountingError):
-            text = f"{text}; {self._pauses.break_law(exc, self._tally.rank)}"
+            text = f"{text} {self._pauses.break_law(exc, self._tally.rank)}"
         again = passes and not self._context.ends
         self._context.failures.note(self.table, exc, self.cooldown.seconds if again else None, text=text)
         self._change("FAILING", text)
@@ -808,7 +808,7 @@ class TableTask:
         if self.table.schema == UNKNOWN_SCHEMA:
             self._context.listeners.hear(TableChanged(self._status()))
             return
-        # Before the first save: it would put zeros over what earlier runs counted.
+        # Earlier runs' counters must be loaded before the first save, which would overwrite them with 0.
         resumed = self._context.noted(
             self.table,
             lambda: self._tally.resume(self._context, self.table),
@@ -824,7 +824,7 @@ class TableTask:
             self._fail(StaleProgressError(_TAKEN, table=str(self.table)), passes=False)
 
     def _save_law(self) -> None:
-        """Save a broken law that the state store did not take: the next worker must know."""
+        """Save a broken law that the state store did not accept: the next worker must know it."""
         if self._owes_law:
             with suppress(StateStoreError):
                 self._tally.resume(self._context, self.table)
@@ -832,7 +832,7 @@ class TableTask:
                 self._owes_law = False
 
     def _save(self, status: TableStatus) -> bool:
-        """Have the state store know; False where another worker has the table by now."""
+        """Save a status; return False if another worker has the table."""
         self._saved.saved(status)
         saved = self._context.store.save_status(status)
         if saved and self._hold is not None and self._hold.known is not None:
@@ -870,7 +870,7 @@ class TableTask:
         )
 
     def _failure_details(self) -> dict[str, Any]:
-        """How much is not applied, and what keeps it from being."""
+        """Return the lag, and the failure that causes it."""
         seen, failures = self.seen, self._context.failures
         lag = self._known_lag()
         failure = failures.of(self.table)
