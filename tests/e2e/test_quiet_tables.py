@@ -316,7 +316,7 @@ def test_a_topic_that_is_named_must_be_there(
         config = load_config(live_config(tmp_path, servers, table, mariadb_url, defaults={}, **more))
         (error,) = _drain(config).values()
         assert error is not None
-        assert "the broker has no such topic" in error
+        assert "The broker has no such topic" in error
 
 
 def test_without_an_entry_that_names_it_no_table_is_loaded(

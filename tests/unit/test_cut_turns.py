@@ -273,7 +273,7 @@ def test_a_table_that_is_loaded_is_left_out_and_holds_back_nothing(run: _Run) ->
     found = cut_status(run.store, "shop")
     assert found is not None
     assert (found["held_back"], found["excluded"]) == (
-        {"shop.first": "watermarks to come"},
+        {"shop.first": "waiting for watermarks"},
         ["shop.second"],
     )
 

@@ -33,7 +33,7 @@ def worker() -> Iterator[_Served]:
 
 
 def test_a_worker_that_starts_lives_and_is_not_ready(worker: _Served) -> None:
-    assert worker.answers() == {"/healthz": (200, "ok\n"), "/readyz": (503, "the worker is starting\n")}
+    assert worker.answers() == {"/healthz": (200, "ok\n"), "/readyz": (503, "The worker is starting.\n")}
     worker.health.hear(Waiting("starting Spark"))
     assert worker.answers()["/readyz"][0] == 503
     worker.health.hear(Turned())
@@ -43,7 +43,7 @@ def test_a_worker_that_starts_lives_and_is_not_ready(worker: _Served) -> None:
 def test_a_worker_that_shows_no_sign_of_life_is_said(worker: _Served) -> None:
     worker.health.hear(Turned())
     worker.now[0] += 61.0
-    said = "the worker has shown no sign of life for 61 s\n"
+    said = "The worker has sent no sign of life for 61 s.\n"
     assert worker.answers() == {"/healthz": (503, said), "/readyz": (503, said)}
     for sign in (StepRetried(None, SourceUnavailableError("Kafka does not answer"), 1.0), StillAtWork()):
         worker.health.hear(sign)

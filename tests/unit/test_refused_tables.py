@@ -54,7 +54,7 @@ RESTED: Asked = lambda: (NOTHING_ASKED.pause(), NOTHING_ASKED.pause().resume({})
     ("data", "tables", "reason"),
     [
         (ROUTED, {"app": (SALES, LEGACY)}, "sales.orders goes to sales.orders already"),
-        (CANAL_JSON, {"app": (SALES,), "again": (SALES,)}, "comes in two topics, app and again"),
+        (CANAL_JSON, {"app": (SALES,), "again": (SALES,)}, "appears in two topics, app and again"),
     ],
 )
 def test_going_on_lifts_no_refusal(

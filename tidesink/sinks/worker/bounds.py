@@ -1,9 +1,9 @@
-"""The bounds that the tables of a pipeline with cuts are read under, one behind the other (ADR 36).
+"""Bounds of cuts: a pipeline's tables are read up to one bound after the other (ADR 36).
 
-Where topics have watermarks, a bound is an instant of the schedule, and watermarks tell where a table has
-passed it. Of tables that a Debezium connector writes a bound is a checkpoint of the connector's that was
-read: every partition has passed it at the end that it has when it is asked afterwards. Nothing of that is
-kept: a worker that is started reads the newest checkpoint, and asks again.
+If topics have watermarks, a bound is an instant of the schedule, and watermarks show if a table has passed
+it. If a Debezium connector writes the topics, a bound is a checkpoint of the connector. The end offsets are
+asked for after the checkpoint was read: every partition has passed the bound at its end offset. None of that
+is stored: a new worker reads the newest checkpoint, and asks again.
 """
 
 from __future__ import annotations
@@ -34,51 +34,52 @@ if TYPE_CHECKING:
     from tidesink.sinks.worker.table_task import TableTask
 
 _log = structlog.get_logger("tidesink.worker")
-# So many seconds lie between two questions to the source's database.
+# Seconds between two questions to the source database.
 _ASKED_EVERY: Final = 10.0
 _XA: Final = (
-    "applications used XA transactions since the source's server started (SHOW GLOBAL STATUS LIKE "
+    "Applications have used XA transactions since the source's server started (SHOW GLOBAL STATUS LIKE "
     "'Com_xa%'), or one is open. Their rows reach Kafka before they are committed, so a cut could contain "
-    "a part of a transaction. Remove cuts from the config"
+    "a part of a transaction. Remove cuts from the config."
 )
+# Number of records at the end of a partition that are searched for a watermark.
 # So many records from the end of a partition are looked through for a watermark.
 _TAIL: Final = 2000
 
 
 class Bounds(Protocol):
-    """Where the bounds of cuts come from. Used by the worker's own thread."""
+    """The source of a pipeline's bounds. Used by the worker's main thread."""
 
     def look(self, tasks: Sequence[TableTask], seen: Look) -> None:
-        """Know the tables, and what was seen of their topics, before a bound is asked for."""
+        """Receive the tables and the look at their topics, before a bound is requested."""
 
     def next(self, *, above: int | None, least: int | None) -> int | None:
-        """A bound that is above the last cut, and not below ``least``; None where there is none yet."""
+        """Return a bound above the last cut and not below ``least``, or None if no such bound exists yet."""
 
     def after(self, bound: int) -> int:
-        """The bound behind one that is done with; the same where there is none yet."""
+        """Return the bound after a finished one, or the same bound if there is no later one yet."""
 
     def tries_again(self) -> bool:
-        """Whether a cut that was passed over is to be tried again at its bound."""
+        """Return True if a cut that could not be written should be tried again at its bound."""
 
     def ask_ends(self, partitions: Mapping[str, Collection[int]]) -> None:
-        """Know where the partitions of topics end behind the bound; raises SourceError."""
+        """Look up end offsets of the partitions that are after the bound; raises SourceError."""
 
     def ends(self, topic: str) -> Mapping[int, int] | None:
-        """By partition the end behind which nothing comes up to the bound; None: watermarks tell it."""
+        """Return per partition an end offset that no record up to the bound follows; None with watermarks."""
 
     def time_of(self, bound: int) -> datetime:
-        """The source's time of the bound."""
+        """Return the source's time of the bound."""
 
     @property
     def waits(self) -> str | None:
-        """Why there is no other bound; None: bounds are times, and come by themselves."""
+        """The reason why there is no other bound; None if bounds are times, which always pass."""
 
     def close(self) -> None:
-        """Let go of the clients."""
+        """Close the clients."""
 
 
 class WatermarkBounds:
-    """Instants of a schedule that the source is known to have passed, by watermarks; else the next one."""
+    """Instants of a schedule that the source has passed according to watermarks, or else the next instant."""
 
     waits = None
 
@@ -92,38 +93,39 @@ class WatermarkBounds:
         self._seen = Look({}, {})
 
     def look(self, tasks: Sequence[TableTask], seen: Look) -> None:
-        """As ``Bounds``."""
+        """Record the tables and the look at their topics."""
         self._tasks, self._seen = tasks, seen
 
     def next(self, *, above: int | None, least: int | None) -> int:
-        """As ``Bounds``."""
+        """Return an instant above the last cut and not below ``least``."""
         return next_bound(self._newest(), every=self._every, above=above, least=least)
 
     def after(self, bound: int) -> int:
-        """As ``Bounds``: a later instant."""
+        """Return the next instant."""
         return self.next(above=bound, least=bound)
 
     def tries_again(self) -> bool:
-        """There is always a later bound."""
+        """Return False: a later instant always comes."""
         return False
 
     def ask_ends(self, partitions: Mapping[str, Collection[int]]) -> None:
-        """Watermarks tell them."""
+        """Do nothing: watermarks show when a partition has passed the bound."""
 
     def ends(self, topic: str) -> None:
-        """Watermarks tell them."""
+        """Return None: watermarks show when a partition has passed the bound."""
 
     def time_of(self, bound: int) -> datetime:
-        """As ``Bounds``."""
+        """Return the time of an instant."""
         return datetime.fromtimestamp(physical_ms(bound) / 1000, timezone.utc)
 
     def close(self) -> None:
-        """There is nothing."""
+        """Do nothing: there are no clients."""
 
     def _newest(self) -> int:
-        """What the source is known to have passed: by the end of the topic that is read least far, too.
+        """Return the newest instant that the source has passed, as a commit_ts.
 
-        So a backlog of days is one cut, and not one for each minute of it.
+        It includes the end of the topic with the largest lag, so that a backlog of days becomes one cut, and
+        not one cut per interval.
         """
         found = [mark for one in self._tasks for mark in _watermarks(one)]
         late = max(self._tasks, key=lambda one: one.lag)
@@ -134,7 +136,7 @@ class WatermarkBounds:
         return max(found, default=int(time.time() * 1000) << LOGICAL_BITS)
 
     def _tail(self, topic: TopicOffsets) -> int | None:
-        """The greatest watermark at the end of the topic's longest partition."""
+        """Return the newest watermark at the end of the topic's longest partition."""
         number, at = max(topic.partitions.items(), key=lambda one: one[1].latest)
         part = OffsetRange(topic.topic, number, max(at.earliest, at.latest - _TAIL), at.latest)
         if not part.records:
@@ -148,7 +150,7 @@ class WatermarkBounds:
 
 
 def _watermarks(task: TableTask) -> Iterator[int]:
-    """The watermarks that a table's partitions have passed, as far as they are known."""
+    """Yield the known watermarks that a table's partitions have passed."""
     topic = task.held.progress.topics.get(task.topic) if task.held else None
     known = (part.watermark for part in topic.partitions.values()) if topic else ()
     yield from (mark for mark in (*known, *task.marks.values()) if mark is not None)
@@ -157,8 +159,8 @@ def _watermarks(task: TableTask) -> Iterator[int]:
 class ConnectorBounds:
     """Checkpoints of a connector, ``every`` seconds apart.
 
-    ``reason``: why there is no other bound. ``clock`` gives seconds and never runs backwards. ``refusal``
-    asks the source's database why it allows no cuts, and gives an empty text if it does; None: there is none.
+    ``reason``: why there is no other bound. ``clock``: returns seconds that never decrease. ``refusal``: asks
+    the source database why it does not allow cuts, and returns an empty text if it does; None without one.
     """
 
     def __init__(
@@ -171,7 +173,7 @@ class ConnectorBounds:
     ) -> None:
         self.reason = ""
         self._refusal = refusal
-        # When the database refused last, and why.
+        # Time and text of the database's last refusal.
         self._refused_at, self._refused = 0.0, ""
         self._checkpoints = checkpoints
         self._every = every
@@ -182,16 +184,16 @@ class ConnectorBounds:
 
     @property
     def waits(self) -> str:
-        """As ``Bounds``."""
+        """The reason why there is no other bound."""
         return self.reason
 
-    def time_of(self, bound: int) -> datetime:  # noqa: ARG002  (a position does not tell it)
-        """As ``Bounds``, of the bound that was chosen last."""
+    def time_of(self, bound: int) -> datetime:  # noqa: ARG002  (a position has no time)
+        """Return the source's time of the bound that was chosen last."""
         assert self._chosen is not None  # noqa: S101  (the bound is its position)
         return datetime.fromtimestamp(self._chosen.time, timezone.utc)
 
-    def look(self, tasks: Sequence[TableTask], seen: Look) -> None:  # noqa: ARG002  (as Bounds has it)
-        """Read the newest checkpoint; what keeps it from being read is the ``reason``."""
+    def look(self, tasks: Sequence[TableTask], seen: Look) -> None:  # noqa: ARG002  (part of ``Bounds``)
+        """Read the newest checkpoint; if that fails, set ``reason``."""
         try:
             self._checkpoints.look()
         except SourceError as exc:
@@ -202,20 +204,20 @@ class ConnectorBounds:
             self.reason = self._checkpoints.reason
 
     def next(self, *, above: int | None, least: int | None) -> int | None:
-        """The newest checkpoint as the bound, if it is above the last cut, and not below ``least``.
+        """Return the newest checkpoint if it is above the last cut and not below ``least``.
 
-        One that is below what tables have is of a connector that sends from an earlier position, or of
-        another server: nothing is read until it has come to there.
+        A checkpoint below the tables' position means that the connector sends from an earlier position, or
+        reads another server. Nothing is read until the connector has passed the tables' position.
         """
         newest, floor = self._checkpoints.newest, greatest([above, least])
         if newest is None:
             return None
         if floor is not None and newest.position < floor:
             self.reason = (
-                f"the connector's checkpoint ({newest.position}) is below what the tables have ({floor}): it "
-                "sends again from an earlier position, or reads another server, whose log has other "
-                "positions. Wait until it has come after; of another server load the tables again, under "
-                "another pipeline's name"
+                f"The connector's checkpoint ({newest.position}) is below the tables' position ({floor}). "
+                "Either the connector sends again from an earlier position: wait until it has passed the "
+                "tables. Or it reads another server, whose log has other positions: load the tables again, "
+                "with another pipeline name."
             )
             return None
         if newest.position == above or self._is_refused():
@@ -224,7 +226,7 @@ class ConnectorBounds:
         return newest.position
 
     def _is_refused(self) -> bool:
-        """Whether the source's database allows no cut at a checkpoint that was read; the reason says why."""
+        """Return True if the source database does not allow a cut at the checkpoint, and set ``reason``."""
         if self._refusal is None:
             return False
         if not self._refused or self._clock() - self._refused_at >= _ASKED_EVERY:
@@ -237,24 +239,24 @@ class ConnectorBounds:
         return bool(self._refused)
 
     def after(self, bound: int) -> int:
-        """The bound behind one that is done with, once its time has come; until then the same."""
+        """Return the bound after a finished one when its time has come; until then the same bound."""
         if self._clock() - self._chosen_at < self._every:
             return bound
         found = self.next(above=bound, least=bound)
         return bound if found is None else found
 
     def tries_again(self) -> bool:
-        """Whether a cut that was passed over is to be tried again: each ``every`` seconds."""
+        """Return True, every ``every`` seconds, if a cut that could not be written should be tried again."""
         if self._clock() - self._chosen_at < self._every:
             return False
         self._chosen_at = self._clock()
         return True
 
     def ask_ends(self, partitions: Mapping[str, Collection[int]]) -> None:
-        """Know where the partitions end behind the bound; of each it is asked once.
+        """Look up the partitions' end offsets after the bound, once per partition.
 
         Raises:
-            SourceError: a partition gives no answer.
+            SourceError: a partition does not answer.
         """
         if self._chosen is None:
             return
@@ -262,23 +264,23 @@ class ConnectorBounds:
             topic: [number for number in numbers if number not in self._ends.get(topic, ())]
             for topic, numbers in partitions.items()
         }
-        # The bound was read before: what is asked now is behind all its rows.
+        # The checkpoint was read earlier, so end offsets of now follow all its rows.
         for topic, ends in self._checkpoints.ends({one: n for one, n in lacking.items() if n}).items():
             self._ends[topic] = {**self._ends.get(topic, {}), **ends}
 
     def ends(self, topic: str) -> Mapping[int, int]:
-        """By partition of a topic the end behind which nothing comes up to the bound, where it is known."""
+        """Return the known end offsets per partition that no record up to the bound follows."""
         return self._ends.get(topic, {})
 
     def close(self) -> None:
-        """Let go of the clients."""
+        """Close the clients."""
         self._checkpoints.close()
 
 
 def is_empty(progress: Progress | None, starts: Mapping[int, int], ends: Mapping[int, int]) -> bool:
-    """Whether a topic has nothing for a table up to the bound, which was never applied to it either.
+    """Return True if a topic has nothing for a table up to the bound, and nothing was ever applied to it.
 
-    ``starts``: the first offset that each partition keeps.
+    ``starts``: the first available offset per partition.
     """
     if progress is not None and progress.topics:
         return False
@@ -288,7 +290,7 @@ def is_empty(progress: Progress | None, starts: Mapping[int, int], ends: Mapping
 def open_bounds(
     context: WorkerContext, cuts: CutSettings, watermark_of: Callable[[Message], int | None]
 ) -> Bounds:
-    """The bounds of a pipeline's cuts. ``watermark_of``: as ``watermark_reader``."""
+    """Return the bounds of a pipeline's cuts. ``watermark_of``: the result of ``watermark_reader``."""
     source = context.config.source
     debezium = source.debezium
     if debezium.offsets_topic is None or debezium.connector_name is None:
@@ -299,8 +301,13 @@ def open_bounds(
 
 
 def _refusal(settings: DatabaseSettings) -> str:
-    """Why the source's database allows no cuts; raises ConfigError or SourceUnavailableError."""
-    # Here, since it takes what Spark's tasks do.
+    """Return the reason why the source database allows no cuts, or an empty text.
+
+    Raises:
+        ConfigError: the database refuses the user.
+        SourceUnavailableError: the database does not answer.
+    """
+    # Imported here, because the module imports what only Spark tasks need.
     from tidesink.sinks.batch.source_rows import OPTION, connected
 
     url, replica = settings.url.get_secret_value(), settings.replica

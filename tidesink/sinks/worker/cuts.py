@@ -1,8 +1,8 @@
-"""When the tables of a pipeline stand at a cut, and what bound they are read under next (ADR 36).
+"""Cuts of a pipeline: publishes a cut when all tables have reached the bound, and sets the next one (ADR 36).
 
-One object chooses the bound for all tables, in the worker's own thread. What survives a kill is the bound in
-each table's progress, and the last cut: a worker that is started again begins with a bound that is not below
-any of them, so nothing above it is applied anywhere.
+One object chooses the bound for all tables, in the worker's main thread. After a kill, the bound in each
+table's progress and the last cut remain. A new worker begins with a bound that is not below any of them, so
+nothing above it is applied anywhere.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BEAT_SECONDS: Final = 1.0
 
 
 class Cuts:
-    """The cuts of a worker's tables; ``bound`` is None until it is chosen."""
+    """The cuts of a worker's tables. ``bound``: None until it is chosen."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Cuts:
     ) -> None:
         self.bound: int | None = None
         self._bounds = bounds
-        # The bound whose cut was published or passed over.
+        # The bound whose cut was published or could not be written.
         self._done: int | None = None
         self._context = context
         self._settings = settings
@@ -63,12 +63,12 @@ class Cuts:
         self._last: int | None = None
         self._published_at: float | None = None
         self._last_time: float | None = None
-        # Row events that each table had applied at the last cut of this worker.
+        # Number of row events that each table had applied at this worker's last cut.
         self._applied: dict[TableId, int] = {}
         self._shown: Mapping[str, Any] | None = None
 
     def turn(self, tasks: Sequence[TableTask], busy: Collection[TableTask], seen: Look) -> bool:
-        """Publish the cut that is complete, and choose the next bound; whether the bound is another now.
+        """Publish the cut if it is complete, and choose the next bound; return True if the bound changed.
 
         Raises:
             TidesinkError: the earlier cuts cannot be read.
@@ -92,7 +92,7 @@ class Cuts:
                     self._done = self.bound
                 self._move_on()
             elif _only_stuck(blocked, outside, seen):
-                # The others go on without a cut: one table never stops another (L7).
+                # The other tables continue without a cut: one table never stops another (L7).
                 self._move_on()
         self._show({one: reason for one, reason in blocked.items() if one not in outside}, outside)
         if self.bound != before:
@@ -100,13 +100,13 @@ class Cuts:
         return self.bound != before
 
     def lead(self, task: TableTask) -> None:
-        """Have a table that is not at work be read up to the bound."""
+        """Set the bound of a table that is not at work."""
         task.bound, task.ends = self.bound, self._bounds.ends(task.topic)
         if task.ends is not None and task.held is not None:
             task.marks = marks_at(task.held.progress, task.topic, self.bound, task.ends)
 
     def close(self) -> None:
-        """Let go of what bounds are read by."""
+        """Close the clients that read bounds."""
         self._bounds.close()
 
     def _ask_ends(self, tasks: Iterable[TableTask], seen: Look) -> None:
@@ -115,7 +115,7 @@ class Cuts:
             self._bounds.ask_ends({topic: [*seen.found[topic].partitions] for topic in topics})
 
     def _is_empty(self, task: TableTask, seen: Look) -> bool:
-        """Whether a table has nothing up to the bound, so that a cut has no version of it to name."""
+        """Return True if a table has nothing up to the bound, so that a cut has no version of it to name."""
         found, ends = seen.found.get(task.topic), self._bounds.ends(task.topic)
         if ends is None or found is None:
             return False
@@ -124,7 +124,7 @@ class Cuts:
         return is_empty(progress, starts, ends)
 
     def _raise(self, tasks: Iterable[TableTask]) -> None:
-        """Have a bound that is not below what any open table was read under."""
+        """Raise the bound to at least the bound of every open table."""
         known = [at for one in tasks if (at := one.least_bound) is not None]
         least = max(known, default=None)
         if self.bound is None or (least is not None and least > self.bound):
@@ -135,15 +135,15 @@ class Cuts:
         assert before is not None  # noqa: S101  (it is done with)
         self.bound = self._bounds.after(before)
         if self.bound == before != self._last and self._bounds.tries_again():
-            # Where nothing happens at the source no other bound comes, and no other cut.
+            # While nothing changes in the source there is no other bound, so this one is tried again.
             self._done = None
 
     def _blocked(self, tasks: Iterable[TableTask], seen: Look) -> dict[TableTask, str]:
-        """By table what it waits for before it stands at the bound; empty where it does."""
+        """Return for each table what it waits for before it reaches the bound; empty if it has."""
         return {one: _obstacle(one, seen.found.get(one.topic), self.bound) for one in tasks}
 
     def _publish(self, tasks: Sequence[TableTask], bound: int, *, without: Collection[TableId]) -> None:
-        """Write the cut; one that cannot be written is passed over."""
+        """Publish the cut. A cut that cannot be written is skipped."""
         assert self._log is not None  # noqa: S101  (opened before)
         try:
             with self._alive():
@@ -157,7 +157,7 @@ class Cuts:
             _log.warning("cut not published", commit_ts=bound, error=str(exc))
             refused = [one for one in tasks if exc.context.get("table") == str(one.table)]
             for one in refused if not may_pass(exc) else ():
-                # Its rows would be refused at the next cut, too.
+                # The next cut would be refused because of the same rows.
                 one.fail(exc)
             return
         self._context.failpoints.reach("cut")
@@ -166,7 +166,7 @@ class Cuts:
         _log.info("cut", commit_ts=bound, tables=len(tables))
 
     def _named(self, tasks: Iterable[TableTask], bound: int) -> dict[CutTable, TargetTable] | None:
-        """What the cut names, which is kept from now on; None where a table's version is not known."""
+        """Return the tables with the versions that the cut names and protects; None if one is not known."""
         tables = dict[CutTable, TargetTable]()
         for one in tasks:
             try:
@@ -188,7 +188,7 @@ class Cuts:
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
-        """Tell the listeners that the worker is alive: a database may merge for minutes."""
+        """Send signs of life to the listeners meanwhile: a database may merge for minutes."""
         done = threading.Event()
 
         def beat() -> None:
@@ -204,12 +204,12 @@ class Cuts:
             thread.join()
 
     def _by_position(self) -> dict[str, Any]:
-        """What the numbers do not say where they are positions, and why no other bound comes."""
+        """Return the last cut's time and the reason to wait, if bounds are positions and not times."""
         waits = self._bounds.waits
         return {} if waits is None else {"last_time": self._last_time, "waits": waits}
 
     def _show(self, blocked: Mapping[TableTask, str], outside: Iterable[TableTask]) -> None:
-        """Have the state store know the cut that is waited for, and what holds it back."""
+        """Save the next cut, and what holds it back, in the state store."""
         shown = {
             "last": self._last,
             "published": self._published_at,
@@ -228,9 +228,9 @@ class Cuts:
 
 
 def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask], seen: Look) -> bool:
-    """Whether nothing holds the cut back but tables that do not go on by themselves, and others wait.
+    """Return True if only tables that need a person hold the cut back, while others wait for it.
 
-    Those that are left out hold back nothing.
+    Tables that cuts leave out hold back nothing.
     """
     stuck = {one for one in blocked if one.obstacle or one.stalled or one.topic in seen.unanswered}
     stuck |= {*outside}
@@ -239,7 +239,7 @@ def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask]
 
 
 def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) -> str:
-    """What keeps a table from standing at a bound; empty: nothing does."""
+    """Return what keeps a table from reaching a bound; empty if nothing does."""
     if task.obstacle:
         return task.obstacle
     if found is None:
@@ -250,17 +250,17 @@ def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) ->
     if bound is not None and stands_at(progress, task.topic, _asked_for(task, found), bound, task.marks):
         return ""
     if task.stalled:
-        return "partitions were added: what comes before them is read first"
+        return "partitions were added, and the records before them are read first"
     unread = task.unread(found)
     if unread:
         return f"{unread} records to read"
-    return "watermarks to come" if task.ends is None else "records whose transaction is open in Kafka"
+    return "waiting for watermarks" if task.ends is None else "records whose transaction is open in Kafka"
 
 
 def _asked_for(task: TableTask, found: TopicOffsets) -> Collection[int]:
-    """The partitions that have something up to the bound, as far as that is known before they are read.
+    """Return the partitions that may have records up to the bound.
 
-    No batch brings one that was added, and has nothing, into a table's progress.
+    A new partition without records is left out, because no batch brings it into the table's progress.
     """
     ends = task.ends
     if ends is None:
@@ -269,12 +269,14 @@ def _asked_for(task: TableTask, found: TopicOffsets) -> Collection[int]:
 
 
 def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:
-    """The version of a table that holds what is applied, which stays for ``keep`` seconds.
+    """Return the current version of a table, which is protected for ``keep`` seconds.
 
-    It is kept before the cut names it: a worker that dies between the two leaves a version too many. The
-    other way round it would leave a cut whose version anybody may remove.
+    It is protected before the cut names it. A worker that dies in between leaves a version too many;
+    otherwise it would leave a cut whose version anyone may remove.
 
-    Raises: as ``VersionedTable.version_of`` and ``KeptVersions.keep_version``.
+    Raises:
+        StaleProgressError: another worker holds the table.
+        TidesinkError: the target does not answer, or cannot protect the version.
     """
     assert task.held is not None  # noqa: S101  (the table stands at a cut)
     table = task.held.table
@@ -285,7 +287,7 @@ def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:
 
 
 def cut_status(store: StateStore, pipeline: str) -> Mapping[str, Any] | None:
-    """The last cut of a pipeline, the next, and what holds it back; None where there were none.
+    """Return a pipeline's last cut, the next one, and what holds it back; None without cuts.
 
     Raises:
         StateStoreError: the store does not answer.

@@ -1,4 +1,4 @@
-"""The tasks of a pipeline: one for each table that its topics hold, made when its topic is first seen."""
+"""The tasks of a pipeline: one per table in its topics, created when its topic is first seen."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tidesink.sinks.worker.look_ups import QuietTables, TablesOfTopic, TopicLook
 from tidesink.sinks.worker.preflight import Goals
 from tidesink.sinks.worker.table_task import TableTask
 
-_NO_TOPIC = "the broker has no such topic: is it spelt as in the changefeed?"
+_NO_TOPIC = "The broker has no such topic. Check that its name is spelt as in the changefeed."
 
 
 class TableTasks:
     """Every task of a pipeline, by topic and table.
 
-    ``asked``: the tables of which a snapshot was asked for, which a record need not name.
+    ``asked``: returns the tables with a requested snapshot, which may have no record.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class TableTasks:
         self._goals = Goals.of(context.config)
         self._quiet = QuietTables(context, asked)
         self._earlier: tuple[tuple[str, TableId], ...] | None = None
-        # Topics that were left to their tasks when they were last followed.
+        # Topics whose tasks still read on, at the last look: no other search for tables is needed.
         self._read_on: set[str] = set()
-        # What the topic of a quiet table was when the table was found.
+        # The offsets of a quiet table's topic when the table was found.
         self._wanted: dict[TableId, TopicOffsets] = {}
-        # Topics that are not there yet, and those that were there, in this run or an earlier one.
+        # Topics that do not exist yet, and topics that exist or existed, in this run or an earlier one.
         self._absent: dict[str, TopicOffsets] = {}
         self._there: set[str] = set()
-        # What topics were when they were last followed.
+        # The offsets of topics at the last ``follow``.
         self._followed: dict[str, TopicOffsets] = {}
 
     def __iter__(self) -> Iterator[TableTask]:
@@ -57,7 +57,7 @@ class TableTasks:
         return sum(map(len, self._table_tasks.values()))
 
     def missed(self, seen: Look) -> frozenset[str]:
-        """The topics whose absence, or that of what was read of them, stops a table now."""
+        """Return topics that stop a table now, because they or the records read of them do not exist."""
         found = seen.found
         absent = {topic for topic in self._context.config.fixed_topics if not self._table_tasks.get(topic)}
         absent |= {topic for topic, _ in self._recalled()}
@@ -72,9 +72,9 @@ class TableTasks:
         return frozenset(absent - found.keys() - seen.unanswered.keys()) | short
 
     def follow(self, seen: Look, failed: Mapping[str, SourceError]) -> None:
-        """Make tasks for topics, and tables in them, that are new, and for tables whose topic is gone.
+        """Create tasks for new topics and tables, and for tables whose topic does not exist any longer.
 
-        ``failed``: the topics without an answer that are waited for no longer.
+        ``failed``: topics without an answer for too long.
         """
         found, unanswered = seen
         left = []
@@ -99,9 +99,9 @@ class TableTasks:
                 self._refuse(topic, SourceError(_NO_TOPIC, topic=topic))
 
     def _follow_quiet(self, seen: Look) -> None:
-        """Make tasks for tables of which their topics had no record when they were found.
+        """Create tasks for tables that had no record in their topics when they were found.
 
-        A topic that is not there yet is seen as one without partitions from then on.
+        From then on, a topic that does not exist yet is treated as one without partitions.
         """
         found, quiet = seen.found, self._quiet.tables()
         for topic, _ in quiet:
@@ -114,69 +114,69 @@ class TableTasks:
         for topic, table in quiet:
             if topic not in found or table in self._table_tasks[topic]:
                 continue
-            # What comes meanwhile is nothing to wait for: it would never end.
+            # Records that arrive later are not waited for: that would never end.
             wanted = self._wanted.get(table)
             if wanted is None or wanted.topic_id != found[topic].topic_id:
                 wanted = self._wanted[table] = found[topic]
             tables, has_records = self._context.topics.tables(topic), _has_records(found[topic])
-            # A look-up that ended just now may have met it: it is followed by the next look. A topic that was
-            # made again has none of the records by which it is known.
+            # A look-up may just have found the table, which the next look follows. A replaced topic no longer
+            # has the records that made the table known.
             if self._is_read(wanted) and not (has_records and table in tables.known()):
                 tables.unmet.add(table)
                 self._add(topic, table)
 
     def _may_come(self, topic: str) -> bool:
-        """Whether a topic may be one that the changefeed makes with the first change of its table.
+        """Return True if the changefeed may create the topic with the first change of its table.
 
-        One that the config names must be there. A cut waits for the watermarks of each topic.
+        A topic that the config names must exist. Cuts wait for the watermarks of every topic.
         """
         config = self._context.config
         return config.cuts is None and topic not in self._there and topic not in config.fixed_topics
 
     def _is_followed(self, offsets: TopicOffsets) -> bool:
-        """Whether nothing came to a topic since it was followed, and its tasks found nothing to do in it."""
+        """Return True if a topic has not changed since it was followed, and its tasks are idle."""
         tables = self._table_tasks[offsets.topic]
         followed = self._followed.get(offsets.topic) is offsets and bool(tables)
         return followed and all(one.state == "IDLE" for one in tables.values())
 
     def _is_read(self, offsets: TopicOffsets) -> bool:
-        """Whether a topic has no record, or none that its tasks, or look-ups, have not met the table of."""
+        """Return True if tasks or look-ups have read every record of a topic."""
         tasks, topics = self._table_tasks[offsets.topic].values(), self._context.topics
         looked = topics.tables(offsets.topic).looked_up_to(offsets)
         read = furthest((looked, *(one.read_up_to(offsets) for one in tasks)))
         return all(at.latest <= max(at.earliest, read.get(n, 0)) for n, at in offsets.partitions.items())
 
     def newly_stuck(self) -> bool:
-        """Whether a topic that was left to its tasks when it was last followed has none that reads on by now.
+        """Return True if a topic's tasks have all stopped reading since it was last followed.
 
-        Nobody would meet its other tables: it is to be followed once more, which looks into it to its end.
+        Then nobody would find its other tables, so it must be followed once more and searched to its end.
         """
         return any(self._stuck(topic) for topic in self._read_on)
 
     @property
     def look_ups(self) -> Future[Any] | None:
-        """Look-ups of topics that were not collected yet: tables may come of them."""
+        """The future of look-ups that were not collected yet: they may find tables."""
         topics = None if self._look_ups is None else self._look_ups.under_way
         return topics if topics is not None else self._quiet.under_way
 
     def collect(self) -> None:
-        """Know that look-ups ended: the next ``follow`` takes what they found."""
+        """Collect finished look-ups: the next ``follow`` uses what they found."""
         self._quiet.collect()
         if self._look_ups is not None:
             self._look_ups.collect()
 
     def end_look_ups(self) -> None:
-        """Begin no other look-up: the run is over."""
+        """Start no further look-up: the run is over."""
         if self._look_ups is not None:
             self._look_ups.end()
 
     def close(self) -> None:
-        """Let go of every table."""
+        """Close every table."""
         for table_task in self:
             table_task.close()
 
     def _recalled(self) -> tuple[tuple[str, TableId], ...]:
-        """Tables of earlier runs and their topics, until they were followed once."""
+        """Return the tables of earlier runs with their topics, until they were followed once."""
         if self._earlier is None:
             config = self._context.config
             known = [
@@ -214,7 +214,7 @@ class TableTasks:
                 self._add(topic, table)
 
     def _stuck(self, topic: str) -> bool:
-        """Whether a topic has tasks, and each waits before a record or for somebody: no failure passes."""
+        """Return True if a topic has tasks, and each waits for a person or stops at a record."""
         tables = self._table_tasks[topic].values()
         return bool(tables) and all(one.is_stuck for one in tables)
 
@@ -224,8 +224,8 @@ class TableTasks:
         if owner != topic:
             table_task.refuse(
                 ConfigError(
-                    f"{table} comes in two topics, {owner} and {topic}, whose order nobody knows: narrow "
-                    "source.topics to one of them",
+                    f"{table} appears in two topics, {owner} and {topic}, and the order of their records is "
+                    "unknown. Limit source.topics to one of them.",
                     table=str(table),
                 )
             )
@@ -234,7 +234,7 @@ class TableTasks:
             table_task.refuse(refused)
 
     def _refuse(self, topic: str, error: TidesinkError) -> None:
-        """Show a topic whose tables cannot be known; it is looked at again, and stops no other."""
+        """Show a topic whose tables cannot be found; it is tried again, and other topics continue."""
         known, name = self._table_tasks[topic], _unknown(topic)
         if name not in known or not known[name].cools_down:
             known[name] = TableTask(self._context, topic, name)
@@ -246,5 +246,5 @@ def _unknown(topic: str) -> TableId:
 
 
 def _has_records(topic: TopicOffsets) -> bool:
-    """Whether the topic has, or had, a record."""
+    """Return True if the topic has or had a record."""
     return any(at.latest > 0 for at in topic.partitions.values())

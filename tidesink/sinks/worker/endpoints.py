@@ -1,7 +1,7 @@
-"""The HTTP endpoints of a worker: its metrics, and whether it lives and is ready.
+"""The HTTP endpoints of a worker: its metrics, its liveness and its readiness.
 
-``/metrics`` is in Prometheus' format. ``/healthz`` and ``/readyz`` have the meaning of Kubernetes' probes of
-liveness and readiness: 200, or 503 with the reason as text.
+``/metrics`` has Prometheus' format. ``/healthz`` and ``/readyz`` follow Kubernetes' liveness and readiness
+probes: 200, or 503 with the reason as text.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tidesink.sinks.batch.observers import ALIVE_SECONDS, Turned, WorkerEvent
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-# Of PEP 3333.
+# The application type of PEP 3333.
 _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 _OK: Final = "200 OK"
 _NOT: Final = "503 Service Unavailable"
 
 
 class Health:
-    """Whether a worker lives and is ready; a listener of its events.
+    """A listener that decides if a worker is alive and ready.
 
-    It lives while it shows a sign of life at least every ``seconds``, its start being the first, and a step
-    that is tried again one: no restart would help a worker that waits for Kafka. It is ready once it has
-    begun to look at the topics. ``clock`` gives seconds that only rise.
+    The worker is alive while it sends an event at least every ``seconds``. Its start counts as an event, and
+    so does a step that is tried again: a restart would not help a worker that waits for Kafka. It is ready
+    after its first look at the topics. ``clock``: returns seconds that never decrease.
     """
 
     def __init__(self, seconds: float = ALIVE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,18 +42,18 @@ class Health:
         self._is_ready = False
 
     def hear(self, event: WorkerEvent) -> None:
-        """Take note of a sign of life."""
+        """Record an event."""
         self._last = self._clock()
         self._is_ready = self._is_ready or isinstance(event, Turned)
 
     def liveness(self) -> str | None:
-        """Why the worker is not alive; None while it is."""
+        """Return the reason why the worker is not alive, or None if it is."""
         since = self._clock() - self._last
-        return None if since <= self._seconds else f"the worker has shown no sign of life for {since:.0f} s"
+        return None if since <= self._seconds else f"The worker has sent no sign of life for {since:.0f} s."
 
     def readiness(self) -> str | None:
-        """Why the worker is not ready; None if it is."""
-        return self.liveness() if self._is_ready else "the worker is starting"
+        """Return the reason why the worker is not ready, or None if it is."""
+        return self.liveness() if self._is_ready else "The worker is starting."
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -62,7 +62,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Silent(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: a probe comes every few seconds."""
+        """Log nothing: probes arrive every few seconds."""
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def served(host: str, port: int, health: Health, registry: CollectorRegistry) ->
     """Serve the endpoints while the context is open.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the server cannot listen on the address.
     """
     from prometheus_client import make_wsgi_app
 
@@ -79,7 +79,7 @@ def served(host: str, port: int, health: Health, registry: CollectorRegistry) ->
         server_class: type[_Server] = type("_Server", (_Server,), {"address_family": _family(host, port)})
         server = make_server(host, port, app, server_class=server_class, handler_class=_Silent)
     except OSError as error:
-        raise ConfigError(f"metrics cannot be served on {host}:{port}: {error.strerror}") from error
+        raise ConfigError(f"Metrics cannot be served on {host}:{port}: {error.strerror}.") from error
     Thread(target=server.serve_forever, name="endpoints", daemon=True).start()
     try:
         yield

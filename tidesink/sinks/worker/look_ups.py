@@ -1,7 +1,7 @@
-"""Topics are looked into for their tables in a thread beside the worker's turns, for a while each.
+"""Look-ups of the tables that topics contain, in a thread of their own, a limited time for each topic.
 
-Kafka, the registry, or a topic without any row can keep a look-up waiting: no table of another topic waits
-with it. So is the source's database, for tables of which no record tells.
+A look-up may wait for Kafka, for the registry, or for the first row of a topic. Tables of other topics are
+not blocked. The source database is queried the same way for tables that no record mentions.
 """
 
 from __future__ import annotations
@@ -35,49 +35,49 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("tidesink.worker")
 
-# The tables of a topic; where none of its tasks reads on, the offsets up to which they have read it.
+# Returns a topic's tables. Second argument: offsets up to which its tasks read it, if none of them reads on.
 TablesOfTopic = Callable[[TopicOffsets, Mapping[int, int] | None], tuple[TableId, ...]]
 GoesOn = Callable[[], bool]
 
-# A topic is looked into so long at a time, and then those that wait for it; once it was read, after a pause.
+# Seconds that one topic is searched before the next one's turn, and between two searches of a topic.
 _LOOK_UP_SECONDS: Final = 10.0
 _AGAIN_SECONDS: Final = 5.0
-# So often the database is asked for its tables.
+# Seconds between two queries for the database's tables.
 _TABLES_SECONDS: Final = 300.0
-# So many records of a topic are looked at first. Each comes to the driver: the first row says it.
+# Number of records that are read first. They are sent to the driver, and the first row is enough.
 _FIRST_RECORDS: Final = 100
 
 
 class TableFinder(Protocol):
-    """How a protocol tells the tables of a topic.
+    """A protocol's way to find the tables of a topic.
 
-    ``shares_topics``: a topic may hold others besides those that are known.
+    ``shares_topics``: True if a topic may have other tables in addition to the known ones.
     """
 
     shares_topics: bool
 
     def known(self, topic: str) -> tuple[TableId, ...]:
-        """The tables known by now; asks neither Kafka nor the registry. Called by the worker's thread.
+        """Return the tables found so far, without asking Kafka or the registry. Called by the main thread.
 
         Raises:
             StateStoreError: the store does not answer.
         """
 
     def look(self, found: TopicOffsets, read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
-        """Look for tables; False where ``goes_on`` said no before that was done: the next call goes on.
+        """Search for tables; return False if ``goes_on`` ended the search, which the next call continues.
 
-        ``read`` as in ``TablesOfTopic``. Called by the thread of look-ups.
+        ``read``: the second argument of ``TablesOfTopic``. Called by the look-up thread.
 
         Raises:
-            SourceError: Kafka refuses, or does not answer.
-            RegistryError: the registry refuses, or does not answer.
+            SourceError: Kafka refuses the request, or does not answer.
+            RegistryError: the registry refuses the request, or does not answer.
             StateStoreError: the store does not answer.
-            ConfigError: the config does not say what is needed to know them.
+            ConfigError: the config lacks a setting that is needed to find them.
         """
 
 
 class NamedTables:
-    """The tables that each message of a topic names."""
+    """Finds tables by the names in each message of a topic."""
 
     shares_topics = True
 
@@ -85,11 +85,11 @@ class NamedTables:
         self._context = context
 
     def known(self, topic: str) -> tuple[TableId, ...]:
-        """Those met in this run or an earlier one."""
+        """Return the tables found in this run or an earlier one."""
         return self._context.topics.tables(topic).known()
 
     def look(self, found: TopicOffsets, read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
-        """As ``TopicTables.look``, behind what earlier runs have read."""
+        """Search the part of the topic that no earlier run has read."""
         return self._context.topics.tables(found.topic).look(
             self._context.spark,
             found,
@@ -98,7 +98,7 @@ class NamedTables:
         )
 
     def _recorded(self, found: TopicOffsets) -> Iterator[Mapping[int, int]]:
-        """How far earlier runs read the topic: they took note of every table that they met."""
+        """Yield the offsets up to which earlier runs read the topic: they recorded every table they found."""
         store, pipeline = self._context.store, self._context.config.pipeline
         for table in self.known(found.topic):
             status = store.status_of(pipeline, table)
@@ -111,23 +111,23 @@ class NamedTables:
 
 
 class FirstRowTables:
-    """The one table of a topic, which the config names, or its first row."""
+    """Finds the only table of a topic, by the config or by the topic's first row."""
 
     shares_topics = False
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._tables: dict[str, TableId] = {}
-        # The id of each topic, and up to where it was looked into.
+        # Each topic's id, and the offsets up to which it was searched.
         self._looked: dict[str, tuple[str, dict[int, int]]] = {}
 
     def known(self, topic: str) -> tuple[TableId, ...]:
-        """The table, once a row of it was met."""
+        """Return the table, once a row of it was found."""
         table = self._context.config.named_table_of_topic(topic) or self._tables.get(topic)
         return () if table is None else (table,)
 
     def look(self, found: TopicOffsets, _read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
-        """Look into what was not looked into yet, in ever larger parts, until a record is of a row."""
+        """Search new records, in increasingly large parts, until one is a row."""
         topic_id, looked = self._looked.get(found.topic, ("", {}))
         if topic_id != found.topic_id:
             looked = {}
@@ -149,7 +149,7 @@ class FirstRowTables:
     def _tables_of_records(
         self, ranges: Sequence[OffsetRange], codec: Codec, looked: dict[int, int]
     ) -> Iterator[TableId | None]:
-        """The table of each record, None where it is of no row; ``looked`` goes on with them."""
+        """Yield the table of each record, or None if it is not a row; advance ``looked`` with them."""
         for part in ranges:
             if not part.records:
                 continue
@@ -177,7 +177,7 @@ def _table_of(codec: Codec, message: Message) -> TableId | None:
 
 
 class RuledTables:
-    """The one table of a topic by the config or the topic rule; what these leave open the registry says."""
+    """Finds the only table of a topic by the config, by the topic rule, or else in the registry."""
 
     shares_topics = False
 
@@ -188,7 +188,7 @@ class RuledTables:
         self._tables: dict[str, TableId] = {}
 
     def known(self, topic: str) -> tuple[TableId, ...]:
-        """The table, where nobody has to be asked for it, or once the registry answered."""
+        """Return the table, if the config has it or the registry has answered."""
         table = self._tables.get(topic) or self._config.table_of_topic(topic)
         if table is None:
             return ()
@@ -196,7 +196,7 @@ class RuledTables:
         return (table,)
 
     def look(self, found: TopicOffsets, _read: Mapping[int, int] | None, _goes_on: GoesOn) -> bool:
-        """Ask the registry."""
+        """Ask the registry for the table."""
         table = self._table_of(found.topic)
         if table is not None:
             self._tables[found.topic] = table
@@ -204,17 +204,17 @@ class RuledTables:
 
 
 class _LookUp(NamedTuple):
-    """A topic to be looked into; ``read`` as in ``TablesOfTopic``."""
+    """A topic to search. ``read``: the second argument of ``TablesOfTopic``."""
 
     found: TopicOffsets
     read: Mapping[int, int] | None
 
 
 class TopicLookUps:
-    """The tables of topics (``TablesOfTopic``); called by one thread.
+    """The tables of topics (``TablesOfTopic``). Called by one thread.
 
-    A topic of which no table is known, or none reads on, is looked into in a thread beside the turns, one
-    topic after the other and each for a while. What was found shows when the topic is asked for again.
+    A topic is searched if none of its tables is known, or none of them reads on. A separate thread searches
+    one topic after the other, each for a limited time. The next request for the topic returns the result.
     """
 
     def __init__(self, context: WorkerContext, finder: TableFinder) -> None:
@@ -226,13 +226,13 @@ class TopicLookUps:
         self._running = False
         self._looking: str | None = None
         self._ended = False
-        # When a topic is looked into again, and what failed in one.
+        # The time of a topic's next search, and the error of its last one.
         self._again: dict[str, float] = {}
         self._failed: dict[str, TidesinkError] = {}
 
     @classmethod
     def of(cls, context: WorkerContext) -> TopicLookUps:
-        """As a pipeline's protocol tells the tables of a topic."""
+        """Return look-ups that use the finder of a pipeline's protocol."""
         protocol = context.config.source.protocol
         if CODECS[protocol].shares_topics:
             return cls(context, NamedTables(context))
@@ -240,7 +240,7 @@ class TopicLookUps:
         return cls(context, RuledTables(context) if by_rule else FirstRowTables(context))
 
     def __call__(self, found: TopicOffsets, read: Mapping[int, int] | None) -> tuple[TableId, ...]:
-        """The tables known by now; as ``TableFinder.look`` raises, after a look-up that failed."""
+        """Return the tables found so far, or raise the error of a failed ``TableFinder.look``."""
         topic = found.topic
         known = self._finder.known(topic)
         with self._lock:
@@ -256,17 +256,17 @@ class TopicLookUps:
 
     @property
     def under_way(self) -> Future[None] | None:
-        """Look-ups that were not collected yet: tables may come of them."""
+        """The future of look-ups that were not collected yet: they may find tables."""
         return self._at_work
 
     def collect(self) -> None:
-        """Know that look-ups ended; what they found is given from now on."""
+        """Collect finished look-ups: their tables are returned from now on."""
         if self._at_work is not None and self._at_work.done():
             self._at_work.result()
             self._at_work = None
 
     def end(self) -> None:
-        """Begin no other look-up; the one under way ends when its time is over."""
+        """Start no further look-up; the current one ends when its time is over."""
         self._ended = True
 
     def _begin(self) -> None:
@@ -282,11 +282,11 @@ class TopicLookUps:
             except TidesinkError as exc:
                 done, error = True, exc
             except Exception as exc:  # noqa: BLE001
-                if self._context.stop:  # which cancels Spark jobs
+                if self._context.stop:  # a stop cancels Spark jobs
                     continue
                 fault = fault_of(exc)
                 _log.error("topic not looked into", topic=topic, trace=fault.trace)
-                done, error = True, TidesinkError(f"the look for its tables failed: {fault}", topic=topic)
+                done, error = True, TidesinkError(f"The search for its tables failed: {fault}", topic=topic)
             with self._lock:
                 if not done:
                     self._wanted[topic] = wanted
@@ -313,15 +313,15 @@ class TopicLookUps:
 
 
 class QuietTables:
-    """The tables of a canal-json pipeline that are to be loaded and of which no record may tell.
+    """The tables of a canal-json pipeline that must be loaded although no record may mention them.
 
-    Their last changes are gone from the topic: a changefeed says nothing of a table that does not change. Its
-    rows are in the database, and the config has an entry under ``tables`` that fits it, with
-    ``snapshot: initial``, or a person asked for a snapshot of it. The database is asked for its tables in a
-    thread beside the turns, at the start and every few minutes. Used by one thread at a time.
+    A topic no longer has the changes of a table that has not changed for long. Its rows are in the database.
+    It is loaded if an entry under ``tables`` matches it, with ``snapshot: initial``, or if a user requested a
+    snapshot. A separate thread asks the database for its tables, at the start and every few minutes. Used by
+    one thread only.
 
-    ``asked``: the tables of which a snapshot was asked for. ``ask`` gives all tables of the database; it
-    raises as ``open_source_database``.
+    ``asked``: returns the tables with a requested snapshot. ``ask``: returns all tables of the database, and
+    raises the errors of ``open_source_database``.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ class QuietTables:
         self._again = 0.0
 
     def tables(self) -> tuple[tuple[str, TableId], ...]:
-        """The topic and the table of each that is known by now."""
+        """Return each known table with its topic."""
         config = self._context.config
         if self._looks and self._look is None and time.monotonic() >= self._again:
             self._again = time.monotonic() + _TABLES_SECONDS
@@ -352,11 +352,11 @@ class QuietTables:
 
     @property
     def under_way(self) -> Future[Sequence[TableId]] | None:
-        """The look at the database that was not collected yet."""
+        """The future of a query that was not collected yet."""
         return self._look
 
     def collect(self) -> None:
-        """Take what the database said."""
+        """Collect the database's answer."""
         look = self._look
         if look is None or not look.done():
             return
@@ -365,12 +365,17 @@ class QuietTables:
             self._found = tuple(quiet_tables(self._context.config, look.result()))
         except TidesinkError as exc:
             _log.warning("tables without records are not known", error=str(exc))
-        except Exception as exc:  # noqa: BLE001  (of a driver, say: no other table waits with it)
-            # Its text may hold values of the config.
+        except Exception as exc:  # noqa: BLE001  (of a driver, for example: other tables must not wait)
+            # Its text may contain values of the config.
             _log.warning("tables without records are not known", error=type(exc).__name__)
 
 
 def tables_of_database(config: Config) -> tuple[TableId, ...]:
-    """All tables of the source's database. Raises: as ``open_source_database``."""
+    """Return all tables of the source database.
+
+    Raises:
+        ConfigError: no database is configured, or it refuses the user.
+        SourceUnavailableError: the database does not answer.
+    """
     with open_source_database(config) as database, translated(OPTION):
         return stored_tables(database.connection)

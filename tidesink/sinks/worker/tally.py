@@ -1,4 +1,4 @@
-"""What is counted of a table over its life, and the deletes that it remembers."""
+"""A table's counters over its life, and its tombstones."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tidesink.sinks.worker.control import PLACE
 
 _log = structlog.get_logger("tidesink.worker")
 _TOMBSTONES: Final = "tombstones"
-# In a status's details: what Spark did with the last batch of a lake instead of writing it as files, and why.
+# In a status's details: the work that Spark did for a lake's last batch instead of writing files, and why.
 LEFT: Final = "left_to_spark"
 _DOUBTED: Final = (
     "Rows were applied with a warning: the log has the first of each batch and the reason. Compare the table "
     "with the source. If their checksums do not match, source.checksum: reject keeps such rows out. If the "
-    "keys of deletes may be wrong, list the table's key under tables: keys if it is right"
+    "keys of deletes may be wrong, list the table's key under tables: keys if it is right."
 )
 
 
 class Tally:
-    """What was counted: in this run, and in the table's life as far as the state store knows it."""
+    """Counters of this run, and of the table's life as recorded in the state store."""
 
     def __init__(self) -> None:
         self.run, self.total = Account(), Account()
@@ -50,20 +50,20 @@ class Tally:
 
     @property
     def rank(self) -> Rank:
-        """Of the hold and its last batch."""
+        """The rank of the hold and its last batch."""
         return self.life, self.epoch, self.batch
 
     def claimed(self, epoch: int, before: TableStatus | None) -> None:
-        """Count on in a hold of the table that was taken once ``before`` was read.
+        """Continue counting under a new claim of the table; ``before``: its status from before the claim.
 
-        An epoch that is not above that status's is one of a table made again, or of one from a backup.
+        An epoch that is not above that status's epoch belongs to a new table, or to one from a backup.
         """
         self.life = before.life + (epoch <= before.epoch) if before is not None else 0
         self.epoch = epoch
         self._held, self._resumed = True, False
 
     def resume(self, context: WorkerContext, table: TableId) -> bool:
-        """Go on from what the state store holds, until the table is held: then nobody else counts."""
+        """Load the state store's counters, until the table is held: from then on nobody else counts."""
         if not self._resumed:
             status = context.store.status_of(context.config.pipeline, table)
             if status is not None and status.rank > self._known:
@@ -86,11 +86,11 @@ class Tally:
             self.life, self.epoch = status.life, status.epoch
 
     def stands(self, progress: Progress, place: str) -> None:
-        """Know what the target holds, and where: the table is open."""
+        """Record what the target holds, and its location, when the table is opened."""
         if place != self.place:
             self._left = ""
         if place != self.place or progress.batch < self.caught_up.batch:
-            # Of another table, or of batches that a backup took away.
+            # These belong to another table, or to batches that a restore has removed.
             self.caught_up = CaughtUp()
         self.batch, self.commit_ts, self.place = progress.batch, progress.commit_ts, place
 
@@ -110,28 +110,28 @@ class Tally:
         self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *doubts)))
 
     def left(self) -> dict[str, Any]:
-        """The detail of the last batch with rows, where Spark wrote it; of whichever worker."""
+        """Return the detail of the last batch with rows if Spark wrote it, by any worker."""
         return {LEFT: self._left} if self._left else {}
 
     def forgotten(self, tombstones: Tombstones | None) -> dict[str, Any]:
-        """The detail of the deletes remembered, as of when some were last forgotten, by whichever worker."""
+        """Return the detail of the tombstones, as of the last collection by any worker."""
         if tombstones is not None and tombstones.last is not None:
             return {_TOMBSTONES: tombstones.last._asdict()}
         known = self._tombstones
-        # A table that was made again has forgotten nothing.
+        # A table that was created again has collected nothing.
         holds = tombstones is None or tombstones.horizon == known.get("horizon")
         return {_TOMBSTONES: dict(known)} if known and holds else {}
 
 
 _TSO_PER_SECOND: Final = 1000 << LOGICAL_BITS
-# Deletes are collected so many times in a retention: each time the table's marks are read once.
+# Number of collections per retention: each one scans the table's tombstones once.
 _TIMES_A_RETENTION: Final = 4
 
 
 def next_horizon(progress: Progress, topic: str, retention: float) -> int | None:
-    """The commit_ts up to which deletes may be forgotten, ``retention`` seconds behind what is applied.
+    """Return the commit_ts up to which tombstones may be removed: ``retention`` seconds before the applied.
 
-    None where some partition has applied nothing that has a commit_ts.
+    None if a partition has applied nothing that has a commit_ts.
     """
     at = progress.topics.get(topic)
     passed = [
@@ -143,9 +143,9 @@ def next_horizon(progress: Progress, topic: str, retention: float) -> int | None
 
 
 class Tombstones:
-    """The marked deletes of one table; ``retention`` in seconds of the source's time, None: kept for ever.
+    """The tombstones of one table. ``retention``: seconds of the source's time; None keeps them forever.
 
-    The horizon that was ever raised holds all the same: what was forgotten before is not known again.
+    A horizon is never lowered: tombstones that were removed before it cannot be restored.
     """
 
     def __init__(self, table: SequencedTable, retention: float | None) -> None:
@@ -155,7 +155,7 @@ class Tombstones:
         self.last: Collected | None = None
 
     def collect_if_due(self, progress: Progress, topic: str) -> None:
-        """Forget old deletes, seldom; a failure is said and tried again after a later batch."""
+        """Remove old tombstones from time to time; a failure is logged, and a later batch tries again."""
         if self._retention is None:
             return
         horizon = next_horizon(progress, topic, self._retention)
@@ -172,7 +172,7 @@ class Tombstones:
             self.horizon = self._known(horizon)
 
     def _known(self, asked: int) -> int | None:
-        """The horizon after a collection that failed; where the table does not answer, as if it had not."""
+        """Return the horizon after a failed collection; ``asked`` if the table does not answer."""
         try:
             return self._table.horizon()
         except TidesinkError:

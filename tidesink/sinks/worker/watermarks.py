@@ -1,9 +1,9 @@
-"""Topics in which watermarks alone wait, found without a Spark job.
+"""Detection of topics in which only watermarks wait, without a Spark job.
 
-TiCDC writes a watermark a second into every partition, so an idle table always has something to read. One
-consumer of the worker's own reads what came behind the tables that are up to date, for all their topics at
-once, and stops at the first record of a topic that is no watermark. Nothing is applied or remembered here:
-the tables stand where their targets say, and read the same records by their next batch.
+TiCDC writes a watermark per second into every partition, so an idle table always has something to read. One
+consumer reads the new records of all tables that are up to date, and stops at a topic's first record that is
+not a watermark. Nothing is applied or stored here: the tables' progress does not change, and their next batch
+reads the same records.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 
 _log = structlog.get_logger("tidesink.worker")
-# A table with more than so many records waiting in a partition reads them, whatever they are.
+# A table with more waiting records in a partition reads them, whether they are watermarks or not.
 MOST_WAITING: Final = 1000
-# Records that came must be seen within this time; then a batch of the table reads them, or says why not.
+# Seconds within which new records must be seen; otherwise a batch of the table reads them.
 UNSEEN_SECONDS: Final = 2.0
-# How long a look waits for records that just came.
+# Seconds that a look waits for records that have just arrived.
 _LOOK_SECONDS: Final = 0.1
 _CONSUME_RECORDS: Final = 1000
 _CONSUME_SECONDS: Final = 0.02
 _SETTINGS: Final[Mapping[str, Any]] = {
     **FIXED_SETTINGS,
     "enable.partition.eof": False,
-    # librdkafka requires a group's name. It is never joined.
+    # librdkafka requires a group name, but never joins the group.
     "group.id": "tidesink-watermarks",
     "log_level": 0,
     "error_cb": lambda _error: None,
-    # Many partitions that each get a record a second: one answer has what came to all of them meanwhile.
+    # Many partitions get a record per second: one response should contain the records of all of them.
     "fetch.wait.max.ms": 100,
     "fetch.min.bytes": 1 << 20,
     "fetch.message.max.bytes": 64 << 10,
@@ -55,8 +55,8 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 
 
 def codec_of(source: SourceSettings, registry: SchemaRegistry | None) -> Codec:
-    """The codec of records that are no rows."""
-    # A row that was left out of its message need not be fetched to know that it is none.
+    """Return a codec for records that are not rows."""
+    # A row that is stored outside its message need not be fetched to see that it is a row.
     options = replace(source.codec_options(), claim_check_storage_uri="", upstream_url="")
     return open_codec(source.protocol, options=options, registry=registry)
 
@@ -64,8 +64,8 @@ def codec_of(source: SourceSettings, registry: SchemaRegistry | None) -> Codec:
 def watermark_reader(
     source: SourceSettings, registry: SchemaRegistry | None
 ) -> Callable[[Message], int | None]:
-    """The commit_ts of a record that is nothing but watermarks; a record that cannot be read is none."""
-    # Nor need a row's schema: flat-avro's watermarks have none, and the registry's answer may take seconds.
+    """Return a function that reads a record's commit_ts if it holds only watermarks, and None otherwise."""
+    # A row's schema is not needed: flat-avro's watermarks have none, and the registry may take seconds.
     codec = codec_of(source, MemorySchemaRegistry() if source.protocol == "flat-avro" else registry)
 
     def watermark_of(message: Message) -> int | None:
@@ -80,24 +80,24 @@ def watermark_reader(
 
 
 class Standing(NamedTuple):
-    """A topic as it was found, and the least next offset of its tables that are up to date, by partition."""
+    """A topic's offsets, and per partition the lowest next offset of its tables that are up to date."""
 
     found: TopicOffsets
     starts: Mapping[int, int]
 
     def joined(self, other: Standing) -> Standing:
-        """The same of more tables of the topic."""
+        """Return the standing of more tables of the topic together."""
         return self._replace(starts={n: min(at, other.starts[n]) for n, at in self.starts.items()})
 
 
 @dataclass
 class _Followed:
-    """What is known of a topic: from ``starts`` up to ``seen`` it has nothing but watermarks.
+    """A followed topic: from ``starts`` up to ``seen`` it has only watermarks.
 
-    ``leader_epochs``: of the look before; a new leader's log may have been cut (``kafka.leader_epochs``).
-    ``other``: partition and offset of the first record that is none; nothing is read behind it. ``marks``:
-    the greatest watermark of each partition.
-    ``awaited``: records that are there and were not seen, by the end of each partition, and since when.
+    ``leader_epochs``: epochs at the previous look; a new leader's log may be shorter
+    (``kafka.leader_epochs``). ``other``: partition and offset of the first record that is not a watermark;
+    nothing is read after it. ``marks``: newest watermark per partition. ``awaited``: end offsets of records
+    that exist and were not seen, and the time since when they are awaited.
     """
 
     topic_id: str
@@ -109,7 +109,7 @@ class _Followed:
     awaited: tuple[Mapping[int, int], float] | None = None
 
     def holds_for(self, standing: Standing | None) -> bool:
-        """Whether what is known is of this topic, and of all that its tables have yet to read."""
+        """Return True if the object still describes this topic and everything its tables have yet to read."""
         if (
             standing is None
             or self.topic_id != standing.found.topic_id
@@ -122,11 +122,11 @@ class _Followed:
         return all(self.starts[number] <= at for number, at in standing.starts.items())
 
     def is_seen(self, standing: Standing) -> bool:
-        """Whether all that waits was looked at, or need not be."""
+        """Return True if all waiting records were seen, or need not be."""
         return self._is_seen_to(self._ends(standing), standing)
 
     def note(self, standing: Standing, now: float) -> None:
-        """Note what was not seen by now; what came since counts from when the rest was seen."""
+        """Record what was not seen by now; newer records count from the time when the rest was seen."""
         if self.awaited is not None and self._is_seen_to(self.awaited[0], standing):
             self.awaited = None
         if self.awaited is None and not self.is_seen(standing):
@@ -142,10 +142,10 @@ class _Followed:
 
 
 class WatermarkFollower:
-    """Follows topics behind their tables. Used by one thread; opens its consumer when it is first needed.
+    """Follows topics ahead of their tables. Used by one thread only. Opens its consumer on first use.
 
-    ``properties``: confluent-kafka's. ``watermark_of`` reads one record. ``ends``: the run ends once
-    nothing waits, so a record that was not seen yet counts as one to read.
+    ``properties``: returns confluent-kafka's properties. ``watermark_of``: reads one record. ``ends``: True
+    if the run ends once nothing waits, so that a record that was not seen yet counts as one to read.
     """
 
     def __init__(
@@ -164,33 +164,33 @@ class WatermarkFollower:
         self._consumer: Any = None
 
     def look(self, topics: Mapping[str, Standing]) -> frozenset[str]:
-        """The topics in which watermarks alone wait, if anything; others are not followed any more.
+        """Return the topics in which only watermarks wait, or nothing; stop following all others.
 
-        A topic whose records take longer to come than they may is not among these.
+        Topics whose records take too long to arrive are not included.
         """
         try:
             self._assign(topics)
             self._read(topics)
         except KafkaException as exc:
-            # The tables' own batches meet the same trouble, and say it.
+            # The tables' own batches meet the same fault, and report it.
             _log.debug("watermarks not followed", error=exc.args[0].name())
             self.close()
         return frozenset(topic for topic, known in self._topics.items() if self._is_alone(known))
 
     def marks(self, topic: str) -> Mapping[int, int]:
-        """By partition the greatest watermark seen behind the tables, with no other record before it."""
+        """Return the newest watermark per partition after the tables' offsets, before any other record."""
         known = self._topics.get(topic)
         return dict(known.marks) if known is not None else {}
 
     def close(self) -> None:
-        """Let go of the consumer, and of what is known."""
+        """Close the consumer, and forget the followed topics."""
         self._topics = {}
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()
 
     def _assign(self, topics: Mapping[str, Standing]) -> None:
-        """Have the consumer read the topics, each from where its tables stand."""
+        """Assign the topics to the consumer, each from its tables' next offsets."""
         gone = [name for name, known in self._topics.items() if not known.holds_for(topics.get(name))]
         self._unassign(name for name in gone if self._topics[name].other is None)
         for name in gone:
@@ -212,11 +212,11 @@ class WatermarkFollower:
             self._consumer.incremental_unassign(places)
 
     def _read(self, topics: Mapping[str, Standing]) -> None:
-        """Take what came, as long as something is there that was not seen, and no longer than it may."""
+        """Read new records until all are seen or the time is over."""
         deadline, unseen = self._clock() + self._wait, self._consumer is not None
         while unseen:
             unseen = any(not known.is_seen(topics[name]) for name, known in self._topics.items())
-            # Where nothing is awaited it serves the client, which has logins to renew.
+            # Even if no record is awaited, the call serves the client, which must renew its logins.
             found = self._consumer.consume(_CONSUME_RECORDS, timeout=_CONSUME_SECONDS if unseen else 0.0)
             self._unassign(self._take(found))
             unseen &= self._clock() < deadline
@@ -224,7 +224,7 @@ class WatermarkFollower:
             known.note(topics[name], self._clock())
 
     def _take(self, messages: Iterable[Any]) -> list[str]:
-        """Take note of records; the topics in which the first came that is no watermark."""
+        """Record messages; return the topics with a first record that is not a watermark."""
         others = []
         for message in messages:
             known = self._topics.get(message.topic())
