@@ -63,14 +63,14 @@ def test_a_report_names_keys_by_table(tmp_path: Path) -> None:
 )
 def test_what_is_no_report_is_refused(tmp_path: Path, line: Any) -> None:
     path = _report(tmp_path, _line({"a": "1"}), line)
-    with pytest.raises(ConfigError, match=r"line 2 of .* is none of a report"):
+    with pytest.raises(ConfigError, match=r"Line 2 of .* is not a line of a report"):
         read_report(path, [ORDERS])
 
 
 def test_a_report_that_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_report(tmp_path / "none", [ORDERS])
-    with pytest.raises(ConfigError, match="other columns of the key"):
+    with pytest.raises(ConfigError, match="has other key columns of"):
         read_report(_report(tmp_path, _line({"a": "1"}), _line({"b": "1"})), [ORDERS])
     full = [_line({"a": str(number)}) for number in range(MOST_KEYS)]
     assert len(read_report(_report(tmp_path, *full), [ORDERS])[ORDERS].asked.keys) == MOST_KEYS
@@ -113,12 +113,12 @@ def test_keys_are_given_by_the_names_of_the_source() -> None:
         ("area", "id", "origin"), (("", "4", "shop.orders"), ("a,b = c", "-17", "shop.orders"))
     )
     for wrong, said in (
-        ("id=4", "gives no Region"),
-        ("regin=a,id=4", "'regin=a' is no column of the key with a value"),
-        ("note=a,id=4", "is no column of the key"),
-        ("region,id=4", "'region' is no column of the key with a value"),
-        ("id=4,region=a,id=5", "'id=5' is no column"),
-        ("region=a,id=4x", "id is an integer, and '4x' is none"),
+        ("id=4", "has no value for Region"),
+        ("regin=a,id=4", "'regin=a' is not a key column with a value"),
+        ("note=a,id=4", "is not a key column"),
+        ("region,id=4", "'region' is not a key column with a value"),
+        ("id=4,region=a,id=5", "'id=5' is not a key column"),
+        ("region=a,id=4x", "id is an integer column, but '4x' is not an integer"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)) as caught:
             given_keys(config, ORDERS, stored, [wrong])

@@ -62,7 +62,7 @@ def test_an_address_in_use_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with (
-            pytest.raises(ConfigError, match=f"metrics cannot be served on 127.0.0.1:{port}: "),
+            pytest.raises(ConfigError, match=f"Metrics cannot be served on 127.0.0.1:{port}: "),
             served("127.0.0.1", port, Health(), MetricsListener().registry),
         ):
             pass
@@ -91,7 +91,7 @@ def test_a_name_with_addresses_of_both_kinds_is_served_on_that_of_ipv4() -> None
 
 def test_a_host_without_an_address_is_said() -> None:
     with (
-        pytest.raises(ConfigError, match=r"metrics cannot be served on no\.such\.host\.invalid:9"),
+        pytest.raises(ConfigError, match=r"Metrics cannot be served on no\.such\.host\.invalid:9"),
         served("no.such.host.invalid", 9, Health(), MetricsListener().registry),
     ):
         pass

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.spark.digests import ComparedColumn, Limit, Verdict
     from tidesink.sinks.targets.lake.cuts import Cut
 
-    # One of the cuts, the newest first; raises ConfigError where none is wanted.
+    # Receives the cuts, newest first, and returns one of them, or raises ConfigError if none fits.
     ChooseCut = Callable[[Sequence[Cut]], Cut]
 
 
@@ -113,7 +113,7 @@ Keep = Callable[[TableId, Difference], None]
 
 @dataclass(frozen=True)
 class ComparedSides:
-    """How to read both sides of a table: the columns to compare, in the order of the target's schema.
+    """Instructions to read both sides of a table: the columns to compare, in the target schema's order.
 
     ``shape_columns``: the target's own columns. ``share``: the share of keys to compare.
     """

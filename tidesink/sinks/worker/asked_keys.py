@@ -1,10 +1,10 @@
-"""The keys that a resync is asked for, by the texts that a report of ``tidesink diff`` has of them.
+"""The keys of a requested resync, as texts from a report of ``tidesink diff`` or from the command line.
 
-A person gives some by hand, too, by the names that their columns have at the source.
+On the command line, a user names the key's columns as the source does.
 
-They are too many for what a worker looks at all the time, and for each progress of the target. So they are a
-document of the state store, whose name is a digest of it: the request and the progress have the name. The
-document is stored before the request, and stays until the table is asked for another one.
+The keys are too many for a document that a worker reads all the time, and for the target's progress. So they
+are a document of their own in the state store. Its name is a digest of the keys, which the request and the
+progress contain. The document is stored before the request, and stays until another request replaces it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from tidesink.config import Config
     from tidesink.sinks.state.progress import StateStore
 
-# Of one table; beyond this a resync of the whole table takes about as long, and needs no report.
+# Maximum number of keys of one table: for more, a resync of the whole table is about as fast.
 MOST_KEYS: Final = 5_000
-# The characters of their texts.
+# Maximum number of characters in the keys' texts.
 MOST_CHARACTERS: Final = 2_000_000
 OPTION: Final = "--differing"
 BY_HAND: Final = "--key"
@@ -36,23 +36,23 @@ _KIND: Final = "asked-keys"
 
 
 class AskedKeys(NamedTuple):
-    """Keys of a table at the target, in their order: texts of ``columns``, as ``spark.digests`` has them."""
+    """Sorted keys of a table at the target: texts of ``columns``, in the form of ``spark.digests``."""
 
     columns: tuple[str, ...]
     keys: tuple[KeyTexts, ...]
 
     def behind(self, after: KeyTexts | None) -> tuple[KeyTexts, ...]:
-        """Those behind one of them; all where there is none."""
+        """Return the keys after one of them, or all keys for None."""
         return self.keys if after is None else tuple(key for key in self.keys if key > after)
 
     def in_order_of(self, names: Iterable[str]) -> Iterator[KeyTexts]:
-        """The keys with their columns in the order of ``names``, which has all of them."""
+        """Yield the keys with their columns in the order of ``names``, which has all of them."""
         places = [self.columns.index(name) for name in names]
         return (tuple(key[at] for at in places) for key in self.keys)
 
 
 def store_keys(store: StateStore, pipeline: str, table: TableId, asked: AskedKeys) -> str:
-    """Store keys of a pipeline's table; the name under which they are, which no other pipeline has.
+    """Store keys of a pipeline's table; return the document's name, which no other pipeline uses.
 
     Raises:
         StateStoreError: the store does not answer.
@@ -65,7 +65,7 @@ def store_keys(store: StateStore, pipeline: str, table: TableId, asked: AskedKey
 
 
 def load_keys(store: StateStore, name: str) -> AskedKeys | None:
-    """The keys that were stored under a name; None where they are gone.
+    """Return the keys stored under a name, or None if they are lost.
 
     Raises:
         StateStoreError: the store does not answer.
@@ -75,22 +75,26 @@ def load_keys(store: StateStore, name: str) -> AskedKeys | None:
 
 
 def forget_keys(store: StateStore, name: str) -> None:
-    """Remove keys of a request that another one replaced. Raises: as ``store_keys``."""
+    """Remove the keys of a request that was replaced.
+
+    Raises:
+        StateStoreError: the store does not answer.
+    """
     store.save_document(_KIND, name, None)
 
 
 class ReportedKeys(NamedTuple):
-    """What a report names of a table. ``nulls``: so many keys with a NULL, which are left out."""
+    """The keys that a report has of a table. ``nulls``: number of keys with a NULL, which are left out."""
 
     asked: AskedKeys
     nulls: int
 
 
 def read_report(path: Path, tables: Iterable[TableId]) -> dict[TableId, ReportedKeys]:
-    """The keys of tables that a report of ``tidesink diff`` names; of a table that it does not name nothing.
+    """Return the keys that a report of ``tidesink diff`` has of tables; tables without keys are left out.
 
     Raises:
-        ConfigError: the file cannot be read, is no such report, or names too many keys of a table.
+        ConfigError: the file cannot be read, is not such a report, or has too many keys of a table.
     """
     found = {table: _Keys(table) for table in tables}
     try:
@@ -100,12 +104,12 @@ def read_report(path: Path, tables: Iterable[TableId]) -> dict[TableId, Reported
                 if table in found:
                     found[table].add(path, number, key)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", key=OPTION) from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.", key=OPTION) from error
     return {table: keys.reported for table, keys in found.items() if keys.columns}
 
 
 def _named(path: Path, number: int, line: bytes) -> tuple[TableId, Mapping[str, Any]]:
-    """The table and the key of a line."""
+    """Return the table and the key of a line."""
     try:
         found = json.loads(line)
         table, key = TableId(**found["table"]), found["key"]
@@ -114,12 +118,12 @@ def _named(path: Path, number: int, line: bytes) -> tuple[TableId, Mapping[str, 
     except (ValueError, TypeError, KeyError, AttributeError):
         pass
     raise ConfigError(
-        f"line {number} of {path} is none of a report that tidesink diff --report writes", key=OPTION
+        f"Line {number} of {path} is not a line of a report by `tidesink diff --report`.", key=OPTION
     )
 
 
 class _Keys:
-    """The keys of one table, as they are read."""
+    """The keys of one table while the report is read."""
 
     def __init__(self, table: TableId) -> None:
         self._table = table
@@ -128,12 +132,12 @@ class _Keys:
         self.columns: tuple[str, ...] = ()
 
     def add(self, path: Path, number: int, key: Mapping[str, str | None]) -> None:
-        """One more."""
+        """Add one key."""
         self.columns = self.columns or tuple(key)
         if {*key} != {*self.columns}:
             raise ConfigError(
-                f"line {number} of {path} has other columns of the key of {self._table} than the lines "
-                "before: write the report again",
+                f"Line {number} of {path} has other key columns of {self._table} than earlier lines. Write "
+                "the report again.",
                 key=OPTION,
             )
         texts = tuple(text for name in self.columns if (text := key[name]) is not None)
@@ -145,28 +149,28 @@ class _Keys:
             self._characters += sum(map(len, texts))
         if len(self._keys) > MOST_KEYS or self._characters > MOST_CHARACTERS:
             raise ConfigError(
-                f"{path} names more than {MOST_KEYS:,} keys of {self._table}, or very long ones: repair the "
-                f"whole table, tidesink resync {self._table}",
+                f"{path} has more than {MOST_KEYS:,} keys of {self._table}, or very long ones. Repair the "
+                f"whole table: `tidesink resync {self._table}`.",
                 key=OPTION,
             )
 
     @property
     def reported(self) -> ReportedKeys:
-        """What was added."""
+        """The keys added so far."""
         return ReportedKeys(AskedKeys(self.columns, tuple(sorted(self._keys))), self._nulls)
 
 
 def given_keys(config: Config, table: TableId, stored: StoredTable, texts: Sequence[str]) -> AskedKeys:
-    """The keys that a person gives, each as ``region=a,id=17``, as those of the table at the target.
+    """Return the keys that a user gives, each like ``region=a,id=17``, as keys of the table at the target.
 
     Raises:
-        ConfigError: a text has not each column of the key once, or no number where the column has numbers.
+        ConfigError: a text does not have each key column once, or has no integer for an integer column.
     """
     settings, shard = config.table_config(table), config.destination(table).shard
     names = tuple(settings.keys or stored.key)
     fold = folding((*stored.types, *names))
     renamed = {fold(old): new for old, new in (settings.rename or {}).items()}
-    # What is the same in all rows is not asked of a person.
+    # A value that is the same in all rows is not asked of the user.
     fixed = {shard.column: shard.value} if shard is not None else {}
     if not stored.row_key.keys().isdisjoint(names):
         fixed = {**stored.constants, **fixed}
@@ -177,7 +181,7 @@ def given_keys(config: Config, table: TableId, stored: StoredTable, texts: Seque
 
 
 def _given(text: str, table: TableId, names: Sequence[str], stored: StoredTable) -> Iterator[str]:
-    """The values of one key in the order of its columns; a comma parts two where a name follows it."""
+    """Yield one key's values in the order of its columns; a comma separates values if a name follows it."""
     fold = folding(names)
     known = {fold(name): name for name in names}
     named = "|".join(map(re.escape, names))
@@ -186,18 +190,20 @@ def _given(text: str, table: TableId, names: Sequence[str], stored: StoredTable)
         name, equals, value = part.partition("=")
         own = known.get(fold(name.strip()))
         if own is None or not equals or own in values:
-            raise _no_key(table, names, f"{part!r} is no column of the key with a value")
+            raise _no_key(table, names, f"{part!r} is not a key column with a value")
         values[own] = value
     if missing := [name for name in names if name not in values]:
-        raise _no_key(table, names, f"{text!r} gives no {', '.join(missing)}")
+        raise _no_key(table, names, f"{text!r} has no value for {', '.join(missing)}")
     types = {**stored.types, **stored.row_key}
     for name in names:
         reader = row_of(types[name]).reader if name in types else ""
         if reader in _INTEGERS and re.fullmatch(r"-?\d+", values[name]) is None:
-            raise _no_key(table, names, f"{name} is an integer, and {values[name]!r} is none")
+            raise _no_key(
+                table, names, f"{name} is an integer column, but {values[name]!r} is not an integer"
+            )
         yield values[name]
 
 
 def _no_key(table: TableId, names: Sequence[str], reason: str) -> ConfigError:
     form = ",".join(f"{name}=…" for name in names)
-    return ConfigError(f"{reason}: a key of {table} is {BY_HAND} {form!r}", key=BY_HAND)
+    return ConfigError(f"{reason}. Give a key of {table} as {BY_HAND} {form!r}.", key=BY_HAND)

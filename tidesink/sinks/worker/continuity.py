@@ -61,7 +61,7 @@ class Continuity:
         repaired: bool = False,
         passed: Mapping[int, LastRecord] = NO_RECORDS,
     ) -> bool:
-        """Check that a topic is still the one that was read, and has the next records.
+        """Check that a topic was not replaced since it was read, and has the next records.
 
         Returns False if only records that were passed without a commit are lost: they must be read again from
         the applied offsets.
@@ -191,8 +191,9 @@ def _late(found: TopicOffsets) -> str:
 class FirstRecords:
     """The first records of one table's topic when last seen, for topics without an id.
 
-    In an unchanged topic they only move forward: retention and compaction remove the oldest records, and the
-    record at an offset never changes. A replaced topic is not noticed if its first records are removed, too.
+    They only move forward while the topic is the same: retention and compaction remove the oldest records,
+    and the record at an offset never changes. A replaced topic is not noticed if its first records are
+    removed, too.
     """
 
     def __init__(self, table: TableId, topic: str, *, pipeline: str, store: StateStore) -> None:

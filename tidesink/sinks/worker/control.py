@@ -60,9 +60,10 @@ class SnapshotControl:
     def start(
         self, now: float, *, last: int = 0, deletes: bool = False, keys: str | None = None, where: Where = ()
     ) -> SnapshotControl:
-        """Request another snapshot; ``now``, seconds since 1970, gives a number that no lost store had.
+        """Request another snapshot.
 
-        ``last``: number of the snapshot in the table's status, in case the clock is slow.
+        ``now``: seconds since 1970; a number made from it is new even if the state store was lost. ``last``:
+        number of the snapshot in the table's status, in case the clock is slow.
         """
         number = max(self.started + 1, self.cancelled + 1, last + 1, int(now))
         return SnapshotControl(number, self.cancelled, deletes=deletes, keys=keys, where=where)
@@ -121,7 +122,7 @@ class TableControl:
         return replace(self.resume(accepted), rests=self.rests)
 
     def rewound(self, asked: RewindControl) -> TableControl:
-        """Request a rewind, which replaces one that is not done yet."""
+        """Request a rewind, which replaces an unfinished one."""
         number = max(asked.number, self.rewind.number + 1 if self.rewind is not None else 0)
         return replace(self, rewind=replace(asked, number=number))
 
@@ -282,9 +283,9 @@ _REFUSED: Final = "refused-restore"
 def check_not_restored(store: StateStore, progress: Progress | None, place: str, *, life: int = 0) -> None:
     """Refuse a table that holds less than was committed to it, unless a user accepted that.
 
-    A target without progress is accepted: it is loaded from the start of the topic, like one that was emptied
-    on purpose. ``life`` and the progress's epoch identify the worker's new hold; they let the status record
-    an earlier batch than before.
+    A target without progress is accepted: it is loaded from the start of the topic, like a target that was
+    emptied on purpose. ``life`` and the progress's epoch identify the worker's new hold; they let the status
+    record an earlier batch than before.
 
     Raises:
         StaleProgressError: the target was restored from a backup, or another worker took over the table.

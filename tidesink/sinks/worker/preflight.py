@@ -151,7 +151,7 @@ class Goals:
         return cls(config.destination, partial(_place_of, config.target))
 
     def refusal(self, table: TableId) -> ConfigError | None:
-        """Return the reason why a table must not go where its route says, or None and claim the location."""
+        """Claim the location that a table's route names; return the error if it belongs to another table."""
         try:
             destination = self._destination(table)
         except ConfigError as error:

@@ -284,7 +284,7 @@ class Worker:
             return False
 
     def _go_on(self, idle: list[TableTask], seen: Look | SourceError) -> None:
-        """Pass requests to idle tasks, and start those that have work according to the last look."""
+        """Pass requests to idle tasks, and start tasks with work according to the last look."""
         if isinstance(seen, SourceError):
             for table_task in idle:
                 table_task.apply_control(self._requests.of(table_task.table))

@@ -8,8 +8,8 @@ which records the last key that was read. The law (ADR 32): the offsets at which
 are fixed first, then the part is read, and both are committed together. So the part shows at least the
 changes before those offsets, and each later change is a whole row or a delete that is applied afterwards.
 
-With ``sequence_by: source``, a row gets a position of the database that was read before the row. In a history
-it is a version that begins at that position, and it is read as of that position.
+With ``sequence_by: source``, a row gets a position of the database that was read before the row. A history
+gets the row as a version that begins at that position, and reads it as of that position.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class SourceDatabase:
             raise KeyOrderError(_REORDERED, table=str(table))
 
     def unresolved(self, *, known: frozenset[str] = frozenset()) -> frozenset[str]:
-        """Wait some seconds for open transactions, and return those whose changes no query shows yet.
+        """Wait some seconds for open transactions, and return the ones whose changes no query shows yet.
 
         If the result is empty, every change that was in Kafka before the call is visible in the database.
         Transactions that begin during the call do not count: their changes reach Kafka later. ``known``:
@@ -577,7 +577,7 @@ class Snapshot:
         """Refuse a request for some rows that would replace an unfinished snapshot of the whole table.
 
         Raises:
-            SnapshotRefusedError: the snapshot of the whole table has not finished.
+            SnapshotRefusedError: the snapshot of the whole table is unfinished.
         """
         asked, found = self.asked, progress.snapshot
         if not asked.limited or (found is not None and found.number >= asked.started):
@@ -710,7 +710,7 @@ class Snapshot:
                 order=stored.order,
             )
         # Another key, or another order of the key, sorts the rows differently: they are read and written
-        # again. Requested keys have an order of their own, and a sweep goes by hashes.
+        # again. Requested keys have an order of their own, and a sweep uses hashes.
         by_order = found.keys is None and not (found.sweep is not None and found.sweep.begun)
         if found.order is None and self._first_order is None:
             self._first_order = stored.order
@@ -866,7 +866,7 @@ class SnapshotBatch(Batch):
         return with_part(progress.source_reads, read, offsets, begins=begins)
 
     def _seen(self) -> int | None:
-        """With cuts, return a commit_ts that is not older than any row read; taken after the rows.
+        """With cuts, return a commit_ts that is not older than any row read, obtained after the rows.
 
         Raises:
             ConfigError: the database has no commit_ts.

@@ -1,10 +1,10 @@
-"""Rows of the source, read in tasks that try again: of whole ranges, and by keys that the target names.
+"""Rows of the source, read in tasks that retry: whole ranges, or the rows of the target's keys.
 
-A key comes as the texts of the target's values (``spark.digests``). Of each column it is made the text that
-canal-json has of the stored value, and that a parameter of the query. Where the way back is not exact (a
-time that was cut, bytes as text) there is none, and ``key_columns`` says so. The database may find more rows
-than were asked for, as its collations compare: they are rows like others, of other keys. It may find one
-row for several keys, in queries of their own: the digests of a row are counted once (``digests.once``).
+A key arrives as the texts of the target's values (``spark.digests``). Each key value is converted to
+canal-json's text of the stored value, then to a query parameter. If the conversion back is not exact (a
+truncated time, bytes as text), ``key_columns`` returns None. The database may find more rows than requested,
+because of its collations: they are ordinary rows of other keys. Queries for several keys may find the same
+row: its digest is counted once (``digests.once``).
 """
 
 from __future__ import annotations
@@ -46,39 +46,39 @@ if TYPE_CHECKING:
     from tidesink.source_database.key_bounds import Bound
     from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
-# Keys of one query: few enough for a database to look each up by its index.
+# Keys per query: few enough for a database to look up each by its index.
 KEYS_A_QUERY: Final = 500
 _UINT64: Final = 1 << 64
-# The keys of a part, by the rows of a batch of rows: a key takes much less than a row.
+# Keys per part, for each row of a batch of rows: a key is much smaller than a row.
 _KEYS_FOR_A_ROW: Final = 5
-# Each part reads all keys of the target, so that there are not more.
+# Each part scans all keys of the target, which limits the number of parts.
 MOST_PARTS: Final = 100
-_NOT_READABLE: Final = "its target gives no rows back, so that nothing tells which of them the source has not"
+_NOT_READABLE: Final = "Its target cannot return its rows, so rows that the source lacks cannot be found."
 
 
 @dataclass(frozen=True)
 class PatientRows:
-    """Reads ranges of the source, so many at a time, and each again for ``seconds`` where it is cut off."""
+    """Reads ranges of the source, a limited number in parallel, and retries each for ``seconds``."""
 
     rows: SourceRows
     connections: int
     seconds: float
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """The rows of a range, whole."""
+        """Return the rows of a range, complete."""
         yield from RetryPolicy(self.seconds).call(lambda: [*self.rows(wanted)])
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """As ``RecordReader``."""
+        """Return the result of ``work`` for the rows of ``ranges``."""
         return over_ranges(session, ranges, self, work, ddl, most_tasks=self.connections)
 
 
-# What makes canal-json's text of a value from the target's.
+# Converts a text of the target's value to canal-json's text.
 WayBack = Callable[[str, ColumnType], str]
 
 
 class KeyColumn(NamedTuple):
-    """A column of the target's key: which of the key's texts it is, the source's column, and the way back."""
+    """A column of the target's key: its index in the key, the source's column, and the conversion back."""
 
     at: int
     name: str
@@ -89,10 +89,10 @@ class KeyColumn(NamedTuple):
 def key_columns(
     plan: DecodePlan, key: Sequence[str], types: Mapping[str, str]
 ) -> tuple[KeyColumn, ...] | None:
-    """The columns by which the source finds a key of the target; None where it cannot be asked so.
+    """Return the columns by which the source finds a key of the target; None if it cannot be queried so.
 
-    ``plan`` has a ``SourceDecoder``, ``key`` are the columns of the source's own key, which an index serves,
-    ``types`` Spark's types that the columns of the target's key are compared in, by name.
+    ``plan``: has a ``SourceDecoder``. ``key``: columns of the source's own key, which has an index.
+    ``types``: Spark's types in which the target's key columns are compared, by name.
     """
     decoder, shape = plan.decoder, plan.shape
     assert isinstance(decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
@@ -109,7 +109,7 @@ def key_columns(
     return tuple(found) if {*key} <= {one.name for one in found} else None
 
 
-# A range of the key is one of these: of what is stored, and what the target has of it.
+# Pairs of a stored type and a target type that compare alike, so that a range of the key is the same in both.
 _RANGED: Final = frozenset(
     {
         *(("integer", spark) for spark in ("int", "bigint", "decimal")),
@@ -129,12 +129,12 @@ _MOST_PRECISION: Final = 38
 
 
 def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str]) -> tuple[Limit, ...]:
-    """Bounds of the source's key as those of the target's, which compares their values as it does.
+    """Return bounds of the source's key as bounds of the target's key.
 
-    ``plan`` and ``types`` are as for ``key_columns``.
+    ``plan`` and ``types``: see ``key_columns``.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the target does not compare the values as the source does.
     """
     from tidesink.sinks.spark.digests import Limit
 
@@ -153,8 +153,8 @@ def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str
         exact = one is not None and _way_back(one, decoder, kind.partition("(")[0]) is not None
         if one is None or not (exact and is_ranged(one.stored.type, kind, bound.text)):
             raise ConfigError(
-                "--where needs a column that the target's key holds as the source does, so that both sides "
-                f"sort it alike. {bound.column} is {kind or 'not in the key'} there: leave --where out",
+                "--where needs a column that the target's key stores as the source does, so that both sides "
+                f"sort it alike. {bound.column} is {kind or 'not in the key'} there. Leave --where out.",
                 table=str(shape.source),
             )
         found.append(Limit(name, bound))
@@ -181,17 +181,17 @@ def limits_at_target(plan: DecodePlan, where: Iterable[tuple[str, str, str]]) ->
 
 
 def _spelt(name: str) -> str:
-    """A column's name by which the database's and that of a record are one: Avro has fewer letters."""
+    """Return the spelling that a database column and its name in records share: Avro allows fewer letters."""
     return fold_name(sanitize_name(name))
 
 
 def is_ranged(source: ColumnType, kind: str, text: str) -> bool:
-    """Whether Spark compares values of a type, that has the source's, with a bound as the source does."""
+    """Return True if Spark compares values of a target type with a bound as the source does."""
     return (_sort(source), kind.partition("(")[0]) in _RANGED and _fits(text, kind)
 
 
 def _fits(text: str, kind: str) -> bool:
-    """Whether Spark compares a number with those of a decimal type exactly."""
+    """Return True if Spark compares a number exactly with values of a decimal type."""
     if not kind.startswith("decimal("):
         return True
     scale = int(kind.rstrip(")").partition(",")[2])
@@ -202,16 +202,16 @@ def _way_back(column: ReadColumn, decoder: SourceDecoder, spark: str) -> WayBack
     stored = column.stored.type
     convert = decoder.inner.recorded_value(column.stored, column.recorded.type)
     if convert is None and row_of(stored).reader in ("enum", "set"):
-        return _whole if spark == "string" else None  # no members are known: the number is all there is
+        return _whole if spark == "string" else None  # members are unknown: records have only the number
     sort = _sort(stored)
-    # Other records have less than the database: a time that is cut, bytes as text, an array as JSON.
+    # Other records have less information than the database: truncated times, bytes as text, arrays as JSON.
     if convert not in (None, unchanged) and sort not in _CONVERTED:
         return None
     return _WAYS_BACK.get((sort, spark))
 
 
 def _sort(stored: ColumnType) -> str:
-    """By what a stored value is read; a word of its own where types of one reader differ in the way back."""
+    """Return the kind of a stored value; its own kind where types of one reader convert back differently."""
     reader, sql = row_of(stored).reader, stored.sql or ""
     if reader == "bit":
         return "varbit" if sql.startswith("bit varying") else "bit" if (stored.length or 1) > 1 else "one bit"
@@ -258,11 +258,11 @@ def _members(text: str, stored: ColumnType) -> str:
 
 
 _PLAIN_TEXTS: Final = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "uuid"})
-# What a record has otherwise than the database, and no less of it.
+# Kinds whose values records spell differently from the database, without a loss.
 _CONVERTED: Final = frozenset({"integer", "unsigned64", "bit", "one bit", "decimal", "numeric"})
 _WHOLE: Final = ("integer", "unsigned64", "bit", "one bit")
 _NUMBERS: Final = ("int", "bigint", "decimal", "string")
-# All ways back that are exact. Where there is none of a sort and a type of the target, all rows are read.
+# All conversions that are exact. If a kind and a target type have no conversion, all rows are read.
 _WAYS_BACK: Final[Mapping[tuple[str, str], WayBack]] = {
     **{(sort, spark): _whole for sort in _WHOLE for spark in _NUMBERS},
     ("one bit", "boolean"): _flag,
@@ -286,9 +286,9 @@ _WAYS_BACK: Final[Mapping[tuple[str, str], WayBack]] = {
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """Reads the rows of keys; as ``RecordReader``, whatever ranges it is asked for.
+    """Reads the rows of keys; a ``RecordReader`` that ignores the requested ranges.
 
-    ``wanted`` has the column ``key``: the texts of the target's values, of times in UTC.
+    ``wanted``: a frame with the column ``key``, the texts of the target's values; times are in UTC.
     """
 
     rows: SourceRows
@@ -298,16 +298,16 @@ class KeyedRows:
     wanted: DataFrame = field(repr=False)
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:  # noqa: ARG002
-        """What ``work`` makes of the rows."""
+        """Return the result of ``work`` for the rows."""
         task = KeyedTask(self.rows, self.columns, self.seconds, ranges[0], work)
         return self.wanted.select("key").repartition(self.connections).mapInArrow(Reporting(task), ddl)
 
 
 @dataclass(frozen=True)
 class KeyedTask:
-    """What a task runs: a query for each some keys.
+    """The code of a Spark task: one query for a number of keys.
 
-    It raises ValueOutOfRangeError where the source cannot be asked for a key.
+    It raises ValueOutOfRangeError if the source cannot be queried by a key.
     """
 
     rows: SourceRows
@@ -317,7 +317,7 @@ class KeyedTask:
     work: Work
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What the work makes of the rows of the keys."""
+        """Return the result of the work for the rows of the keys."""
         for batch in batches:
             for start in range(0, batch.num_rows, KEYS_A_QUERY):
                 keys = batch.column(0).slice(start, KEYS_A_QUERY).to_pylist()
@@ -331,34 +331,34 @@ class KeyedTask:
 
 
 def _text(text: str | None, column: KeyColumn) -> str:
-    """A value of the target as canal-json has the source's.
+    """Return canal-json's text of a value of the target.
 
     Raises:
-        ValueOutOfRangeError: it is none of the column's, or the NULL of a date that no calendar has.
+        ValueOutOfRangeError: the column cannot hold the value, or it is the NULL of an impossible date.
     """
     try:
         if text is not None:
             return column.back(text, column.stored)
     except (ValueError, ArithmeticError):
         pass
-    raise ValueOutOfRangeError("a key at the target is none that the source can be asked for")
+    raise ValueOutOfRangeError("The source cannot be queried by a key of the target.")
 
 
 def askable(keys: Iterable[KeyTexts], columns: Sequence[KeyColumn]) -> Iterator[KeyTexts]:
-    """Canal-json's texts of keys of the target, without those that are none of the source's columns."""
+    """Yield canal-json's texts of keys of the target, without keys that the source's columns cannot hold."""
     for key in keys:
         with suppress(ValueOutOfRangeError):
             yield tuple(_text(key[one.at], one) for one in columns)
 
 
 class WantedKeys(NamedTuple):
-    """Keys that the target names, as ``KeyedRows`` has them, and the columns by which the source is asked."""
+    """Keys of the target, in the form of ``KeyedRows``, and the columns by which the source is queried."""
 
     columns: tuple[KeyColumn, ...]
     keys: DataFrame
 
 
-def source_task(  # noqa: PLR0913  (what a task is of, and as of when)
+def source_task(  # noqa: PLR0913  (the task's input, and its point in time)
     config: Config,
     plan: DecodePlan,
     stored: StoredTable,
@@ -369,9 +369,9 @@ def source_task(  # noqa: PLR0913  (what a task is of, and as of when)
     since: int | None = None,
     as_of: int | None = None,
 ) -> tuple[RangeTask, RecordReader]:
-    """The task over the source's rows of some keys, or of all ``ranges``, and its reader, which tries again.
+    """Return the task over the source's rows, of some keys or of all ``ranges``, and a reader that retries.
 
-    ``plan`` has a ``SourceDecoder``; ``since`` and ``as_of``: as of ``SourceRows``.
+    ``plan``: has a ``SourceDecoder``. ``since``, ``as_of``: see ``SourceRows``.
     """
     settings, seconds = config.source.database, config.retry.for_
     assert settings is not None  # noqa: S101  (the database was open)
@@ -401,11 +401,11 @@ def source_task(  # noqa: PLR0913  (what a task is of, and as of when)
 def open_target_reader(
     context: WorkerContext, shape: TableShape, *, missing: ConfigError
 ) -> Iterator[TableReader]:
-    """What reads the table of ``shape`` at the target, in a session of its own.
+    """Open a reader of the table of ``shape`` at the target, in a Spark session of its own.
 
     Raises:
-        ConfigError: ``missing``, where the target has no such table, or gives no rows back.
-        TransientTargetError: it does not answer.
+        ConfigError: ``missing``, if the target has no such table, or cannot return its rows.
+        TransientTargetError: the target does not answer.
     """
     target, session = context.target, context.spark.newSession()
     found = (
@@ -416,37 +416,37 @@ def open_target_reader(
     if found is None:
         raise missing
     try:
-        found.session.conf.set("spark.sql.session.timeZone", "UTC")  # of the texts of keys
+        found.session.conf.set("spark.sql.session.timeZone", "UTC")  # digests convert key values to text
         yield found
     finally:
         found.close()
 
 
 def no_resync(table: TableId) -> ConfigError:
-    """What to say of a table whose rows at the target cannot be asked for."""
-    return ConfigError(f"the table cannot have a resync: {_NOT_READABLE}", table=str(table))
+    """Return the error for a table whose rows at the target cannot be read."""
+    return ConfigError(f"The table cannot have a resync. {_NOT_READABLE}", table=str(table))
 
 
 def compared_columns(reader: TableReader, columns: Sequence[ShapeColumn]) -> tuple[ComparedColumn, ...]:
-    """Columns of a table at the target as they are compared with the source's."""
+    """Return columns of a table at the target, with the types in which they are compared to the source."""
     from tidesink.sinks.spark.digests import ComparedColumn
 
     held = (one.dataType.simpleString() for one in reader.rows(columns).schema.fields)
     return tuple(
-        # In a narrower type than its own a value could be cut, and seem equal.
+        # A narrower type than the column's own could truncate a value, which would then seem equal.
         ComparedColumn(one.name, wider_ddl(kind, one.spark) or kind, one.key, reader.spelling(one.name))
         for one, kind in zip(columns, held, strict=True)
     )
 
 
 def key_types(columns: Sequence[ComparedColumn]) -> dict[str, str]:
-    """The types of those that are the key's, by name."""
+    """Return the types of the key columns, by name."""
     return {one.name: one.type for one in columns if one.key}
 
 
 @contextmanager
 def _target_of(context: WorkerContext, plan: DecodePlan) -> Iterator[TableReader]:
-    """The reader of a plan's table at the target, for a resync. Raises: as ``open_target_reader``."""
+    """Open the reader of a plan's table at the target, for a resync."""
     table = plan.shape.source
     with (
         raised_task_errors(table=str(table)),
@@ -458,18 +458,22 @@ def _target_of(context: WorkerContext, plan: DecodePlan) -> Iterator[TableReader
 def columns_of_keys(
     context: WorkerContext, plan: DecodePlan, stored: StoredTable
 ) -> tuple[KeyColumn, ...] | None:
-    """As ``key_columns``, by the types that the target has; ``plan`` has a ``SourceDecoder``.
+    """Return ``key_columns`` with the types that the target has. ``plan``: has a ``SourceDecoder``.
 
-    Raises: as ``open_target_reader``.
+    Raises:
+        ConfigError: the target has no such table, or cannot return its rows.
+        TransientTargetError: the target does not answer.
     """
     with _target_of(context, plan) as reader:
         return key_columns(plan, stored.key, key_types(compared_columns(reader, plan.shape.key_columns)))
 
 
 def check_limits(context: WorkerContext, plan: DecodePlan, bounds: Sequence[Bound]) -> None:
-    """Refuse bounds that the target may compare otherwise.
+    """Refuse bounds that the target may compare differently.
 
-    Raises: as ``limits_of``, and ``open_target_reader``.
+    Raises:
+        ConfigError: the target compares a bound differently, has no such table, or cannot return its rows.
+        TransientTargetError: the target does not answer.
     """
     with _target_of(context, plan) as reader:
         limits_of(plan, bounds, key_types(compared_columns(reader, plan.shape.key_columns)))
@@ -478,12 +482,14 @@ def check_limits(context: WorkerContext, plan: DecodePlan, bounds: Sequence[Boun
 def parts_of(
     context: WorkerContext, plan: DecodePlan, stored: StoredTable, *, rows: int, where: Sequence[Bound] = ()
 ) -> int:
-    """In how many parts the target's keys are looked up, by how many there are; ``rows``: of a batch of rows.
+    """Return the number of parts in which the target's keys are looked up; ``rows``: rows of a batch.
 
-    One where the source cannot be asked for a key: then a part reads all its rows. ``plan`` has a
+    It is 1 if the source cannot be queried by key, since a part then reads all its rows. ``plan``: has a
     ``SourceDecoder``.
 
-    Raises: as ``open_target_reader``.
+    Raises:
+        ConfigError: the target compares a bound differently, has no such table, or cannot return its rows.
+        TransientTargetError: the target does not answer.
     """
     with _target_of(context, plan) as reader:
         from tidesink.sinks.spark.digests import within

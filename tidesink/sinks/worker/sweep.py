@@ -1,13 +1,13 @@
-"""The second phase of a resync: rows that the target alone has are deleted.
+"""The second phase of a resync: deletes rows that exist only in the target.
 
-Part i of N takes the target's keys whose hash falls to i, or those that a person named, and asks the source
-for them; of those that it has not a batch deletes the rows. The law (ADR 37) is that of a snapshot's rows:
-the offsets at which the table's changes go on were fixed before the source was asked, and deletes and
-progress are committed together. In the source's order they stand at a position of the database that was
-taken before the source was asked.
+Part i of N looks up in the source the target's keys whose hash belongs to i, or the keys that a user named. A
+batch deletes the rows of keys that the source does not have. The law (ADR 37) is that of a snapshot's rows:
+the offsets at which the table's changes continue are fixed before the source is queried, and deletes and
+progress are committed together. With ``sequence_by: source``, deletes get a position of the database that was
+read before the source was queried.
 
-A delete goes the way of one from the topic: the tasks are given the keys as records, which a decoder of their
-own takes as they are. They are in the target's types, so that no key is made again from its texts.
+These deletes use the path of deletes from the topic: tasks receive the keys as records, and a decoder of
+their own passes them through. The keys have the target's types, so that no key is rebuilt from texts.
 """
 
 from __future__ import annotations
@@ -62,18 +62,17 @@ if TYPE_CHECKING:
     from tidesink.sinks.spark.digests import ComparedColumn
 
 _UNREADABLE: Final = (
-    "a row of the source cannot be a row of the target, so that nothing tells whether its key is there: "
-    "change the row at the source, or leave the column out (except_column_list); tidesink snapshot cancel "
-    "ends the resync"
+    "A row of the source cannot be a row of the target, so its key cannot be looked up. Change the row at "
+    "the source, or leave the column out (except_column_list). `tidesink snapshot cancel` ends the resync."
 )
 
 
 @dataclass(frozen=True)
 class KeyDecoder(NumberedDecoder):
-    """Takes keys of the target, in its types, as deletes."""
+    """Decodes keys of the target, in its types, as deletes."""
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """A delete of each key."""
+        """Return a delete for each key."""
         count, keys = records.num_rows, rows_of(records)
         rows = pa.table(changes_of(records, Op.DELETE, key=keys, row=keys.type))
         tables = (ChangeTable(self.table, TableSchema(self.table, ()), None, rows),) if count else ()
@@ -81,7 +80,7 @@ class KeyDecoder(NumberedDecoder):
 
 
 def deletes_plan(plan: DecodePlan) -> DecodePlan:
-    """The plan of deletes whose keys are the target's own."""
+    """Return the plan for deletes whose keys are the target's own."""
     shape = plan.shape
     own = {column.name: column.name for column in shape.key_columns}
     rows = TargetRows(shape, target=shape, sources=own, metadata=plan.rows.metadata)
@@ -90,7 +89,7 @@ def deletes_plan(plan: DecodePlan) -> DecodePlan:
 
 @dataclass(frozen=True)
 class KeyTask:
-    """What a task runs on its share of the keys: each is a record."""
+    """The code of a Spark task for its share of the keys. Each key is a record."""
 
     names: tuple[str, ...]
     wanted: FetchRange
@@ -98,8 +97,8 @@ class KeyTask:
     commit_ts: int | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What the work makes of the keys, which are a struct in the only column."""
-        # A range of its own for each task.
+        """Return the result of the work for the keys, which are a struct in the only column."""
+        # Each task has a range of its own.
         wanted = self.wanted._replace(partition=task_number())
         yield from self.work(wanted, self._records(batches, wanted))
 
@@ -113,10 +112,10 @@ class KeyTask:
 
 @dataclass(frozen=True)
 class TargetKeys:
-    """Gives keys of the target as records; as ``RecordReader``, whatever ranges it is asked for.
+    """Returns keys of the target as records; a ``RecordReader`` that ignores the requested ranges.
 
-    ``keys`` has them in the column ``value``, as ``names``. ``commit_ts``: at which they are deleted, in the
-    source's order.
+    ``keys``: a frame with the keys in the column ``value``, as ``names``. ``commit_ts``: time of the deletes
+    in the source's order.
     """
 
     names: tuple[str, ...]
@@ -124,15 +123,15 @@ class TargetKeys:
     commit_ts: int | None = None
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """What ``work`` makes of them."""
+        """Return the result of ``work`` for the keys."""
         task = KeyTask(self.names, ranges[0], work, self.commit_ts)
         return in_session(self.keys.select("value"), session).mapInArrow(Reporting(task), ddl)
 
 
 class _Asked(NamedTuple):
-    """Keys of the target that the source is asked for, and as what they are compared.
+    """Keys of the target to look up in the source, and the columns by which they are compared.
 
-    ``position``: of the source, taken before it is asked.
+    ``position``: the source's position before it is queried.
     """
 
     plan: DecodePlan
@@ -143,7 +142,7 @@ class _Asked(NamedTuple):
 
 
 class SweepBatch(SnapshotBatch):
-    """Applies a part of the second phase. Runs once; a new object tries again."""
+    """Applies a part of the second phase. Runs once; a retry needs a new object."""
 
     def __init__(self, *parts: Any, **named: Any) -> None:
         super().__init__(*parts, **named)
@@ -154,7 +153,7 @@ class SweepBatch(SnapshotBatch):
             return super()._outcome()
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """The keys that the source has not as a task; the target and the source are read here."""
+        """Return the task with the keys that the source lacks; reads target and source."""
         table_plan = self._table_plan()
         deletes = deletes_plan(table_plan)
         names = tuple(column.name for column in deletes.shape.key_columns)
@@ -166,7 +165,7 @@ class SweepBatch(SnapshotBatch):
         )
 
     def _position(self) -> int | None:
-        """At which keys are deleted that the source has not from then on; None but in the source's order."""
+        """Return the position at which missing keys are deleted; None unless the source's order counts."""
         since = self._since()
         if since is None:
             return None
@@ -174,7 +173,7 @@ class SweepBatch(SnapshotBatch):
             return database.position(since=since)
 
     def _only_at_target(self, plan: DecodePlan, topic: str, position: int | None) -> DataFrame:
-        """The part's keys of the target that the source has not."""
+        """Return the part's keys that exist only in the target."""
         from tidesink.sinks.spark.digests import HASH, keys_of, named_keys, within
 
         key = plan.shape.key_columns
@@ -196,14 +195,14 @@ class SweepBatch(SnapshotBatch):
         try:
             there = self._at_source(reader.session, asked, by_key=True)
         except ValueOutOfRangeError:
-            # A key at the target is no value of the source's columns, which no later try mends.
+            # A key at the target is not a value of the source's columns, so a retry would fail, too.
             there = self._at_source(reader.session, asked, by_key=False)
         if there.where("bad").count():
             raise ValueOutOfRangeError(_UNREADABLE, table=str(self._settings.table))
         return keys.join(there.select(*HASH), [*HASH], "left_anti")
 
     def _at_source(self, session: SparkSession, asked: _Asked, *, by_key: bool) -> DataFrame:
-        """The hashes of the keys that the source has: of those that are asked for at least."""
+        """Return the hashes of keys in the source: at least those of the requested keys."""
         from tidesink.sinks.spark.digests import HASH, digests
 
         config, stored = self._context.config, self._part.stored
@@ -221,5 +220,5 @@ class SweepBatch(SnapshotBatch):
         return self._stored(found.select(*HASH, "bad"))
 
     def _stored(self, frame: DataFrame) -> DataFrame:
-        """A frame's rows as they are read now."""
+        """Store a frame's current rows."""
         return checkpointed(frame, self._kept, table=str(self._settings.table))

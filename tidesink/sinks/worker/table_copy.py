@@ -69,7 +69,7 @@ class TableCopy:
     """A table at the target of ``context``'s pipeline.
 
     ``kept``: releases what Spark stores for the table. ``waits``: True to wait for changes that are not
-    applied yet. ``patience``: seconds that a running worker may leave the table alone before it counts as
+    applied yet. ``patience``: seconds after which a running worker that has not reached the table counts as
     stuck; None: longer than any pause in the config. ``called``: prefix of the table's name in messages.
     """
 
@@ -117,7 +117,7 @@ class TableCopy:
         """Check that the target has all rows of the source.
 
         Raises:
-            ConfigError: no batch was applied yet, or a snapshot has not finished.
+            ConfigError: no batch was applied yet, or a snapshot is unfinished.
         """
         progress = self.reader.committed()
         if progress is None:
@@ -164,7 +164,7 @@ class TableCopy:
         return True
 
     def _patience(self) -> float:
-        """Return the longest time, in seconds, that a healthy worker may take before it reads the table."""
+        """Return the maximum number of seconds in which a healthy worker reaches the table."""
         if self.patience is not None:
             return self.patience
         config = self.context.config
@@ -212,7 +212,7 @@ class Standstill:
     _since: float = field(default=0.0, init=False)
 
     def lasts(self, waiting: int, *, at_work: bool) -> bool:
-        """Return True if nothing changed for ``seconds``; ``at_work``: a batch runs, which may take long."""
+        """Return True if nothing changed for ``seconds``; ``at_work``: a batch runs, and may be slow."""
         now = self.clock()
         if at_work or waiting != self._waiting:
             self._waiting, self._since = waiting, now

@@ -65,7 +65,7 @@ def watermark_reader(
     source: SourceSettings, registry: SchemaRegistry | None
 ) -> Callable[[Message], int | None]:
     """Return a function that reads a record's commit_ts if it holds only watermarks, and None otherwise."""
-    # A row's schema is not needed: flat-avro's watermarks have none, and the registry may take seconds.
+    # Row schemas are not needed: flat-avro's watermarks are without a schema, and the registry may be slow.
     codec = codec_of(source, MemorySchemaRegistry() if source.protocol == "flat-avro" else registry)
 
     def watermark_of(message: Message) -> int | None:
@@ -166,7 +166,7 @@ class WatermarkFollower:
     def look(self, topics: Mapping[str, Standing]) -> frozenset[str]:
         """Return the topics in which only watermarks wait, or nothing; stop following all others.
 
-        Topics whose records take too long to arrive are not included.
+        Topics whose records arrive too late are not included.
         """
         try:
             self._assign(topics)
