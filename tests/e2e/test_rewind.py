@@ -188,7 +188,9 @@ def test_what_expired_before_the_worker_came_is_refused_and_the_table_goes_on(
         done.result(60)
     writer.upsert({"id": 0, "name": "second"})
     table = _drained(config)
-    assert any("not rewound" in one and "hold offset 2 of partition 0" in one for one in table.warnings)
+    assert any(
+        "rewind was refused" in one and "hold offset 2 of partition 0" in one for one in table.warnings
+    )
     assert lake_rows(tmp_path, NAME)[0]["name"] == "second"
     # It was refused once and for all.
     assert _drained(config).warnings == ()

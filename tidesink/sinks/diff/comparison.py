@@ -187,7 +187,7 @@ class TableComparison(ABC):
 
     @abstractmethod
     def _again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> tuple[DataFrame, bool]:
-        """Return the ``count`` candidates after a newer look at the other side; the flag is ``_first``'s."""
+        """Return ``count`` candidates after a newer look at the other side, and the flag of ``_first``."""
 
     def _settled(self, sides: ComparedSides, found: TableDiff, keys: DataFrame, count: int) -> TableDiff:
         """Return the result after more looks at the keys that differ."""

@@ -1,1 +1,1 @@
-"""The worker: its loop, one task a table, retries, control, observers, replay."""
+"""The worker: its loop, one task per table, retries, control, observers, replay."""

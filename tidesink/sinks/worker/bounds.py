@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.worker.table_task import TableTask
 
 _log = structlog.get_logger("tidesink.worker")
-# Seconds between two questions to the source database.
+# Seconds between two queries to the source database.
 _ASKED_EVERY: Final = 10.0
 _XA: Final = (
     "Applications have used XA transactions since the source's server started (SHOW GLOBAL STATUS LIKE "
@@ -42,7 +42,6 @@ _XA: Final = (
     "a part of a transaction. Remove cuts from the config."
 )
 # Number of records at the end of a partition that are searched for a watermark.
-# So many records from the end of a partition are looked through for a watermark.
 _TAIL: Final = 2000
 
 

@@ -35,7 +35,7 @@ NO_RECORDS: Final[Mapping[int, LastRecord]] = {}
 
 
 class Continuity:
-    """Checks of one table's topic that need more than offsets. Used by one thread only."""
+    """Checks of one table's topic that need more than offsets. Used by one thread at a time."""
 
     def __init__(self, context: WorkerContext, topic: str, settings: TableConfig) -> None:
         self._context = context
@@ -66,8 +66,8 @@ class Continuity:
         Returns False if only records that were passed without a commit are lost: they must be read again from
         the applied offsets.
 
-        ``repaired``: True if a resync will repair the table, so that records lost before its first look do
-        not matter. ``passed``: the last record per partition that was passed without a commit.
+        ``repaired``: True if a resync will repair the table, so that records lost before the topic was first
+        seen do not matter. ``passed``: the last record per partition that was passed without a commit.
 
         Raises:
             SourceError: the topic was replaced, has lost records, or a partition's log was truncated below
@@ -86,7 +86,13 @@ class Continuity:
     def follows(
         self, found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]
     ) -> bool:
-        """Call ``CheckedLogs.follows`` for this table's topic."""
+        """Return True if records that were read come from the log that has the known records.
+
+        ``known``, ``read``: the last record of each partition.
+
+        Raises:
+            SourceError: they do not, and another check would not differ.
+        """
         return self._logs.follows(found, known, read)
 
     def _has_log(
@@ -204,7 +210,7 @@ class FirstRecords:
     def check(
         self, progress: TopicProgress | None, found: TopicOffsets, brokers: Callable[[], KafkaOffsets]
     ) -> None:
-        """Compare a topic's first records with the known ones; free of cost while all are known.
+        """Compare a topic's first records with the known ones; asks no broker while all are known.
 
         Without ``progress`` the topic is read from its beginning, and the records are only stored.
 
@@ -312,7 +318,7 @@ def check_bounded(progress: Progress) -> None:
     """Check that no worker without cuts has applied records to a table.
 
     Raises:
-        ConfigError: one has, so the source position of the table's rows is unknown.
+        ConfigError: such a worker has, so the source position of the table's rows is unknown.
     """
     if progress.topics and progress.bound is None:
         raise ConfigError(

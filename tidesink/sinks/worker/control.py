@@ -369,7 +369,7 @@ Turn = Literal["rest", "go on"]
 
 
 class Pauses:
-    """A table's pauses: the user's requests, and the changes that wait. Used by one thread only."""
+    """A table's pauses: the user's requests, and the changes that wait. Used by one thread at a time."""
 
     def __init__(self, table: TableId) -> None:
         self._table = table
@@ -402,8 +402,8 @@ class Pauses:
             digest = sha256(f"{at} {error.message}".encode()).hexdigest()[:16]
             self._broken = Unaccepted(error.message, digest)
         return (
-            "No worker applies more changes until a person accepts that. Compare the table with its source, "
-            f"then run `tidesink resume {self._table} --accept`."
+            "No worker applies further changes to this table. Compare it with its source, then run "
+            f"`tidesink resume {self._table} --accept` to continue."
         )
 
     def check_law(self, before: TableStatus | None, place: str) -> None:

@@ -57,7 +57,7 @@ class TableTasks:
         return sum(map(len, self._table_tasks.values()))
 
     def missed(self, seen: Look) -> frozenset[str]:
-        """Return topics that stop a table now, because they or the records read of them do not exist."""
+        """Return topics that stop a table now: they do not exist, or end before what was read of them."""
         found = seen.found
         absent = {topic for topic in self._context.config.fixed_topics if not self._table_tasks.get(topic)}
         absent |= {topic for topic, _ in self._recalled()}
@@ -214,7 +214,7 @@ class TableTasks:
                 self._add(topic, table)
 
     def _stuck(self, topic: str) -> bool:
-        """Return True if a topic has tasks, and each waits for a person or stops at a record."""
+        """Return True if a topic has tasks, and none of them can continue without a person."""
         tables = self._table_tasks[topic].values()
         return bool(tables) and all(one.is_stuck for one in tables)
 

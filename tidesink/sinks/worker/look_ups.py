@@ -318,7 +318,7 @@ class QuietTables:
     A topic no longer has the changes of a table that has not changed for long. Its rows are in the database.
     It is loaded if an entry under ``tables`` matches it, with ``snapshot: initial``, or if a user requested a
     snapshot. A separate thread asks the database for its tables, at the start and every few minutes. Used by
-    one thread only.
+    one thread at a time.
 
     ``asked``: returns the tables with a requested snapshot. ``ask``: returns all tables of the database, and
     raises the errors of ``open_source_database``.

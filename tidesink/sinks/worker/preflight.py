@@ -44,7 +44,7 @@ _NOT_MADE: Final = (
     "table is refused: {}"
 )
 _NO_KEY: Final = (
-    "A change of the key is not applied. The table waits (PAUSED) until keys in the config names the old "
+    "A change of the key is not applied. The table waits (PAUSED) until `keys` in the config names the old "
     f"key, or you {LOAD_AGAIN}."
 )
 

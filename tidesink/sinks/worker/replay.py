@@ -79,8 +79,8 @@ class ReplayReport:
     offsets, which the worker reads itself. ``expired``: letters after which Kafka has lost records.
     ``former``: letters of a topic that was replaced under the same name, whose later records are unknown.
     ``settled``: letters whose rows a later resync repaired, so that nothing was applied. ``unsure``: letters
-    whose rows a snapshot or resync read, before or after the letter. ``later``: letters with changes that
-    the next cut does not include.
+    whose rows a snapshot or resync read, at an unknown time before or after them. ``later``: letters with
+    changes that the next cut does not include.
     """
 
     table: TableId
@@ -127,8 +127,8 @@ def _refuse_mode(config: Config, table: TableId) -> None:
     mode = config.table_config(table).mode
     if mode != "upsert":
         raise ConfigError(
-            f"A table with mode: {mode} cannot replay dead letters: only mode: upsert records which change "
-            "of a row is newer. Load the table again, or drop the letters.",
+            f"A table with mode: {mode} cannot replay dead letters: only mode: upsert can decide which "
+            "change of a row is newer. Load the table again, or drop the letters.",
             table=str(table),
         )
 
@@ -286,7 +286,7 @@ class ReplayTask(TableTask):
 
     def _since(self, partition: int, found: TopicOffsets) -> int:
         if self._settings.sequence_by == "source":
-            return 0  # the target records which change is newer
+            return 0  # the target stores each row's position, which decides
         lost = [n for n in self._added_after(partition, found) if found.partitions[n].earliest > 0]
         # Changes in a partition that was added later are newer, and some may have expired unnoticed.
         return found.partitions[partition].latest if lost else found.partitions[partition].earliest - 1
@@ -448,9 +448,9 @@ class ReplayBatch(Batch):
             reduction.release()
 
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
-        """Read the letters by themselves, then again with later records, of which only their rows are kept.
+        """Read the letters, then the letters with later records, of which only rows of their keys are kept.
 
-        Later records are not read if the target records which change is newer, or if the plan lacks a schema.
+        Later records are not read if the target stores positions, or if the plan lacks a schema.
         """
         # Rows to write are known only after both reads.
         self._stages = False

@@ -31,7 +31,7 @@ _REFUSED: Final = "The requested rewind was refused. {}"
 
 
 class Rewinds:
-    """The request to rewind one table, until it is done or refused. Used by one thread only."""
+    """The request to rewind one table, until it is done or refused. Used by one thread at a time."""
 
     def __init__(self, context: WorkerContext, settings: TableConfig) -> None:
         self._context = context

@@ -361,7 +361,7 @@ class _Ahead:
 
 
 class Snapshot:
-    """Decides if a table's next batch is a part of its snapshot, and which one. Used by one thread only."""
+    """Decides if a table's next batch is a part of its snapshot. Used by one thread at a time."""
 
     def __init__(self, context: WorkerContext, settings: TableConfig) -> None:
         self._context = context
@@ -437,7 +437,7 @@ class Snapshot:
         return self._outside
 
     def goes_on(self, progress: Progress, found: TopicOffsets, applied: Mapping[int, int]) -> bool:
-        """Return True if a part can be read while earlier changes wait; ``applied``: see ``waits``.
+        """Return True if a part can be read now, and no changes must go first; ``applied``: see ``waits``.
 
         False for a table that reads its topic again: the rows are newer than the changes that it reads again.
         """
@@ -472,9 +472,9 @@ class Snapshot:
     def waits(self, applied: Mapping[int, int], ends: Mapping[int, int]) -> bool:
         """Return True if changes go first; ``applied``: applied offsets, ``ends``: the topic's end offsets.
 
-        Changes go first until the topic is read up to its end when the columns were compared. Then the
-        database is asked again. If it still lacks a column, the topic does not have the DDL yet, and the
-        next changes go first. Changes also go first for some seconds while transactions are open.
+        Changes go first until the topic is read up to the end that it had when the columns were compared.
+        Then the database is asked again. If it still lacks a column, the topic does not have the DDL yet, and
+        the next changes go first. Changes also go first for some seconds while transactions are open.
         """
         if self._open and time.monotonic() < self._looks_at:
             return True

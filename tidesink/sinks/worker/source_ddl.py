@@ -62,7 +62,7 @@ class DdlDecision:
 
 
 class SourceDdl:
-    """The statements about one table, until they are decided. Used by one thread only."""
+    """The statements about one table, until they are decided. Used by one thread at a time."""
 
     def __init__(self, context: WorkerContext, settings: TableConfig) -> None:
         self._context = context

@@ -32,7 +32,7 @@ from tidesink.sinks.worker.control import PLACE
 _KIND: Final = "start-offsets"
 _FUTURE: Final = "start: {} is in the future. Give a time that has passed, or latest."
 _LACKING: Final = (
-    "start: gives no offset for partition {}. Give one for each partition of the topic, which are {}."
+    "start: has no offset for partition {}. Give one for each partition of the topic, which are {}."
 )
 _NO_PARTITION: Final = "start: partition {} is not one of the topic's, which are {}."
 _EXPIRED: Final = (
@@ -130,7 +130,7 @@ def _name(pipeline: str, table: TableId, topic: str) -> str:
 
 
 class Start:
-    """The start of one table in its topic. Used by one thread only.
+    """The start of one table in its topic. Used by one thread at a time.
 
     ``offsets``: the resolved offsets; empty before ``settle``, and for a table that reads the whole topic.
     """

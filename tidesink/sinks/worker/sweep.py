@@ -165,7 +165,7 @@ class SweepBatch(SnapshotBatch):
         )
 
     def _position(self) -> int | None:
-        """Return the position at which missing keys are deleted; None unless the source's order counts."""
+        """Return the position at which missing keys are deleted; None in Kafka's order."""
         since = self._since()
         if since is None:
             return None

@@ -43,7 +43,7 @@ def topic_of(status: TableStatus | None) -> str | None:
 
 
 def obstacle(config: Config, table: TableId, topic: str | None) -> str | None:
-    """Return the reason why the config does not allow to compare a table, or None if it does."""
+    """Return the reason why a table cannot be compared with this config, or None if it can."""
     settings = config.table_config(table)
     if "rows" not in config.target.features:
         return f"A target of type {config.target.type} forwards changes and keeps no rows."

@@ -575,11 +575,11 @@ class TableTask:
         return True
 
     def _reads_part(self, progress: Progress, found: TopicOffsets) -> bool:
-        """Return True if the table's snapshot continues while changes wait for the bound."""
+        """Return True if the next part of the table's snapshot can be read now."""
         return self._snapshot.goes_on(progress, found, self._settled_offsets())
 
     def _read_part(self, found: TopicOffsets) -> None:
-        """Apply the next part of the table's snapshot, with the topic's applied offsets."""
+        """Apply the next part of the table's snapshot, at the offsets where the topic's changes continue."""
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
         starts = [part._replace(end=part.start) for part in self._available(found)]
         self._change("RUNNING", None)

@@ -63,7 +63,7 @@ class Tally:
         self._held, self._resumed = True, False
 
     def resume(self, context: WorkerContext, table: TableId) -> bool:
-        """Load the state store's counters, until the table is held: from then on nobody else counts."""
+        """Load the state store's counters, until the table is held: from then on no other worker counts."""
         if not self._resumed:
             status = context.store.status_of(context.config.pipeline, table)
             if status is not None and status.rank > self._known:
@@ -129,9 +129,10 @@ _TIMES_A_RETENTION: Final = 4
 
 
 def next_horizon(progress: Progress, topic: str, retention: float) -> int | None:
-    """Return the commit_ts up to which tombstones may be removed: ``retention`` seconds before the applied.
+    """Return the commit_ts up to which tombstones may be removed.
 
-    None if a partition has applied nothing that has a commit_ts.
+    It is ``retention`` seconds before the applied commit_ts of the slowest partition; None if a partition
+    has applied nothing that has a commit_ts.
     """
     at = progress.topics.get(topic)
     passed = [

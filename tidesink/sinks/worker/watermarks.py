@@ -142,7 +142,7 @@ class _Followed:
 
 
 class WatermarkFollower:
-    """Follows topics ahead of their tables. Used by one thread only. Opens its consumer on first use.
+    """Follows topics ahead of their tables. Used by one thread at a time. Opens its consumer on first use.
 
     ``properties``: returns confluent-kafka's properties. ``watermark_of``: reads one record. ``ends``: True
     if the run ends once nothing waits, so that a record that was not seen yet counts as one to read.
