@@ -27,7 +27,9 @@ def _lake(root: Path) -> None:
     """An account whose rows have the balance of their version, and cuts of two pipelines."""
     for balance in range(VERSION + 2):
         rows = pa.table({"id": [1], "balance": [100 + balance]})
-        write_deltalake(root / "bank" / "account", rows, mode="overwrite")
+        # As a worker makes its tables: readers have to support deletion vectors.
+        vectors = {"delta.enableDeletionVectors": "true"}
+        write_deltalake(root / "bank" / "account", rows, mode="overwrite", configuration=vectors)
     now = datetime(2026, 11, 26, tzinfo=timezone.utc)
     cuts = [("bank", 7, VERSION - 1), ("bank", 9, VERSION), ("shop", 11, VERSION + 1)]
     place = str(root / "bank" / "account")
