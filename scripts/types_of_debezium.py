@@ -9,17 +9,17 @@ from tidesink.typemap.table import OTHER_TYPES, PLAIN_TYPES, SEMANTIC_TYPES
 Table = Callable[[str, Iterable[Sequence[object]]], str]
 
 OTHER = """
-## Types TiDB has not
+## Types of other databases
 
-Columns of other databases, as Debezium tells them, have these types besides those above. Text of dates and
-times has no zeros at the end of a fraction; an instant has its offset (`2024-02-29 10:34:56.5+00:00`).
+Columns of other databases, as Debezium describes them, have these types in addition to those above. Text of
+dates and times has no zeros at the end of a fraction; an instant has its offset (`2024-02-29 10:34:56.5+00:00`).
 """
 SEMANTIC = """
 ## Debezium's semantic types
 
-What a Connect schema's name makes of a field, in Avro and in JSON with schemas. `captured` was seen in events
-of real connectors, `documented` is from Debezium's documentation and source. A schema without a
-name is read by its Connect type alone. What happens to other names is in `debezium-values.md`.
+The type of a field by its Connect schema's name, in Avro and in JSON with schemas. `captured` was seen in
+events of real connectors, `documented` is from Debezium's documentation and source. A schema without a
+name is read only by its Connect type. `debezium-values.md` has the rules for other names.
 """
 
 
