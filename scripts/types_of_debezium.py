@@ -12,7 +12,8 @@ OTHER = """
 ## Types of other databases
 
 Columns of other databases, as Debezium describes them, have these types in addition to those above. Text of
-dates and times has no zeros at the end of a fraction; an instant has its offset (`2024-02-29 10:34:56.5+00:00`).
+dates and times has no zeros at the end of a fraction. An instant has its offset
+(`2024-02-29 10:34:56.5+00:00`).
 """
 SEMANTIC = """
 ## Debezium's semantic types
