@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 N ?= 100
 
-.PHONY: help setup setup-dev demo test test-all test-unit lint types docs bench chaos down clean
+.PHONY: help setup setup-dev demo test test-all test-unit containers lint types docs site coverage bench chaos release-check down clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,19 @@ docs: setup-dev ## Generate the reference pages
 	@$(BIN)/python scripts/generate_docs.py
 	@$(BIN)/python scripts/generate_reference.py
 	@$(BIN)/python scripts/generate_pictures.py
+
+site: setup-dev ## The documentation as a site, in site/
+	@scripts/install.sh $(VENV) site
+	@$(BIN)/mkdocs build --strict --quiet
+
+coverage: setup-dev ## What the fast tests run of the package, in percent
+	@scripts/install.sh $(VENV) coverage
+	@$(BIN)/python -m coverage run -m pytest -q -m "not spark and not servers and not slow" -p no:cacheprovider
+	@$(BIN)/python -m coverage report
+
+release-check: setup-dev ## Build sdist and wheel, check them, and run the wheel in an empty environment
+	@scripts/install.sh $(VENV) release
+	@scripts/release_check.sh $(VENV)
 
 bench: setup-dev ## One table of rates, all measured in one run
 	@scripts/install.sh $(VENV) bench
