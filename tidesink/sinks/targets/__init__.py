@@ -1,6 +1,7 @@
-"""Targets: places that keep tables true. ``TARGETS`` names them; ``base`` says what each promises.
+"""Targets: systems that store the tables. ``TARGETS`` lists them; ``base`` defines their contract.
 
-A target is a module, a line here, its settings in ``config.target`` and a page; contract tests run over it.
+A new target needs a module, a line here, its settings in ``config.target``, and a page. The contract tests
+run against it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from tidesink.config import TargetSettings
     from tidesink.sinks.targets.base import TargetModule
 
-# type in the config -> its TargetModule; loaded when asked for, since each brings libraries of its own.
+# Target type in the config -> module (a TargetModule). Loaded on demand, because each imports its own
+# libraries.
 TARGETS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "delta": "tidesink.sinks.targets.delta.table",
@@ -28,5 +30,5 @@ TARGETS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def target_module(settings: TargetSettings) -> TargetModule:
-    """The module of a target."""
+    """Return the module of a target."""
     return cast("TargetModule", import_module(TARGETS[settings.type]))

@@ -1,4 +1,4 @@
-"""What a target promises: ``Target``, ``TargetTable``, capabilities, and refusals before a run."""
+"""The contract of a target: ``Target``, ``TargetTable``, their capabilities, and checks before a run."""
 
 from __future__ import annotations
 
@@ -29,31 +29,32 @@ DeleteMode = Literal["hard", "soft"]
 ReducedOp = Literal["upsert", "delete"]
 TableMode = Literal["upsert", "append", "history"]
 
-# The column that marks a row as deleted, under ``deletes: soft`` and under ``sequence_by: source``.
+# Marks a row as deleted, under ``deletes: soft`` and under ``sequence_by: source``.
 SOFT_DELETE_COLUMN = "_tidesink_deleted"
-# Under ``sequence_by: source`` the position of the change a row is of, a deleted one's too; its members
-# are compared in this order. Null: the row was written before the table was ordered so.
+# Under ``sequence_by: source``: position of the change that last wrote or deleted the row. Positions are
+# compared field by field, in this order. Null: the row was written before the table was ordered by source.
 SEQUENCE_COLUMN: Final = "_tidesink_seq"
 SEQUENCE_DDL: Final = "struct<source:array<bigint>,writes:boolean,partition:int,offset:bigint,index:int>"
 
-# Columns at a target that are not the source's.
+# Columns that tidesink adds at a target.
 OWN_COLUMNS: Final = (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN)
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a target can do; the contract tests assert the stated refusal of what it cannot.
+    """What a target can do. The contract tests check that it refuses everything else.
 
-    Every target adds columns, and lets an integer or decimal column grow.
+    Every target can add columns and widen integer and decimal columns.
 
-    ``exactly_once``: progress and data become visible in one commit. ``features``: its settings'
-    (``TargetFeature``).
-    ``rescales``: a decimal column can take more digits behind the point, and an integer one become decimal.
-    ``nul_in_text``: a text can hold U+0000.
-    ``rereads``: a batch's frame is read several times and must not come from Spark's cache. ``packed``: of a
-    batch with payloads the frame is not looked at.
-    ``caveats``: what a kind of change needs that not every server or table has. ``tidesink plan`` says before
-    the run what is not there (``sinks.preflight``).
+    ``exactly_once``: progress and data become visible in one commit.
+    ``features``: the target settings it supports (``TargetFeature``).
+    ``rescales``: a decimal column can get more fraction digits, and an integer column can become decimal.
+    ``nul_in_text``: text columns can store U+0000.
+    ``rereads``: the target reads a batch's frame several times, so the frame must not come from Spark's
+    cache.
+    ``packed``: the target does not read the frame of a batch that has payloads.
+    ``caveats``: per kind of change, a requirement that some servers or tables do not meet. ``tidesink plan``
+        reports unmet requirements before the run (``sinks.preflight``).
     """
 
     name: str
@@ -67,7 +68,7 @@ class Capabilities:
 
 
 class RowSequence(NamedTuple):
-    """A row's place in the source's order; ``writes`` is false for a delete, which comes first."""
+    """A row's position in the source's order. ``writes`` is False for a delete, which sorts first."""
 
     source: tuple[int, ...]
     writes: bool
@@ -77,11 +78,16 @@ class RowSequence(NamedTuple):
 
 
 class ReducedRow(NamedTuple):
-    """One key of a reduced batch, for targets that take rows. ``after`` is None for a delete.
+    """One key of a reduced batch, for targets that read rows instead of a frame.
 
-    Values are what ``typemap.values.target_reader`` gives: dates and timestamps, not their text. The
-    target keeps its values of ``kept`` columns; ``after_delete``: its row was deleted, so they are stale.
-    ``sequence`` is given where the batch is ``sequenced``, ``commit_ts`` where its mode is ``history``.
+    Values have the Python types that ``typemap.values.target_reader`` returns: dates and timestamps, not
+    text.
+
+    ``after``: the row's column values; None for a delete.
+    ``kept``: columns whose stored value the target keeps.
+    ``after_delete``: the stored values belong to a row that was deleted.
+    ``sequence``: set if the batch is ``sequenced``.
+    ``commit_ts``: set if the batch's mode is ``history``.
     """
 
     op: ReducedOp
@@ -94,15 +100,15 @@ class ReducedRow(NamedTuple):
 
 
 def nothing(*_said: str) -> None:
-    """What most batches do at their steps."""
+    """Do nothing: the default of a batch's hooks."""
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """What the rows of a batch are like, which is known before they are read; in ``ReducedBatch``'s words.
+    """Properties of a batch's rows that are known before the rows are read. ``ReducedBatch`` explains them.
 
-    ``keeps``: rows may leave out values, whether some row does or not. ``fewest``: about how many records the
-    shortest of the batch's ranges has, each of which is brought by itself.
+    ``keeps``: True if rows may omit values.
+    ``fewest``: approximate number of records in the batch's smallest range. Each range is staged separately.
     """
 
     shape: TableShape
@@ -113,10 +119,10 @@ class RowFormat:
 
 
 class StagedPart(NamedTuple):
-    """The rows that one attempt of a task brought to the target.
+    """The rows that one attempt of a task staged at the target.
 
-    ``failure``: why they are not all there, in the target's own words; None: they are. ``files``: those that
-    have them, likewise.
+    ``failure``: why some rows are missing, in the target's own form; None if all rows are staged.
+    ``files``: the files that hold the rows, in the target's own form.
     """
 
     attempt: int
@@ -126,59 +132,67 @@ class StagedPart(NamedTuple):
 
 
 class StagedRowsRefusedError(TargetError):
-    """A batch's rows are at the target in a form in which they cannot be committed: nothing of it was."""
+    """The staged rows of a batch cannot be committed in this form. Nothing of the batch was committed."""
 
 
 class RowSink(Protocol):
-    """Brings the rows of a task to the target, in the task; travels there by pickle.
+    """Writes a task's rows to the target, inside the task. It is pickled to get there.
 
-    The rows have the columns of ``ReducedBatch.frame``, and are read to their end.
+    The rows have the columns of ``ReducedBatch.frame``. All of them are read.
     """
 
     def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
-        """What became of the rows; may be called several times in one attempt of a task."""
+        """Stage the rows and return the result. One attempt of a task may call this several times."""
 
 
 @dataclass(frozen=True)
 class ReducedBatch:
-    """At most one row a key, ready to be merged.
+    """At most one row per key, ready to be merged.
 
-    ``frame`` has the columns ``_op`` ('upsert' or 'delete'), ``key`` (a struct of the key columns) and
-    ``after`` (a struct of the shape's columns, null for a delete). Targets of messages also pass on
-    ``_commit_ts`` and ``PLACE_COLUMNS`` of the event a row came from, where they are there. It
-    is read more than once: whoever makes it persists it. ``rows`` are the same for targets without
-    Spark; exactly one of the two is given, and neither where the rows are ``staged``.
-    ``upserts`` and ``deletes`` count the rows of each kind, ``key_range`` holds the least and the
-    greatest value of key columns, None where they are not known (nothing is pruned then).
-    ``truncates``: the batch is one event that empties the table; it has no rows.
-    ``keeps``: the frame has ``_kept`` and ``_after_delete`` besides, and some row has columns in ``_kept``
-    whose value the target must keep; ``PLACE_COLUMNS`` then say where it came from.
-    ``lenient``: where there is no row whose values could be kept, they are written as NULL.
-    ``mode``: what the table holds; what is said above is of ``upsert``. Under ``append`` the rows are those
-    of ``batch.change_log``: upserts alone, of keys that are never there yet, to be inserted only.
-    ``sequenced``: the frame has ``_seq`` (``SEQUENCE_DDL``). A row that is not newer than what is stored
-    leaves it alone; a delete leaves the key, its position and ``SOFT_DELETE_COLUMN``.
-    ``history``: with mode ``history``, the names of the columns of time. The batch then has a row for each
-    key and ``_commit_ts``, none before ``since``; ``shape`` is the source's, and the target was opened with
-    ``history_shape`` of it. What becomes of the rows is said in ``targets.modes``.
-    ``reads``: with mode ``history``, the rows are what a snapshot read at their ``_commit_ts``; there are no
-    deletes, and ``since`` is None: of each key the first stored row matters, however old.
-    ``on_delete``: under ``deletes: soft`` the columns that a delete writes too. Its ``after`` is then not
-    null, and has these columns alone.
-    ``payloads``: the same rows as Arrow IPC streams (``batch.tasks``), for targets whose tasks take them as
-    they are; None where several ranges had events of one key. They may have columns beside those of the
-    shape, of which a target takes no note. Where they are given, a target that is ``Capabilities.packed`` is
-    given no frame.
-    ``staged``: the tasks that reduced the rows brought them to the target (``StagingTable``), each part by an
-    attempt that counts.
-    ``checkpointed``: the frame comes from blocks that Spark never makes again (``Capabilities.rereads``):
-    each read of it has the same rows, or fails.
-    ``outside``: cuts leave the table out, so that a database merges the batch at once (``targets.cuts``).
-    ``on_staged`` is called when all that comes before the commit is done: rows are staged, messages were
-    acknowledged, and nothing says so yet. If it raises, there is no commit.
-    ``on_written``, ``on_located``: called where a lake takes the batch as files, when files have its rows and
-    when the rows that it replaces are marked. With ``on_written`` a small batch takes these steps one by one.
-    ``on_left``: called where a lake does not write the batch as files, with what Spark does instead, and why.
+    Exactly one of ``frame`` and ``rows`` is set, or neither if the rows are ``staged``.
+
+    ``frame``: columns ``_op`` ('upsert' or 'delete'), ``key`` (a struct of the key columns) and ``after`` (a
+        struct of the shape's columns, null for a delete). Message targets also pass on ``_commit_ts`` and
+        ``PLACE_COLUMNS`` of the row's event, if the frame has them. Targets read the frame more than once, so
+        its creator persists it.
+    ``rows``: the same rows, for targets without Spark.
+    ``upserts``, ``deletes``: number of rows of each kind.
+    ``key_range``: least and greatest value per key column; None if unknown, and then nothing is pruned.
+    ``truncates``: the batch is a single event that empties the table. It has no rows.
+    ``keeps``: the frame also has ``_kept`` and ``_after_delete``. At least one row lists columns in ``_kept``
+        whose stored value the target must keep. ``PLACE_COLUMNS`` are then present.
+    ``lenient``: if there is no stored row to keep values from, write them as NULL instead of failing.
+    ``mode``: what the table holds. The other descriptions are about ``upsert``. Under ``append`` the rows
+    come
+        from ``batch.change_log``: only upserts, whose keys are never in the target yet, so they are only
+        inserted.
+    ``sequenced``: the frame has ``_seq`` (``SEQUENCE_DDL``). A row that is not newer than the stored row
+        changes nothing. A delete leaves a row with the key, the position and ``SOFT_DELETE_COLUMN``.
+    ``history``: names of the validity columns, with mode ``history``. The batch then has one row per key and
+        ``_commit_ts``, and no row older than ``since``. ``shape`` is the source's shape; the target was
+        opened
+        with ``history_shape`` of it. ``targets.modes`` describes how the rows are applied.
+    ``reads``: with mode ``history``, the rows were read by a snapshot at their ``_commit_ts``. There are no
+        deletes, and ``since`` is None, because a key's first stored row matters however old it is.
+    ``on_delete``: under ``deletes: soft``, the columns that a delete writes too. Its ``after`` then has only
+        these columns and is not null.
+    ``payloads``: the same rows as Arrow IPC streams (``batch.tasks``), for targets whose tasks read them
+        directly; None if several ranges had events of one key. They may have more columns than the shape,
+        which
+        targets ignore. If set, a target that is ``Capabilities.packed`` gets no frame.
+    ``staged``: the tasks that reduced the rows also wrote them to the target (``StagingTable``). Each part
+    comes
+        from the attempt that counts.
+    ``checkpointed``: the frame comes from blocks that Spark never recomputes (``Capabilities.rereads``). Each
+        read returns the same rows, or fails.
+    ``outside``: cuts leave this table out, so a database merges the batch at once (``targets.cuts``).
+    ``on_staged``: called right before the commit: rows are staged or messages acknowledged, and no progress
+    is
+        recorded yet. If it raises, there is no commit.
+    ``on_written``: called if a lake writes the batch as files, once the files hold the rows. If it is set, a
+        small batch does these steps one by one.
+    ``on_located``: called if a lake writes the batch as files, once the replaced rows are marked as deleted.
+    ``on_left``: called if a lake does not write the batch as files, with what Spark does instead, and why.
     """
 
     shape: TableShape
@@ -208,19 +222,19 @@ class ReducedBatch:
 
     @property
     def row_format(self) -> RowFormat:
-        """What the rows are like."""
+        """Return the properties of the rows."""
         return RowFormat(self.shape, self.mode, self.sequenced, self.keeps)
 
     @property
     def empty(self) -> bool:
-        """True when there is progress to commit and no row."""
+        """True if the batch has progress to commit but no row."""
         return self.upserts == 0 and self.deletes == 0 and not self.truncates
 
     def beside(self, nullable: Callable[[], Iterable[str]]) -> tuple[str, ...]:
-        """Columns of the target that the shape has not, and that a delete in the source's order empties too.
+        """Return target columns that are not in the shape and that a delete in source order must empty too.
 
-        They were the source's, or the config's, once: what is deleted leaves no values of those either.
-        ``nullable`` looks up the target's columns that can be set to NULL; what cannot stays as it is.
+        They belonged to the source or the config earlier, and a deleted row keeps no values of them.
+        ``nullable`` looks up the target's columns that accept NULL; the other columns keep their values.
         """
         if not (self.sequenced and self.deletes and self.delete_mode == "hard"):
             return ()
@@ -232,7 +246,7 @@ class ReducedBatch:
 
 @dataclass(frozen=True)
 class Claim:
-    """A worker's hold on a table, and what the target holds (None: nothing was ever applied)."""
+    """A worker's hold on a table, and the progress that the target has (None: nothing was ever applied)."""
 
     epoch: int
     progress: Progress | None
@@ -240,14 +254,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class ApplyResult:
-    """What one commit did, in rows, from the target's own numbers.
+    """The outcome of one commit as numbers of rows, counted by the target.
 
-    ``upserted`` were inserted or updated, ``deleted`` were there and are gone (or marked), ``absent``
-    are deletes whose row was not there. ``version`` is the target's own name of the commit.
-    Of a history, ``inserted`` are versions begun, ``deleted`` the deletes that ended one, ``absent`` those
-    that ended none, and ``stale`` the events that were known.
-    Of a ``sequenced`` batch, rows that mark a delete count as inserted or updated, and ``stale`` are those
-    left alone since what is stored is newer.
+    ``inserted``, ``updated``: rows written. In a history, ``inserted`` counts the versions that begin.
+    ``deleted``: rows that existed and were removed or marked. In a history, deletes that ended a version.
+    ``absent``: deletes whose row did not exist. In a history, deletes that ended no version.
+    ``version``: the target's own name of the commit.
+    ``stale``: rows of a ``sequenced`` batch that were skipped because the stored row is newer; in a history,
+        events that were applied earlier.
+
+    In a ``sequenced`` batch, rows that mark a delete count as inserted or updated.
     """
 
     inserted: int
@@ -259,18 +275,18 @@ class ApplyResult:
 
     @property
     def upserted(self) -> int:
-        """Rows inserted or updated."""
+        """Number of rows inserted or updated."""
         return self.inserted + self.updated
 
     @property
     def applied(self) -> int:
-        """Keys whose last change is now in the target: the delete of an absent row is applied too."""
+        """Number of keys whose last change is now in the target, including deletes of absent rows."""
         return self.upserted + self.deleted + self.absent
 
 
 @dataclass(frozen=True)
 class EvolveResult:
-    """What ``evolve`` changed: column names, and warnings for a person to read."""
+    """The column names that ``evolve`` changed, and warnings for the user."""
 
     created: bool = False
     added: tuple[str, ...] = ()
@@ -280,14 +296,17 @@ class EvolveResult:
 
     @property
     def changed(self) -> bool:
-        """True when the target's schema is not what it was."""
+        """True if the target's schema changed."""
         return self.created or bool(self.added or self.widened or self.backfilled)
 
 
 class SchemaGap(NamedTuple):
-    """What a target's columns lack for a shape: columns, and types as (present, wanted) by column.
+    """The difference between a target's columns and a shape.
 
-    ``columns`` are all that the target has; types are in the target's own words, in ``held`` as Spark's.
+    ``columns``: all columns of the target.
+    ``added``: columns that the target lacks.
+    ``widened``: present and wanted type per column, in the target's own type names.
+    ``held``: present type per column, as Spark types.
     """
 
     columns: tuple[str, ...]
@@ -296,35 +315,34 @@ class SchemaGap(NamedTuple):
     held: Mapping[str, str] = {}
 
 
-# Where a reduced row came from.
+# Topic, partition and offset of the record that a reduced row came from.
 PLACE_COLUMNS: Final = ("_topic", "_partition", "_offset")
 
 
 def check_order(batch: ReducedBatch, columns: Mapping[str, str], *, table: TableId) -> None:
-    """Refuse to go back to Kafka's order where rows keep their position: marked deletes would stay as rows.
+    """Refuse Kafka's order for a table ordered by the source: its marked deletes would count as rows.
 
     Raises:
-        SchemaRefusedError: ``columns``, the target's own, say that the table is ordered by the source.
+        SchemaRefusedError: ``columns``, the target's own, show that the table is ordered by the source.
     """
     if SEQUENCE_COLUMN in columns and not batch.sequenced:
         raise SchemaRefusedError(
-            "the table is ordered by the source (it has the column "
-            f"{SEQUENCE_COLUMN}), and the config says sequence_by: kafka. Set sequence_by: source again, or "
-            f"{LOAD_AGAIN}",
+            f"The table is ordered by the source (it has the column {SEQUENCE_COLUMN}), but the config sets "
+            f"`sequence_by: kafka`. Set `sequence_by: source` again, or {LOAD_AGAIN}.",
             table=str(table),
         )
 
 
 def check_versions(batch: ReducedBatch) -> None:
-    """Refuse what has no place in a history: no source that has commit timestamps sends it.
+    """Refuse a batch that a history cannot apply. No source with commit timestamps sends such a batch.
 
     Raises:
-        TargetError: the batch empties the table, leaves out values, or does not name its columns of time.
+        TargetError: the batch empties the table, omits values, or does not name its validity columns.
     """
-    wrong = "empties the table" if batch.truncates else "leaves out values" if batch.keeps else None
+    wrong = "empties the table" if batch.truncates else "omits values" if batch.keeps else None
     if wrong is not None or batch.history is None:
         raise TargetError(
-            f"a history takes no batch that {wrong or 'does not name its columns of time'}",
+            f"A history table cannot apply a batch that {wrong or 'does not name its validity columns'}.",
             table=str(batch.shape.table),
         )
 
@@ -332,55 +350,58 @@ def check_versions(batch: ReducedBatch) -> None:
 class TargetTable(Protocol):
     """One open table. Used by one thread at a time.
 
-    A table that derives from it neither renames nor drops columns and holds nothing open, unless it says so.
+    The defaults here refuse to rename and drop columns, and ``close`` has nothing to close.
     """
 
     def claim(self) -> Claim:
-        """Take the table's next epoch by a commit, then say what is applied.
+        """Take the table's next epoch with a commit, then return what is applied.
 
         Raises:
-            StaleProgressError: the table was restored or replaced behind its progress, or belongs to
-                another pipeline or another source table.
+            StaleProgressError: the table was restored or replaced by hand, or belongs to another pipeline or
+                another source table.
             SchemaRefusedError: the rows were written under another key.
-            ProgressError: progress was there and can no longer be read with certainty.
-            TransientTargetError: others kept committing; try again.
+            ProgressError: progress exists but can no longer be read with certainty.
+            TransientTargetError: other writers kept committing; try again.
         """
 
     def committed(self) -> Progress | None:
-        """The progress the target holds now; None where nothing was ever applied.
+        """Return the progress that the target has now; None if nothing was ever applied.
 
-        Raises: as ``claim``.
+        Raises:
+            StaleProgressError, SchemaRefusedError, ProgressError, TransientTargetError: see ``claim``.
         """
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """What ``evolve`` would do; nothing is changed, and the target need not be asked.
+        """Return what ``evolve`` would do. Changes nothing, and may answer without asking the target.
 
         Raises:
-            SchemaRefusedError: as ``evolve``.
+            SchemaRefusedError: the change is not additive; names the column and both types.
         """
 
     def evolve(self, shape: TableShape) -> EvolveResult:
-        """Make the target's columns take ``shape``, additively; old rows get new columns' defaults.
+        """Add and widen columns so that the target can store ``shape``. Old rows get new columns' defaults.
 
         Raises:
             SchemaRefusedError: the change is not additive; names the column and both types.
         """
 
     def rename_column(self, old: str, new: str) -> None:
-        """Give a column another name; what has that name already is left as it is.
+        """Rename a column. Does nothing if a column ``new`` exists already.
 
         Raises:
-            SchemaRefusedError: the target cannot.
+            SchemaRefusedError: the target cannot rename columns.
             StaleProgressError: another worker holds the table now.
         """
-        raise SchemaRefusedError(f"this target does not rename a column to {new}", column=old)
+        raise SchemaRefusedError(f"This target cannot rename a column to {new}.", column=old)
 
     def drop_columns(self, names: Sequence[str]) -> None:
-        """Drop columns with their values; those that are not there are no error.
+        """Drop columns with their values. Missing columns are not an error.
 
-        Raises: as ``rename_column``.
+        Raises:
+            SchemaRefusedError: the target cannot drop columns.
+            StaleProgressError: another worker holds the table now.
         """
-        raise SchemaRefusedError("this target does not drop columns", column=", ".join(names))
+        raise SchemaRefusedError("This target cannot drop columns.", column=", ".join(names))
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Merge a batch and commit ``progress`` with it. ``progress.epoch`` must be the claimed one.
@@ -388,18 +409,18 @@ class TargetTable(Protocol):
         Raises:
             StaleProgressError: another worker holds the table now; nothing was written.
             TransientTargetError: nothing was written; the same batch may be tried again.
-            ValueNotStoredError: a row leaves out values the target does not have; nothing was written.
+            ValueNotStoredError: a row omits values that the target does not have; nothing was written.
             CommitUnknownError: ask ``committed()`` before anything else.
             TargetError: nothing was written, and the same batch would fail again.
         """
 
     def close(self) -> None:
-        """Give back what the table holds open. Never fails."""
+        """Release the table's resources. Never fails."""
         return
 
 
 class Collected(NamedTuple):
-    """What ``collect`` did: deleted rows forgotten, those still kept, and the oldest commit_ts of these."""
+    """The outcome of ``collect``: deletes removed, deletes kept, and the oldest kept delete's commit_ts."""
 
     horizon: int
     removed: int
@@ -409,43 +430,44 @@ class Collected(NamedTuple):
 
 @runtime_checkable
 class SequencedTable(TargetTable, Protocol):
-    """A table whose rows keep their position, deleted ones too until they are collected."""
+    """A table whose rows keep their position. Deleted rows keep it too, until they are collected."""
 
     def horizon(self) -> int | None:
-        """The commit_ts up to which deletes may be forgotten; None where none ever was."""
+        """Return the commit_ts up to which deletes may be forgotten; None if none ever were."""
 
     def collect(self, horizon: int) -> Collected:
-        """Forget deletes up to a commit_ts. The horizon is raised first, so that a crash loses nothing.
+        """Forget deletes up to a commit_ts. The horizon is raised first, so a crash loses nothing.
 
-        Raises: as ``apply``.
+        Raises:
+            StaleProgressError, TransientTargetError, CommitUnknownError, TargetError: see ``apply``.
         """
 
 
 @runtime_checkable
 class StagingTable(TargetTable, Protocol):
-    """A table that takes a batch's rows in the tasks that reduce them.
+    """A table that can receive a batch's rows inside the tasks that reduce them.
 
-    They are staged before anybody knows what becomes of the batch, and forgotten where it is not applied.
+    Rows are staged before the batch's outcome is known, and removed if the batch is not applied.
     """
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
-        """What takes the rows of the next batch.
+        """Return the sink for the next batch's rows.
 
-        None: rows cannot be staged before the table's columns are changed, or should not be.
+        None: the rows cannot or should not be staged before the table's columns have changed.
 
         Raises:
             TransientTargetError: the target does not answer.
         """
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
-        """Forget the rows of the sink, whose batch is not applied; nothing where there are none.
+        """Remove the staged rows of a batch that is not applied. Does nothing if there are none.
 
-        ``parts``: what it said of them, where it was heard.
+        ``parts``: the results that the sink returned, if they arrived.
         """
 
 
 class Target(Protocol):
-    """A place that keeps tables."""
+    """A system that stores tables."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -454,48 +476,49 @@ class Target(Protocol):
     def open_table(
         self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
     ) -> TargetTable:
-        """The table of ``shape``, created when missing.
+        """Open the table of ``shape``, and create it if missing.
 
         Raises:
-            SchemaRefusedError: a table is there and cannot take the shape.
+            SchemaRefusedError: the existing table cannot store the shape.
             TransientTargetError: the target does not answer.
         """
 
 
 class TableReader(Protocol):
-    """Reads one table that is there, and changes nothing of it. Used by one thread at a time.
+    """Reads one existing table and changes nothing in it. Used by one thread at a time.
 
-    ``session`` is the one that its frames belong to. A reader that derives from it holds nothing open, unless
-    it says so.
+    ``session``: the Spark session of the returned frames. By default ``close`` has nothing to close.
     """
 
     session: SparkSession
 
     def columns(self) -> Mapping[str, str]:
-        """The columns now, as Spark's types by name."""
+        """Return the current columns as Spark types by name."""
 
     def committed(self) -> Progress | None:
-        """The progress that the target holds now; None where nothing was ever applied.
+        """Return the progress that the target has now; None if nothing was ever applied.
 
-        Raises: as ``TargetTable.committed``.
+        Raises:
+            StaleProgressError, SchemaRefusedError, ProgressError, TransientTargetError: see
+            ``TargetTable.claim``.
         """
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """The rows of the source's table that live now, with the values of these columns, in their order.
+        """Return the current rows of the source's table as a lazy frame of these columns, in their order.
 
-        A deleted row that is kept does not live. The frame is lazy.
+        Rows that only mark a delete are left out.
         """
 
     def compared_rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """As ``rows``, perhaps with a column behind them: ``ODD`` of ``spark.digests``."""
+        """Return ``rows``, possibly with one more column at the end: ``ODD`` of ``spark.digests``."""
         return self.rows(columns)
 
     def spelling(self, name: str) -> Spelling | None:  # noqa: ARG002
-        """How the target changes the spelling of a column's texts; None: it keeps them as they are."""
+        """Return how the target changes the text values of a column; None if it stores them unchanged."""
         return None
 
     def close(self) -> None:
-        """Give back what the reader holds open. Never fails."""
+        """Release the reader's resources. Never fails."""
         return
 
 
@@ -504,39 +527,39 @@ class ReadableTarget(Target, Protocol):
     """A target whose rows can be read back."""
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> TableReader | None:
-        """What reads the table of ``shape``; None where there is no such table.
+        """Return a reader of the table of ``shape``; None if the table does not exist.
 
         Raises:
-            SchemaRefusedError: the target has no such name.
+            SchemaRefusedError: the target does not allow a table of this name.
             TransientTargetError: the target does not answer.
         """
 
 
 class TargetModule(Protocol):
-    """The names in a target's module. Nothing but ``open_target`` and ``try_target`` asks the target."""
+    """The names in a target's module. Only ``open_target`` and ``try_target`` connect to the target."""
 
     CAPABILITIES: Capabilities
     PREFLIGHT: PreflightChecks
 
     def open_target(self, config: Config, spark: SparkSession, store: StateStore) -> Target:
-        """The target of a config.
+        """Open the target of a config.
 
         Raises:
             ConfigError: it cannot be opened as configured.
         """
 
     def place_of(self, settings: TargetSettings, table: TableId) -> str:
-        """Where a table is kept, for people to read; asks nothing of the target.
+        """Return a table's location for display. Does not ask the target.
 
         Raises:
-            SchemaRefusedError: the target has no such name.
+            SchemaRefusedError: the target does not allow a table of this name.
         """
 
     def try_target(self, settings: TargetSettings) -> str:
-        """What became of reaching the target, without leaving anything there.
+        """Connect to the target and return the result as text. Leaves nothing behind there.
 
         Raises:
-            TidesinkError: it cannot be used, with the reason and what to do.
+            TidesinkError: the target cannot be used; names the reason and the next step.
         """
 
 
@@ -561,10 +584,11 @@ LimitKind = Literal[
 
 
 class Limit(NamedTuple):
-    """One thing that a target cannot do, and that a table may meet.
+    """Something that a target cannot do, and that a table may run into.
 
-    ``kind`` is for programs (``docs/cli.md``). ``text`` is the same for every table, so that it is said once;
-    ``columns``: those of the table that it is about, where it is not about the table as a whole.
+    ``kind``: for programs (``docs/cli.md``).
+    ``text``: the same for every table, so that it is printed once.
+    ``columns``: the table's affected columns; empty if the limit is about the whole table.
     """
 
     kind: LimitKind
@@ -573,30 +597,30 @@ class Limit(NamedTuple):
 
 
 class PreflightResult(NamedTuple):
-    """``warnings`` are of this table: the target refuses it unless somebody does something first."""
+    """Limits and warnings of one table. A warning: the target refuses the table until somebody acts."""
 
     limits: tuple[Limit, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 class PreflightChecks(ABC):
-    """What a kind of target says of its tables."""
+    """Checks that a kind of target runs on its tables before the first run."""
 
     @abstractmethod
     def column_type(self, settings: Any, column: ShapeColumn) -> str:
-        """A column's type in the target's own words; ``settings`` are the target's."""
+        """Return a column's type in the target's own words; ``settings`` are the target's."""
 
     @abstractmethod
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """What may become of a table, beside what the capabilities say.
+        """Return what may happen to a table, apart from what the capabilities state.
 
         Raises:
-            SchemaRefusedError: there can be no such table, whatever is there already.
-            ConfigError: the pipeline cannot have it there.
+            SchemaRefusedError: the target can never store such a table.
+            ConfigError: the pipeline cannot store this table there.
         """
 
     def missing_grants(self, config: Config, tables: Iterable[TableId]) -> tuple[str, ...]:  # noqa: ARG002
-        """The statements that give the target's user what it lacks for source tables. Asks the target.
+        """Return the statements that grant what the target's user lacks for source tables. Asks the target.
 
         Raises:
             TidesinkError: the target does not answer.
@@ -605,7 +629,7 @@ class PreflightChecks(ABC):
 
 
 class Reserved(NamedTuple):
-    """Column names, in lower case, that a kind of table cannot have; ``keeper`` is who has them."""
+    """Column names, in lower case, that a kind of table cannot have; ``keeper`` reserves them."""
 
     keeper: str
     names: frozenset[str]
@@ -615,20 +639,21 @@ def check_shape(shape: TableShape, reserved: Reserved | None = None) -> None:
     """Refuse a shape whose rows cannot be merged into a table.
 
     Raises:
-        SchemaRefusedError: it has no key, or a column with a reserved name or one of ours.
+        SchemaRefusedError: it has no key, a column with a reserved name, or one of tidesink's own columns.
     """
     check_key(shape)
     kept = [column.name for column in shape.columns if reserved and fold_name(column.name) in reserved.names]
     if reserved and kept:
         raise SchemaRefusedError(
-            f"{reserved.keeper} keeps the name {', '.join(kept)} for itself and cannot merge into a table "
-            "with such a column: rename it at the source",
+            f"{reserved.keeper} reserves the column name {', '.join(kept)} and cannot merge into a table "
+            "with such a column. Rename the column at the source.",
             table=str(shape.table),
         )
     own = [name for name in OWN_COLUMNS if name in shape.by_name]
     if own:
         raise SchemaRefusedError(
-            f"the source has a column {own[0]}, a name that tidesink gives a column of its own: rename it",
+            f"The source has a column {own[0]}, but tidesink adds a column of that name. Rename the source's "
+            "column.",
             table=str(shape.table),
         )
 
@@ -637,12 +662,12 @@ def check_key(shape: TableShape) -> None:
     """Refuse a shape without a key.
 
     Raises:
-        SchemaRefusedError: it has none.
+        SchemaRefusedError: the shape has no key.
     """
     if not shape.keys:
         raise SchemaRefusedError(
-            "the table has no key to merge rows by: set keys in the config to columns that name a row, "
-            "or mode: append to keep its changes; new TiCDC's canal-json can name rows by TiDB's row keys "
-            "(output-row-key)",
+            "The table has no key to merge rows by. Set `keys` in the config to columns that identify a row, "
+            "or set `mode: append` to keep every change. Recent versions of TiCDC can add TiDB's row keys to "
+            "canal-json (`output-row-key`).",
             table=str(shape.table),
         )

@@ -1,8 +1,8 @@
-"""What must change in a target's columns so that they take a shape; pure, the targets carry it out.
+"""Plans the changes of a target's columns that a shape needs. Pure functions; the targets apply the plan.
 
-Only what loses nothing happens on its own: columns are added, numbers get wider. Rows which were there
-before a column have the column's default at the source, so they get it here too: the target's state
-may not depend on whether a row was written before or after the column came (cut anywhere).
+Only lossless changes happen on their own: columns are added, and numbers get wider. Existing rows get a new
+column's default, as they do at the source. So the target's state does not depend on whether a row was
+written before or after the column was added.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from tidesink.typemap.values import TargetValue
 
 @dataclass(frozen=True)
 class Evolution:
-    """Columns to add, in order, and columns to widen by the target's own name for them."""
+    """Columns to add, in order, and new types of columns to widen, by the target's own column name."""
 
     added: tuple[ShapeColumn, ...] = ()
     widened: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def needed(self) -> bool:
-        """True when something must change."""
+        """True if anything must change."""
         return bool(self.added or self.widened)
 
 
 def plan_evolution(present: Mapping[str, str], shape: TableShape) -> Evolution:
-    """What ``present`` (column name to Spark DDL type, as the target has them) lacks for ``shape``.
+    """Compare a target's columns with a shape and return the changes that it needs.
 
-    Columns the shape does not have stay as they are.
+    ``present``: Spark DDL type by column name, as the target has them. Columns that the shape does not have
+        stay as they are.
 
     Raises:
         SchemaRefusedError: a column's present type cannot hold the shape's values.
@@ -63,7 +64,7 @@ def plan_evolution(present: Mapping[str, str], shape: TableShape) -> Evolution:
 
 
 def gap_of(present: Mapping[str, str], plan: Evolution) -> SchemaGap:
-    """A plan as what is missing."""
+    """Return a plan as a ``SchemaGap``."""
     widened = {name: (present[name], ddl) for name, ddl in plan.widened.items()}
     return SchemaGap(tuple(present), tuple(column.name for column in plan.added), widened, present)
 
@@ -72,8 +73,8 @@ def _refuse_new_keys(added: tuple[ShapeColumn, ...], table: TableId) -> None:
     keys = [column.name for column in added if column.key]
     if keys:
         raise SchemaRefusedError(
-            f"the target has no column {', '.join(keys)}, which the key needs: rows already there would have "
-            f"no key. Name columns under keys that it has, or {LOAD_AGAIN}",
+            f"The target has no column {', '.join(keys)}, which the key needs: rows already there would have "
+            f"no key. Set `keys` to columns that the target has, or {LOAD_AGAIN}.",
             table=str(table),
             **key_change((), keys),
         )
@@ -103,9 +104,10 @@ def default_texts(
     *,
     literal: Callable[[TargetValue], str] | None = None,
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What old rows get in new columns, as texts by column name, and warnings for those not given.
+    """Return the values that old rows get in new columns, as texts by column name, and warnings.
 
-    ``literal`` writes a value as the target reads it back, ``literal_text`` where none is given.
+    A warning names a column whose default cannot be applied.
+    ``literal``: writes a value in the form that the target reads; ``literal_text`` if None.
     """
     text_of = literal or literal_text
     defaults: dict[str, str] = {}
@@ -115,8 +117,7 @@ def default_texts(
             value = default_value(column, shape)
         except ValueOutOfRangeError as exc:
             warnings.append(
-                f"column {column.name!r}: its default {column.default!r} is not given to rows already there: "
-                f"{exc.message}"
+                f"Column {column.name!r}: existing rows do not get its default {column.default!r}. {exc.message}"
             )
             continue
         if value is not None:
@@ -125,7 +126,7 @@ def default_texts(
 
 
 def literal_text(value: TargetValue) -> str:
-    """A value as the text that a cast to its column's type reads back exactly (bytes as hex)."""
+    """Return a value as text that a cast to its column's type reads back exactly (bytes as hex)."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Decimal):

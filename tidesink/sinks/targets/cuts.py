@@ -1,6 +1,6 @@
-"""What cuts are to a target: all tables of a pipeline as of one instant of their source (ADR 36).
+"""The contract of a target with cuts: all tables of a pipeline as of one instant of the source (ADR 36).
 
-A lake names the versions that its tables have at a cut. A database brings its tables to it, all at once.
+A lake records which version of each table belongs to a cut. A database brings all tables to the cut at once.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from tidesink.events import TableId
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import Target, TargetTable
 
-# The table that has the cuts.
+# The table that records the cuts.
 NAME: Final = "_tidesink_cuts"
 
 
 def tag_prefix(pipeline: str) -> str:
-    """What the names of tags begin with that keep what a pipeline's cuts name; the commit_ts follows.
+    """Return the prefix of the tags that keep the versions of a pipeline's cuts. The commit_ts follows it.
 
-    A table may hold the rows of several pipelines, whose cuts have the same instants.
+    The pipeline is part of the prefix because a table may hold the rows of several pipelines, whose cuts can
+    have the same commit_ts.
     """
     return f"tidesink_cut_{pipeline}_"
 
 
 class CutTable(NamedTuple):
-    """A table in a cut. ``changes``: row events applied since the cut before; None where nobody knows."""
+    """A table in a cut. ``changes``: row events applied since the previous cut; None if unknown."""
 
     table: TableId
     place: str
@@ -36,9 +37,9 @@ class CutTable(NamedTuple):
 
 
 class TableVersion(NamedTuple):
-    """Where a table is, as its format's readers name it, and its version.
+    """A table's location, as readers of its format name it, and its version.
 
-    That is Iceberg's snapshot id, and in a database how many commits were made.
+    The version is a snapshot id in Iceberg, and the number of commits in a database.
     """
 
     place: str
@@ -47,51 +48,51 @@ class TableVersion(NamedTuple):
 
 @runtime_checkable
 class VersionedTable(TargetTable, Protocol):
-    """A table that can be in a cut."""
+    """A table that can be part of a cut."""
 
     def version_of(self, progress: Progress) -> TableVersion:
-        """The version that readers see now, whose rows are those of the progress.
+        """Return the version that readers see now. It must hold exactly the rows of ``progress``.
 
         Raises:
-            StaleProgressError: the table holds other progress: another worker has it.
+            StaleProgressError: the table holds other progress, so another worker has it.
             TargetError: the table cannot be read.
         """
 
 
 @runtime_checkable
 class KeptVersions(Protocol):
-    """A table where something has to be done so that a version stays that a cut names."""
+    """A table that must be told to keep a version that a cut refers to."""
 
     def keep_version(self, version: int, commit_ts: int, *, keep: float) -> None:
-        """Have a version stay until cuts that name it are older than ``keep`` seconds, or longer.
+        """Keep a version at least until the cuts that refer to it are older than ``keep`` seconds.
 
-        It is asked before the cut at ``commit_ts`` is published.
+        Called before the cut at ``commit_ts`` is published.
 
         Raises:
-            TargetError: nobody knows that it stays.
+            TargetError: it is not certain that the version is kept.
         """
 
 
 class Held(Protocol):
-    """An entry of a ledger."""
+    """A ledger entry with an epoch and a batch number."""
 
     @property
     def epoch(self) -> int:
-        """The holder's epoch."""
+        """The epoch of the worker that holds the table."""
 
     @property
     def batch(self) -> int:
-        """The last batch."""
+        """The number of the last batch."""
 
 
 class CutPublisher(Protocol):
-    """Who makes the cuts of a pipeline seen."""
+    """Publishes a pipeline's cuts to readers."""
 
     def last(self) -> int | None:
-        """The commit_ts of the newest cut; None where there is none.
+        """Return the commit_ts of the newest cut; None if there is no cut.
 
         Raises:
-            TargetError: the target does not say.
+            TargetError: the target cannot be read.
         """
 
     def publish(
@@ -103,34 +104,37 @@ class CutPublisher(Protocol):
         without: Collection[TableId],
         keep: float,
     ) -> None:
-        """Publish a cut, at once; older ones may go after ``keep`` seconds. ``tables`` are open.
+        """Publish a cut atomically. Cuts older than ``keep`` seconds may be removed.
 
-        ``time``: the source's at ``commit_ts``, which need not tell it. ``without``: the tables that it
-        leaves out.
+        ``tables``: the cut's tables, open.
+        ``time``: the source's time at ``commit_ts``. It cannot always be derived from the commit_ts.
+        ``without``: tables that are not part of the cut.
 
         Raises:
-            StaleProgressError: a table is another worker's by now.
-            TargetError: it was not published, or nobody knows.
+            StaleProgressError: another worker holds one of the tables now.
+            TargetError: the cut was not published, or the outcome is unknown.
         """
 
 
 class CutTarget(Target, Protocol):
-    """A target that has cuts."""
+    """A target that supports cuts."""
 
     def cut_log(self, pipeline: str) -> CutPublisher:
-        """The cuts of a pipeline."""
+        """Return the publisher of a pipeline's cuts."""
 
 
 def check_named(held: Held | None, progress: Progress) -> None:
-    """Refuse to name a version for another worker's progress; ``held``: the entry of the ledger.
+    """Refuse to name a version for another worker's progress.
+
+    ``held``: the entry of the table's ledger.
 
     Raises:
-        StaleProgressError: the ledger has others than the progress.
+        StaleProgressError: the ledger's epoch and batch differ from the progress.
     """
     at = (held.epoch, held.batch) if held is not None else None
     if at != (progress.epoch, progress.batch):
         raise StaleProgressError(
-            f"the table's ledger has epoch and batch {at}, and this worker applied epoch {progress.epoch} "
-            f"batch {progress.batch}: another worker holds the table. Run one worker a table",
+            f"The table's ledger has epoch and batch {at}, but this worker applied epoch {progress.epoch} "
+            f"batch {progress.batch}: another worker holds the table. Run only one worker per table.",
             table=str(progress.table),
         )

@@ -1,21 +1,21 @@
-"""What a table's mode and route make of its columns: upsert, append (a change log), history, shards.
+"""Target columns of each table mode and route: upsert, append (a change log), history, and shards.
 
-Append: one row is one image of one event (``batch.change_log``).
+Append: a row is one image of one event (``batch.change_log``).
 
-History: every version of a row is a row. A key's events are ordered by (commit_ts, a delete before a
-write). Of several at one commit_ts one counts: a write before a delete, since TiCDC splits an update into a
-delete and an insert of one commit_ts, and of equal ones the first in Kafka, since the others are that one
-sent again. A write begins a version that holds until the key's next event. A delete that ends no version
-leaves a mark, a row without duration. So the table is a function of the *set* of events, however they were
-cut into batches, in whatever order and however often they came.
+History: a row is one version of a source row. A key's events are ordered by commit_ts, and a delete sorts
+before a write. Only one event per key and commit_ts counts. A write wins over a delete, because TiCDC splits
+an update into a delete and an insert with one commit_ts. Of equal events the first in Kafka wins, because
+the others are the same event sent again. A write begins a version that is valid until the key's next event.
+A delete that ends no version leaves a marker, which is a row without duration. So the table depends only on
+the *set* of events: batches, order and repeated delivery make no difference.
 
-A row that a snapshot read begins a version, too: at the moment P of the read, marked in ``READ_COLUMN``,
-since its true beginning is not known. Of the reads of a key the least P counts, and only where no event of
-the key is at or before it. What is left out then is never missed, so that the table is a function of the set
-of events and reads. An event at or before P takes the read's version away. At one commit_ts a read ranks
-before a delete, and that before a write.
+A row read by a snapshot also begins a version, at the moment P of the read. It is marked in ``READ_COLUMN``
+because the version's true beginning is unknown. Only a key's read with the least P counts, and only if no
+event of the key is at or before P. Reads that do not count are never needed later, so the table depends
+only on the set of events and reads. An event at or before P removes the read's version. At one commit_ts a
+read sorts before a delete, and a delete before a write.
 
-``targets.lake`` has the same law on arrays (``versions``) and on frames (``merge``).
+``targets.lake`` implements the same rules on arrays (``versions``) and on frames (``merge``).
 """
 
 from __future__ import annotations
@@ -33,38 +33,40 @@ if TYPE_CHECKING:
 
 
 def names_of(settings: TableConfig) -> HistoryNames | None:
-    """The columns of time of a history; None in another mode."""
+    """Return the names of a history's validity columns; None in another mode."""
     if settings.mode != "history":
         return None
     return HistoryNames(settings.history.valid_from, settings.history.valid_to, settings.history.current)
 
 
 def kept_shape(shape: TableShape, settings: TableConfig) -> TableShape:
-    """The shape of what the target keeps of a table.
+    """Return the shape of a table at the target.
 
     Raises:
-        SchemaRefusedError: a column has the name of one that the mode adds.
+        SchemaRefusedError: a source column has the name of a column that the mode adds.
     """
     names = names_of(settings)
     return row_shape(shape, settings) if names is None else history_shape(shape, names)
 
 
 def first_shape(shape: TableShape, settings: TableConfig) -> TableShape:
-    """``kept_shape`` of a table that is made now.
+    """Return ``kept_shape`` for a table that is being created.
 
-    A column that may be one left out, under an unknown new name, is not in it: it is checked as one
-    that comes later.
+    Leaves out columns that may be an excluded column under an unknown new name. They are checked when they
+    are added later.
 
-    Raises: as ``kept_shape``.
+    Raises:
+        SchemaRefusedError: a source column has the name of a column that the mode adds.
     """
     doubted = (c.name for c in shape.columns if settings.layout.doubts(c))
     return kept_shape(without(shape, doubted), settings)
 
 
 def row_shape(shape: TableShape, settings: TableConfig) -> TableShape:
-    """The shape of a batch's rows, which a history's target makes versions of.
+    """Return the shape of a batch's rows. A history's target turns these rows into versions.
 
-    Raises: as ``kept_shape``.
+    Raises:
+        SchemaRefusedError: a source column has the name of a column that a change log adds.
     """
     return log_shape(shape) if settings.mode == "append" else shape
 
@@ -80,7 +82,7 @@ UNAVAILABLE: Final = "_tidesink_unavailable"
 
 PREIMAGE: Final = "update_preimage"
 POSTIMAGE: Final = "update_postimage"
-# The log's word for each of the wire's, of the image that is the row after the event.
+# The log's name per wire operation, for the image of the row after the event.
 WORDS: Final = {
     Op.INSERT.value: "insert",
     Op.UPDATE.value: POSTIMAGE,
@@ -88,10 +90,10 @@ WORDS: Final = {
     Op.UPSERT.value: "upsert",
     Op.TRUNCATE.value: "truncate",
 }
-# An event has two places among the rows of its record.
+# Each event reserves two index values in its record: the images before and after.
 IMAGES_AN_EVENT: Final = 2
 
-# First, since Delta and Iceberg keep statistics of a table's first columns alone.
+# These come first because Delta and Iceberg keep statistics of a table's first columns only.
 _OWN: Final = (
     ShapeColumn(PARTITION, ColumnType("int", sql="partition of the topic"), "int", key=True),
     ShapeColumn(OFFSET, ColumnType("bigint", sql="offset of the record"), "bigint", key=True),
@@ -105,20 +107,21 @@ _OWN: Final = (
 
 
 def log_shape(shape: TableShape) -> TableShape:
-    """The shape of a table's change log: a row is named by its place in the topic, never by the source's key.
+    """Return the shape of a table's change log. A row's key is its position in the topic, not the source's
+    key.
 
-    A log's own shape is given back as it is.
+    Returns the shape itself if it is a log's shape already.
 
     Raises:
-        SchemaRefusedError: the source, or the table's metadata, has a column with one of the names.
+        SchemaRefusedError: the source, or the table's metadata, has a column with one of the log's names.
     """
     if shape.columns[: len(_OWN)] == _OWN:
         return shape
     taken = [column.name for column in _OWN if column.name in shape.by_name]
     if taken:
         raise SchemaRefusedError(
-            f"the table has a column {', '.join(taken)}, a name that tidesink gives a column of its own in a "
-            "log: rename it, or name it otherwise under metadata",
+            f"The table has a column {', '.join(taken)}, but tidesink adds a column of that name to a change "
+            "log. Rename the source's column, or choose another name under `metadata`.",
             table=str(shape.table),
         )
     columns = tuple(replace(column, key=False) for column in shape.columns)
@@ -126,16 +129,16 @@ def log_shape(shape: TableShape) -> TableShape:
     return replace(shape, columns=(*_OWN, *columns), keys=keys)
 
 
-# The exact commit_ts of a version's two ends: the first is inside, the last outside, null for none yet.
+# The exact commit_ts of a version's beginning (inclusive) and end (exclusive; null while it is current).
 FROM_COLUMN: Final = "_tidesink_from_ts"
 TO_COLUMN: Final = "_tidesink_to_ts"
-# True: the version's begin is the moment at which a snapshot read the row. Null, in rows that were written
-# before there were such: false.
+# True: the version begins at the moment when a snapshot read the row. Null counts as false; it is in rows
+# written before the column existed.
 READ_COLUMN: Final = "_tidesink_from_read"
 
 
 class HistoryNames(NamedTuple):
-    """The columns that say when a version held, as readers are to see them."""
+    """Names of the columns that show readers when a version was valid."""
 
     valid_from: str = "valid_from"
     valid_to: str = "valid_to"
@@ -143,29 +146,31 @@ class HistoryNames(NamedTuple):
 
     @property
     def own(self) -> tuple[str, ...]:
-        """All columns that a history adds to its table's."""
+        """All columns that a history adds to its table's columns."""
         return (*self, FROM_COLUMN, TO_COLUMN, READ_COLUMN)
 
 
 def history_shape(shape: TableShape, names: HistoryNames) -> TableShape:
-    """The shape of a table's history: its columns stand behind the key, which a version's begin completes.
+    """Return the shape of a table's history. Its columns follow the key, and a version's begin is part of the
+    key.
 
-    There they are among the first columns, whose least and greatest values lakes remember of each file.
+    In this position they are among the first columns, for which lakes keep least and greatest values per
+    file.
 
     Raises:
-        SchemaRefusedError: the source has a column of one of the names, or the table no key.
+        SchemaRefusedError: the source has a column of one of the names, or the table has no key.
     """
     if not shape.keys:
         raise SchemaRefusedError(
-            "the table has no key, and a version must be of a row: set keys in the config to columns that "
-            "name one",
+            "The table has no key, and a history needs one to match the versions of a row. Set `keys` in the "
+            "config to columns that identify a row.",
             table=str(shape.table),
         )
     clashing = [name for name in names.own if fold_name(name) in shape.by_name]
     if clashing:
         raise SchemaRefusedError(
-            f"the source has a column {', '.join(clashing)}, a name that the history gives a column of its "
-            "own: name that one otherwise under history in the config",
+            f"The source has a column {', '.join(clashing)}, but the history adds a column of that name. "
+            "Choose another name for the history's column under `history` in the config.",
             table=str(shape.table),
         )
     last = max(at for at, column in enumerate(shape.columns) if column.key) + 1
@@ -174,7 +179,7 @@ def history_shape(shape: TableShape, names: HistoryNames) -> TableShape:
 
 
 def own_columns(names: HistoryNames) -> tuple[ShapeColumn, ...]:
-    """The columns that a history adds to its table's."""
+    """Return the columns that a history adds to its table's columns."""
     instant, number, mark = ColumnType("timestamp", fsp=3), ColumnType("bigint"), ColumnType("boolean")
     return (
         ShapeColumn(FROM_COLUMN, number, "bigint", "commit_ts with which the version begins", key=True),
@@ -190,22 +195,22 @@ _SHARD_TYPE = ColumnType("varchar", length=LONGEST_SHARD, sql=f"varchar({LONGEST
 
 
 def routed_shape(shape: TableShape, destination: Destination) -> TableShape:
-    """The shape at the target: its name there, and the shard column at the end of the columns and the key.
+    """Return the shape with the target's table name, and with the shard column last in columns and key.
 
     Raises:
-        SchemaRefusedError: the source has a column of that name.
+        SchemaRefusedError: the source has a column with the shard column's name.
     """
     named = replace(shape, table=destination.table, origin=shape.source)
     if destination.shard is None:
         return named
     if fold_name(destination.shard.column) in shape.by_name:
         raise SchemaRefusedError(
-            f"the source has a column {destination.shard.column}, the name that its route gives the shard "
-            "column: give shard-column another",
+            f"The source has a column {destination.shard.column}, which is also the name of the route's "
+            "shard column. Set `shard-column` to another name.",
             table=str(shape.source),
             column=destination.shard.column,
         )
-    # Last in the key: what prunes files and pages is the range of the key's first column.
+    # Last in the key, because files and pages are pruned by the range of the key's first column.
     keys = (*shape.keys, destination.shard.column) if shape.keys else ()
     return replace(
         named, columns=(*shape.columns, shard_column(destination.shard)), keys=keys, shard=destination.shard
@@ -213,5 +218,5 @@ def routed_shape(shape: TableShape, destination: Destination) -> TableShape:
 
 
 def shard_column(shard: Shard) -> ShapeColumn:
-    """The column that says which source table a row is of."""
+    """Return the column that names a row's source table."""
     return ShapeColumn(shard.column, _SHARD_TYPE, "string", key=True)
