@@ -42,7 +42,7 @@ OWN_COLUMNS: Final = (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN)
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a target can do. The contract tests check that it refuses everything else.
+    """The abilities of a target. The contract tests check that it refuses everything else.
 
     Every target can add columns and widen integer and decimal columns.
 
@@ -170,8 +170,7 @@ class ReducedBatch:
         changes nothing. A delete leaves a row with the key, the position and ``SOFT_DELETE_COLUMN``.
     ``history``: names of the validity columns, with mode ``history``. The batch then has one row per key and
         ``_commit_ts``, and no row older than ``since``. ``shape`` is the source's shape; the target was
-        opened
-        with ``history_shape`` of it. ``targets.modes`` describes how the rows are applied.
+        opened with ``history_shape`` of it. ``targets.modes`` describes how the rows are applied.
     ``reads``: with mode ``history``, the rows were read by a snapshot at their ``_commit_ts``. There are no
         deletes, and ``since`` is None, because a key's first stored row matters however old it is.
     ``on_delete``: under ``deletes: soft``, the columns that a delete writes too. Its ``after`` then has only
@@ -471,7 +470,7 @@ class Target(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this target can do."""
+        """The abilities of this target."""
 
     def open_table(
         self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"

@@ -117,7 +117,8 @@ def default_texts(
             value = default_value(column, shape)
         except ValueOutOfRangeError as exc:
             warnings.append(
-                f"Column {column.name!r}: existing rows do not get its default {column.default!r}. {exc.message}"
+                f"Column {column.name!r}: existing rows do not get its default {column.default!r}. "
+                f"{exc.message}"
             )
             continue
         if value is not None:

@@ -1,4 +1,4 @@
-"""A table's columns at a database: their types, what must change for a schema, and limits."""
+"""A table's columns in a database: their types, the changes that a shape needs, and limits."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from tidesink.typemap.values import MYSQL_MAX_PRECISION, MYSQL_MAX_SCALE, Target
 
 _DIGITS: Final = re.compile(r"(?:numeric|decimal)\(([0-9]+),([0-9]+)\)")
 _LENGTH: Final = re.compile(r"(varchar|varbinary)\(([0-9]+)\)")
-# Texts of a certain form, which other texts do not fit.
+# Types that accept only texts of a certain form.
 _FORMED: Final = frozenset({"json", "time(6)"})
-# How the names of tidesink's own columns begin.
+# Prefix of tidesink's own column names.
 OUR_PREFIX: Final = "_tidesink"
-# MySQL's and MariaDB's collation that tells texts apart by every byte, spaces at their end too.
+# Collations of MySQL and MariaDB that compare texts byte by byte, including trailing spaces.
 KEY_COLLATIONS: Final = ("utf8mb4_0900_bin", "utf8mb4_nopad_bin")
 
 
 @dataclass(frozen=True)
 class SqlEvolution:
-    """Columns to add, and columns to change by the target's name for them, with their types."""
+    """Columns to add, and new types of columns to change, by the target's own column name."""
 
     added: tuple[tuple[ShapeColumn, str], ...] = ()
     widened: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def needed(self) -> bool:
-        """True when something must change."""
+        """True if anything must change."""
         return bool(self.added or self.widened)
 
 
@@ -58,12 +58,13 @@ def wanted_type(
     *,
     key_length: int | None = None,
 ) -> str:
-    """The type of a column of a shape.
+    """Return the type that a column of a shape should have.
 
-    Of a key whose own type says no length ``present``, the type it has, says it; if it is new ``key_length``.
+    If the source's type gives no length for a key column, its ``present`` type is used. A new key column gets
+    ``key_length``.
 
     Raises:
-        SchemaRefusedError: a key column whose length nothing tells.
+        SchemaRefusedError: a key column's length cannot be determined.
     """
     try:
         return sql_type(column, database, key_length if present is None else None)
@@ -72,28 +73,28 @@ def wanted_type(
             return present
         mysql, mariadb = KEY_COLLATIONS
         raise SchemaRefusedError(
-            f"MySQL needs a length for the key column {column.name} ({column.comment}), and the topic does "
-            "not say it: make the table at the target with its primary key and start again (a text as "
-            f"varchar CHARACTER SET utf8mb4 COLLATE {mysql}, in MariaDB {mariadb}), or, where the protocol "
-            "is not flat-avro, give it a definition in the config",
+            f"MySQL needs a length for the key column {column.name} ({column.comment}), but the topic does "
+            "not contain it. Create the table at the target with its primary key and start again (a text as "
+            f"varchar CHARACTER SET utf8mb4 COLLATE {mysql}, in MariaDB {mariadb}). If the protocol is not "
+            "flat-avro, you can set the column's definition in the config instead.",
             table=str(shape.table),
             column=column.name,
         ) from exc
 
 
-# The statements that give a column, by the table's name for it, another type.
+# (column name in the table, wanted type) -> statements that change the column's type.
 Mend = Callable[[str, str], list[str]]
 
 
 def check_natives(
     present: Mapping[str, str], shape: TableShape, database: Database, mend: Mend | None = None
 ) -> None:
-    """Refuse a table with a column of a native type that does not hold the source's values.
+    """Refuse a table with a column of a native type that cannot hold the source's values.
 
-    ``mend`` says how the column gets a type that does.
+    ``mend``: returns the statements that give the column a type that can.
 
     Raises:
-        SchemaRefusedError: there is one.
+        SchemaRefusedError: the table has such a column.
     """
     for name, column, fit in refused_natives(present, shape.columns, database):
         way = f" to {fit.wanted} and start again"
@@ -101,14 +102,14 @@ def check_natives(
             way = f" and start again: {'; '.join(mend(name, fit.wanted))}"
         raise SchemaRefusedError(
             f"The column {name} of the target's table is {present[name]}, which {fit.why} the source's "
-            f"column ({column.comment}). Exclude it with except_column_list, or change its type{way}",
+            f"column ({column.comment}). Exclude it with `except_column_list`, or change its type{way}",
             table=str(shape.source),
             column=name,
         )
 
 
 def natives_of(present: Mapping[str, str], shape: TableShape, database: Database) -> dict[int, Native]:
-    """How columns of native types take the shape's values, by the position in the shape."""
+    """Return how columns of native types store the shape's values, by the column's index in the shape."""
     fold = folding(present, (column.name for column in shape.columns))
     there = {fold(name): found for name, found in present.items()}
     found = {}
@@ -123,7 +124,10 @@ def natives_of(present: Mapping[str, str], shape: TableShape, database: Database
 def plan_columns(
     present: Mapping[str, str], shape: TableShape, database: Database, mend: Mend | None = None
 ) -> SqlEvolution:
-    """What ``present`` (column name to the database's type) lacks for a shape; ``mend``: see check_natives.
+    """Compare a table's columns with a shape and return the changes that it needs.
+
+    ``present``: the database's type by column name.
+    ``mend``: see ``check_natives``.
 
     Raises:
         SchemaRefusedError: a column's present type cannot hold the shape's values.
@@ -143,7 +147,7 @@ def plan_columns(
 
 
 def _plan_own(present: Mapping[str, str], shape: TableShape, database: Database) -> SqlEvolution:
-    """The plan of the columns that have types of tidesink's own."""
+    """Plan the changes of columns whose types are among those that tidesink creates."""
     fold = folding(present, (column.name for column in shape.columns))
     there = {fold(name): found for name, found in present.items()}
     columns = {fold(column.name): column for column in shape.columns}
@@ -166,14 +170,14 @@ def _plan_own(present: Mapping[str, str], shape: TableShape, database: Database)
 
 
 def _wider(found: str, wanted: str, column: ShapeColumn, database: Database) -> str:
-    """The type for two that are one to Spark."""
+    """Return the wider of two types that are the same type in Spark."""
     if found in _FORMED:
         return wanted
     if found == "bigint unsigned" and column.spark == "decimal(20,0)":
         return wanted
     now, then = _DIGITS.fullmatch(found), _DIGITS.fullmatch(wanted)
     if now and wanted == DECIMAL_WORD["postgres"]:
-        return wanted  # of any number of digits: fewer after the point would be rounded off
+        return wanted  # has any number of digits; a fixed scale would round some values
     if now and then:
         return _wider_digits(tuple(map(int, now.groups())), tuple(map(int, then.groups())), database)  # type: ignore[arg-type]
     held, asked = _LENGTH.fullmatch(found), _LENGTH.fullmatch(wanted)
@@ -193,12 +197,12 @@ def _wider_digits(now: tuple[int, int], then: tuple[int, int], database: Databas
 def default_literals(
     added: tuple[tuple[ShapeColumn, str], ...], shape: TableShape
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The literal text of what old rows get in new columns, and warnings for those who get nothing."""
+    """Return literals of the values that old rows get in new columns, and warnings for missing defaults."""
     return default_texts(tuple(column for column, _ in added), shape, literal=_literal)
 
 
 def _literal(value: TargetValue) -> str:
-    """MySQL's booleans are numbers."""
+    """Convert a boolean to a number, as MySQL stores it."""
     return literal_text(int(value) if isinstance(value, bool) else value)
 
 
@@ -206,12 +210,14 @@ _LONG: Final = frozenset({"text", "bytea", "json", "longtext", "longblob", "varc
 
 
 class SqlLimits(NamedTuple):
-    """Limits of a database's tables, by its manual; a contract test holds them to real servers.
+    """Limits of a database's tables, from its manual. A contract test checks them on real servers.
 
-    ``columns``: of one table. ``staged``: those of ours in a staging table, at the most. ``long_values``:
-    texts and bytes that a row has room for, however long they are. ``key_bytes``: of the values of one key.
-    ``folds``: the database takes names that differ only in case for one.
-    ``too_long`` and ``too_long_key``: what becomes of more.
+    ``columns``: most columns of one table.
+    ``staged``: most columns that tidesink adds to a staging table.
+    ``long_values``: number of texts and bytes that fit in a row, however long they are.
+    ``key_bytes``: most bytes of the values of one key.
+    ``folds``: column names that differ only in case are the same to the database.
+    ``too_long``, ``too_long_key``: what happens above these limits.
     """
 
     keeper: str
@@ -225,7 +231,7 @@ class SqlLimits(NamedTuple):
 
     @property
     def room(self) -> int:
-        """How many columns a source's table can have, whatever its batches are like."""
+        """The most columns that a source table can have, whatever its batches contain."""
         return self.columns - self.staged
 
 
@@ -235,35 +241,35 @@ POSTGRES_LIMITS: Final = SqlLimits(
     staged=len(STAGED_BESIDES["postgres"]),
     long_values=450,  # 18 bytes for each, of a page of 8 kB
     key_bytes=2704,
-    too_long="a row of more long ones stops its table",
-    too_long_key="a row with a longer one stops its table",
+    too_long="A row with more of them stops its table",
+    too_long_key="A row with a longer key stops its table",
     folds=False,
 )
 MYSQL_LIMITS: Final = SqlLimits(
     "MySQL",
     columns=1017,
     staged=len(STAGED_BESIDES["mysql"]),
-    long_values=190,  # InnoDB reckons with 41 bytes for each, of half a page of 16 kB
+    long_values=190,  # InnoDB counts 41 bytes for each, of half a page of 16 kB
     key_bytes=3072,
-    too_long="MySQL makes no table of more (error 1118), and MariaDB none of more than some 360",
-    too_long_key="a table whose keys may be longer is refused when it is made (error 1071)",
+    too_long="MySQL refuses to create a table with more (error 1118), and MariaDB with more than about 360",
+    too_long_key="A table whose keys may be longer is refused when it is created (error 1071)",
     folds=True,
 )
 
 
 def check_sql_shape(shape: TableShape, limits: SqlLimits, quote: Callable[[str], str]) -> None:
-    """Refuse a shape of which a database can make no table.
+    """Refuse a shape for which the database cannot create a table.
 
     Raises:
-        SchemaRefusedError: it has no key, too many columns, one with a name that is not to be had, or two
-            whose names are one to the database.
+        SchemaRefusedError: it has no key, too many columns, a column name that the database does not allow,
+            or two columns whose names are the same to the database.
     """
     check_shape(shape)
     if len(shape.columns) > limits.room:
         raise SchemaRefusedError(
-            f"the table has {len(shape.columns):,} columns, and {limits.room:,} are the most that "
-            f"{limits.keeper} takes ({limits.columns:,}, of which tidesink's staging table may "
-            f"need {limits.staged}): leave some out, by except_column_list or columns in the config",
+            f"The table has {len(shape.columns):,} columns, but at most {limits.room:,} are possible in "
+            f"{limits.keeper} ({limits.columns:,}, of which tidesink's staging table may "
+            f"need {limits.staged}). Exclude some with `except_column_list` or `columns` in the config.",
             table=str(shape.source),
         )
     spelled: dict[str, str] = {}
@@ -271,9 +277,9 @@ def check_sql_shape(shape: TableShape, limits: SqlLimits, quote: Callable[[str],
         other = spelled.setdefault(fold_name(column.name), column.name)
         if other != column.name:
             raise SchemaRefusedError(
-                f"{limits.keeper} takes the columns {other} and {column.name} for one, since their names "
-                "differ only in case: leave one out (except_column_list), or give it another name at the "
-                "target (rename)",
+                f"The columns {other} and {column.name} differ only in case, so they are the same column in "
+                f"{limits.keeper}. Exclude one of them (`except_column_list`), or give it another name at "
+                "the target (`rename`).",
                 table=str(shape.source),
                 column=column.name,
             )
@@ -287,18 +293,18 @@ def check_sql_shape(shape: TableShape, limits: SqlLimits, quote: Callable[[str],
 def room_limits(
     shape: TableShape, limits: SqlLimits, database: Database, key_length: int | None
 ) -> Iterator[Limit]:
-    """What of a table may be too long: its rows, and its keys."""
+    """Yield limits that a table may exceed: the length of its rows and of its keys."""
     words = {column.name: shown_type(column, database).partition("(")[0] for column in shape.columns}
     if sum(word in _LONG for word in words.values()) > limits.long_values:
         yield Limit(
             "row-length",
-            f"a row has room for some {limits.long_values} texts or bytes that are long: {limits.too_long}. "
-            "except_column_list leaves some out",
+            f"A row can hold about {limits.long_values} long texts or byte strings. {limits.too_long}. "
+            "Exclude some with `except_column_list`.",
         )
     if sum(key_bytes(column, database, key_length) for column in shape.key_columns) > limits.key_bytes:
         yield Limit(
             "key-length",
-            f"a key has at most {limits.key_bytes:,} bytes: {limits.too_long_key}. keys in the config can "
-            "name shorter columns",
+            f"A key can have at most {limits.key_bytes:,} bytes. {limits.too_long_key}. Set `keys` in the "
+            "config to shorter columns.",
             tuple(column.name for column in shape.key_columns),
         )

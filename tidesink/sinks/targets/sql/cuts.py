@@ -1,16 +1,16 @@
-"""Cuts in a database: the changes of all tables up to an instant are merged by one transaction (ADR 36).
+"""Cuts in a database: one transaction merges the changes of all tables up to an instant (ADR 36).
 
-Until then a batch goes into a table of its own beside each table, which has the last change of each key since
-the cut before; its progress is of the same transaction, and says what is gathered. So a reader of the tables
-sees the source as of the last cut, and never half a transaction.
+Until then, batches are gathered in a side table of each table, which has every key's last change since the
+previous cut. A batch's progress is committed together with its gathered rows, and describes what is gathered.
+So readers of the tables see the source as of the last cut, and never half of a transaction.
 
-A table whose rows are later than the cut (its snapshot is not over) is left out: what was gathered of it is
-merged, then its batches are, at once, and a row of ``_tidesink_excluded`` says so from the first such
-transaction on, until a cut has the table again.
+A table whose rows are newer than the cut (its snapshot is still running) is left out. Its gathered changes
+are merged, and then its batches are merged at once. The first such transaction adds a row to
+``_tidesink_excluded``, which stays until a cut includes the table again.
 
-The transaction of a cut locks the ledger's row of each table, in the order of their names, and looks whether
-each is still this worker's and stands where the worker says. Then it merges what was gathered and takes it
-away, and writes down the cut.
+The transaction of a cut locks each table's ledger row, in the order of table names. It checks that each table
+still belongs to this worker and has the expected version. Then it merges and deletes the gathered changes,
+and records the cut.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 
 
 class GatheringTable(Protocol):
-    """A table whose changes are gathered until the cut."""
+    """A table whose changes are gathered until the next cut."""
 
     def lock_for_cut(self, cursor: Any, version: int) -> None:
-        """Lock the ledger's row until the cut, in its transaction.
+        """Lock the table's ledger row in the transaction of a cut.
 
         Raises:
-            StaleProgressError: the table is another worker's, or was written since it was ``version``.
+            StaleProgressError: another worker holds the table, or it is no longer at ``version``.
         """
 
     def merge_gathered(self, cursor: Any) -> None:
-        """Merge what was gathered, in the transaction of the cut, which has the ledger's row."""
+        """Merge the gathered changes in the transaction of a cut, which has locked the ledger row."""
 
 
 class Gathered:
-    """The changes of one table that come with the next cut, the last of each key.
+    """The changes of one table that come with the next cut: the last change of each key.
 
-    They stand in a table of the target's column names, in which a mark says that the key is deleted.
+    They are stored in a side table with the target's column names. A mark shows that the key was deleted.
     """
 
     def __init__(self, dialect: Dialect, place: Place) -> None:
@@ -66,9 +66,10 @@ class Gathered:
         self._present: dict[str, str] = {}
 
     def prepare(self, cursor: Any, shape: TableShape, present: Mapping[str, str], *, empty: bool) -> None:
-        """Make the table where it is missing, with those columns of the shape that the target has.
+        """Create the side table if missing, with the shape's columns that the target has.
 
-        ``present``: the target's columns, whose names it has. ``empty``: whatever is there is thrown away.
+        ``present``: the target's columns, whose spelling the side table uses.
+        ``empty``: drop an existing side table first.
         """
         if empty:
             cursor.execute(f"DROP TABLE IF EXISTS {self.place.location}")
@@ -87,23 +88,23 @@ class Gathered:
             self.look(cursor)
 
     def look(self, cursor: Any) -> bool:
-        """Know the table's columns; whether it is there."""
+        """Read the side table's columns. Returns True if it exists."""
         self._present = self._dialect.present(cursor, self.place)
         return bool(self._present)
 
     @property
     def present(self) -> Mapping[str, str]:
-        """The table's columns, as they were when they were last looked at."""
+        """The side table's columns when they were last read."""
         return self._present
 
     def lacks(self, shape: TableShape) -> bool:
-        """Whether the columns must change for rows of a shape."""
+        """Return True if the columns must change before rows of a shape can be gathered."""
         return plan_columns(self._present, shape, self._dialect.database).needed
 
     def growing(self, cursor: Any, shape: TableShape) -> list[str]:
-        """The statements that bring the table to a shape.
+        """Return the statements that change the side table to a shape.
 
-        What was gathered before a column was added gets its default, as rows of the target do.
+        Changes gathered before a column was added get its default, as the target's rows do.
         """
         self.look(cursor)
         plan = plan_columns(self._present, shape, self._dialect.database)
@@ -119,15 +120,15 @@ class Gathered:
         return self._dialect.alter(self.place.location, added, plan.widened, keys)
 
     def add(self, cursor: Any, merge: Merge) -> Counts:
-        """Take in a staged batch, whose rows replace what was gathered of their keys.
+        """Gather a staged batch. Its rows replace the gathered changes of their keys.
 
         Raises:
-            TargetError: rows leave out values, which only the merged table has.
+            TargetError: rows omit values, which only the merged table has.
         """
         if merge.kept:
             raise TargetError(
-                "a row leaves out values that did not change, and with cuts the target has the stored ones "
-                "only after the next cut: have the producer send whole rows, or remove cuts",
+                "A row omits values that the target must keep, but with cuts the target does not have them "
+                "yet. Configure the producer to send whole rows, or remove `cuts` from the config.",
                 table=str(self._target.source),
             )
         self._choose_database(cursor)
@@ -144,11 +145,11 @@ class Gathered:
         return Counts(inserted=merge.upserts, deleted=merge.deletes)
 
     def discard(self, cursor: Any) -> None:
-        """Throw away what was gathered."""
+        """Delete the gathered changes."""
         cursor.execute(f"DELETE FROM {self.place.location}")
 
     def add_emptying(self, cursor: Any, keys: Iterable[str]) -> Counts:
-        """Take in that the table was emptied: the keys that are stored go, what was gathered is void."""
+        """Gather the emptying of the table: replace the gathered changes by a delete of every stored key."""
         names = ", ".join(self._spelt(keys))
         self.discard(cursor)
         cursor.execute(
@@ -158,14 +159,14 @@ class Gathered:
         return Counts(deleted=int(cursor.rowcount))
 
     def lacks_row(self, keys: Iterable[str]) -> str:
-        """The condition that nothing was gathered of the key of a row ``t`` of the target."""
+        """SQL: no change was gathered for the key of a row ``t`` of the target."""
         same = " AND ".join(f"g.{name} = t.{name}" for name in self._spelt(keys))
         return f"NOT EXISTS (SELECT 1 FROM {self.place.location} g WHERE {same})"
 
     def living(self, columns: Iterable[str]) -> str:
-        """The query of the rows that were gathered and are no deletes, each value of the columns as a text.
+        """Return a query of the gathered rows that are not deletes, with the columns' values as text.
 
-        NULL of a column that it has not: nothing was gathered since there is one.
+        A column that the side table does not have is NULL: nothing was gathered since the column was added.
         """
         asked = tuple(columns)
         fold = folding(self._present, asked)
@@ -175,15 +176,15 @@ class Gathered:
         return f"SELECT {texts} FROM {self.place.location} WHERE {self._mark} IS NOT TRUE"
 
     def _spelt(self, names: Iterable[str]) -> list[str]:
-        """Columns as this table and the target spell them, quoted."""
+        """Quote column names as this table and the target spell them."""
         fold = folding(self._present)
         own = {fold(name): name for name in self._present}
         return [self._dialect.quote(own.get(fold(name), name)) for name in names]
 
     def merge(self, cursor: Any, shape: TableShape, present: Mapping[str, str]) -> None:
-        """Merge what was gathered into the target, whose columns are ``present``, and take it away.
+        """Merge the gathered changes into the target, whose columns are ``present``, and delete them here.
 
-        Of the columns those are written that the shape, the source's now, has.
+        Writes only the columns of ``shape``, the source's current shape.
         """
         cursor.execute(f"SELECT {self._mark}, COUNT(*) FROM {self.place.location} GROUP BY {self._mark}")
         counts = {bool(deleted): int(rows) for deleted, rows in cursor.fetchall()}
@@ -217,7 +218,7 @@ class Gathered:
         )
 
     def _choose_database(self, cursor: Any) -> None:
-        if self._dialect.database == "mysql":  # a DELETE with aliases wants one
+        if self._dialect.database == "mysql":  # a DELETE with aliases needs a current database
             cursor.execute(f"USE {self._dialect.quote(self.place.schema)}")
 
 
@@ -226,10 +227,10 @@ _TEXT: Final[Mapping[Database, str]] = {"postgres": "text", "mysql": "varchar(25
 
 
 class ExcludedTables:
-    """The tables that the last cut of a pipeline has not: a row of a table beside ``place`` for each.
+    """The tables that are not part of a pipeline's last cut: one row for each, in the schema of ``place``.
 
-    It is written with the first change that the table has and the cut has not, or with the cut. So one
-    snapshot shows a cut, the tables as of it, and which they are.
+    A row is written together with the table's first change that the cut does not include, or with the cut. So
+    a reader's snapshot always shows a cut, the tables as of it, and which tables do not match it.
     """
 
     def __init__(self, dialect: Dialect, place: Place, pipeline: str) -> None:
@@ -238,29 +239,29 @@ class ExcludedTables:
         self.pipeline = pipeline
 
     def prepare(self, cursor: Any) -> None:
-        """Make the table where it is missing."""
+        """Create the table if missing."""
         text = _TEXT[self._dialect.database]
         self._dialect.prepare_schema(cursor, self.place)
         if not self.is_there(cursor):
             columns = [
                 ("pipeline", text, True, "its name in the config"),
                 ("source_schema", text, True, "the schema of a table of the source"),
-                ("source_table", text, True, "its name: the last cut has it not"),
+                ("source_table", text, True, "its name: the last cut does not include it"),
             ]
             self._dialect.create(cursor, self.place, columns)
 
     def is_there(self, cursor: Any) -> bool:
-        """Whether there is the table."""
+        """Return True if the table exists."""
         return bool(self._dialect.present(cursor, self.place))
 
     def add(self, cursor: Any, tables: Iterable[TableId]) -> None:
-        """Say of tables that the last cut has them not."""
+        """Record that the last cut does not include these tables."""
         into = f"{self._location} (pipeline, source_schema, source_table) VALUES (%s, %s, %s)"
         for one in sorted(tables):
             cursor.execute(self._dialect.insert_missing.format(into), (self.pipeline, *one))
 
     def remove(self, cursor: Any, tables: Iterable[TableId]) -> None:
-        """Say of tables that the cut of this transaction has them."""
+        """Record that this transaction's cut includes these tables."""
         where = "WHERE pipeline = %s AND source_schema = %s AND source_table = %s"
         for one in sorted(tables):
             cursor.execute(f"DELETE FROM {self._location} {where}", (self.pipeline, *one))
@@ -271,7 +272,7 @@ class ExcludedTables:
 
 
 class SqlCuts:
-    """The cuts of one pipeline in a database: a row of ``place``, in which the last one stands."""
+    """The cuts of one pipeline in a database. The last cut is a row of ``place``."""
 
     def __init__(self, connections: Connections, place: Place, excluded: ExcludedTables) -> None:
         self.place = replace(place, name=NAME)
@@ -282,7 +283,7 @@ class SqlCuts:
         self._prepared = False
 
     def last(self) -> int | None:
-        """The commit_ts of the last cut; None where there is none.
+        """Return the commit_ts of the last cut; None if there is no cut.
 
         Raises:
             TargetError: the table of cuts cannot be read.
@@ -302,22 +303,22 @@ class SqlCuts:
         *,
         time: datetime,
         without: Collection[TableId],
-        keep: float,  # noqa: ARG002  (a database has the last cut alone)
+        keep: float,  # noqa: ARG002  (a database has only the last cut)
     ) -> None:
-        """Merge what was gathered of all tables, and write down the cut, in one transaction.
+        """Merge the gathered changes of all tables and record the cut, in one transaction.
 
         Raises:
-            StaleProgressError: a table is another worker's by now.
+            StaleProgressError: another worker holds one of the tables now.
             TargetError: the database refuses a table's rows, or the cut; nothing was merged.
         """
         self._prepare()
         found = sorted(tables.items(), key=lambda item: item[0].place)
         with self._connections.transaction(self.place.shown) as cursor:
-            # In the order of names, so that two workers wait for each other and not both for ever.
+            # In the order of names, so that two workers cannot deadlock.
             for one, table in found:
                 with self._connections.translated(str(one.table)):
                     cast("GatheringTable", table).lock_for_cut(cursor, one.version)
-            # As in a batch of a table that is left out: before the first row of a target.
+            # Before the first row of a target, as in a batch of an excluded table: the same lock order.
             self._excluded.add(cursor, without)
             self._excluded.remove(cursor, (one.table for one, _ in found))
             for one, table in found:
@@ -335,9 +336,9 @@ class SqlCuts:
         bigint, moment = (OF_SPARK[self._dialect.database][name] for name in ("bigint", "timestamp"))
         columns = [
             ("pipeline", _TEXT[self._dialect.database], True, "its name in the config"),
-            ("commit_ts", bigint, False, "all tables are as of this TSO of TiDB's, or position of a log"),
-            ("time", moment, False, "the source's time there, in UTC"),
-            ("published", moment, False, "when the tables were brought to it"),
+            ("commit_ts", bigint, False, "all tables are as of this TSO of TiDB, or log position"),
+            ("time", moment, False, "the source's time at commit_ts, in UTC"),
+            ("published", moment, False, "when the tables were brought to the cut"),
         ]
         with self._connections.transaction(self.place.shown) as cursor:
             self._excluded.prepare(cursor)

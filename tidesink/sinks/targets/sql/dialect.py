@@ -1,4 +1,4 @@
-"""What differs between databases, and the driver's connections to them."""
+"""The interface to one kind of database (``Dialect``), and a target's pool of connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidesink.typemap.render_sql import Database
 
 
 class MergeColumn(NamedTuple):
-    """One column of the target: its quoted name, and its name in the staging table."""
+    """A column: its quoted name in the target, and its name in the staging table."""
 
     target: str
     staged: str
@@ -27,12 +27,13 @@ class MergeColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class Merge:
-    """A staged batch and where it goes; ``mark`` is the quoted column that marks deleted rows.
+    """A staged batch and its target table.
 
-    ``kept`` are the columns whose values rows may leave out, with their position in the shape.
-    ``sequence`` is the quoted column of the rows' positions, where the batch is in the source's order.
-    ``on_delete`` are the columns that a soft delete writes besides its mark. ``beside`` are columns, quoted,
-    that the batch has not, and that a delete in the source's order empties as well.
+    ``mark``: quoted column that marks deleted rows.
+    ``kept``: columns whose values rows may omit, with their index in the shape.
+    ``sequence``: quoted column of the rows' positions, if the batch is in the source's order.
+    ``on_delete``: columns that a soft delete writes in addition to the mark.
+    ``beside``: quoted columns that the batch does not have, and that a delete in source order empties too.
     """
 
     target: str
@@ -51,53 +52,54 @@ class Merge:
 
     @property
     def keys(self) -> tuple[MergeColumn, ...]:
-        """The key's columns."""
+        """The key columns."""
         return tuple(column for column in self.columns if column.key)
 
     @property
     def values(self) -> tuple[MergeColumn, ...]:
-        """The other columns."""
+        """The columns that are not part of the key."""
         return tuple(column for column in self.columns if not column.key)
 
     @property
     def on(self) -> str:
-        """Equality of the keys, the target as ``t``, the staging table as ``s``."""
+        """SQL: the keys are equal. The target is ``t``, the staging table is ``s``."""
         return " AND ".join(f"t.{column.target} = s.{column.staged}" for column in self.keys)
 
     @property
     def counted(self) -> str:
-        """The condition for the rows of the attempts that count."""
+        """SQL: the row belongs to an attempt that counts."""
         return f"s.t_attempt IN ({', '.join(map(str, self.attempts))})"
 
     @property
     def taken(self) -> str:
-        """The condition for the rows that are written: in the source's order a delete leaves a row too."""
+        """SQL: the row is written to the target. In the source's order a delete writes a row too."""
         return self.counted if self.sequence else self.rows(deletes=False)
 
     @property
     def own(self) -> dict[str, str]:
-        """Our columns of the target, with what a written row has there; the position is the last."""
+        """tidesink's own target columns, with the SQL of the value in a written row. The position is last."""
         found = {self.mark: "s.t_delete = 1", self.sequence: "s.t_seq"}
         return {name: value for name, value in found.items() if name is not None}
 
     def rows(self, *, deletes: bool) -> str:
-        """The condition for the rows of one kind, of the attempts that count."""
+        """SQL: the row is an upsert, or a delete, of an attempt that counts."""
         return f"s.t_delete = {int(deletes)} AND {self.counted}"
 
 
 def no_table(place: Place) -> SchemaRefusedError:
-    """The error of a name under which something else stands: what is written to a view changes its table."""
+    """Return the error of a table name that is used by a view: writing to a view would change its table."""
     return SchemaRefusedError(
-        f"{place.shown} is a view, or another thing that is no table, and rows are to be written there: give "
-        "target.table (or target.view, where it names the view) another template",
+        f"{place.shown} is not a table but a view or another object, so rows cannot be written there. Set "
+        "`target.table` (or `target.view`, if that template names the view) to another template.",
         table=str(place.source),
     )
 
 
 class Counts(NamedTuple):
-    """What a merge did; ``stale`` rows were not newer than what is stored.
+    """Row counts of a merge.
 
-    ``absent`` is informed of a history alone, where the others mean what ``ApplyResult`` says of one.
+    ``stale``: rows that were not newer than the stored row.
+    ``absent``: set only for a history, where all counts have the meaning that ``ApplyResult`` documents.
     """
 
     inserted: int = 0
@@ -108,75 +110,75 @@ class Counts(NamedTuple):
 
 
 class ForView(NamedTuple):
-    """A statement that gives a view back what it had; ``column``: only while the view has this one."""
+    """A statement that restores a view's property. ``column``: run it only if the view has this column."""
 
     column: str | None
     statement: str
 
 
 class Dialect(Protocol):
-    """A database's side of the SQL targets."""
+    """The SQL targets' interface to one kind of database."""
 
     @property
     def database(self) -> Database:
-        """Its column in the table of types."""
+        """The database's name in the type table."""
 
     @property
     def limits(self) -> SqlLimits:
-        """How much its tables have room for."""
+        """The limits of the database's tables."""
 
     @property
     def key_length(self) -> int | None:
-        """The length of a new key's text where nothing tells it; None where it needs none."""
+        """Length of a new text key of unknown length; None if the database needs no length."""
 
     @property
     def caveats(self) -> Mapping[ChangeKind, str]:
-        """What a kind of change of columns needs that not every server has."""
+        """Per kind of column change, a requirement that some servers do not meet."""
 
     @property
     def errors(self) -> tuple[type[BaseException], ...]:
-        """What its driver raises."""
+        """The driver's exception classes."""
 
     @property
     def ddl_commits(self) -> bool:
-        """True where a change of a table's schema commits, and with it what was before."""
+        """True if a schema change commits the transaction, including earlier statements."""
 
     @property
     def insert_missing(self) -> str:
-        """A statement around ``table (columns) VALUES (…)`` that leaves a row with that key alone."""
+        """A statement around ``table (columns) VALUES (…)`` that does nothing if the key exists."""
 
     @property
     def hex_prefix(self) -> str:
-        """What stands before hex digits in a CSV file."""
+        """The prefix of hex digits in a CSV file."""
 
     @property
     def nul_refused(self) -> bool:
-        """Whether a text cannot hold U+0000."""
+        """True if a text cannot hold U+0000."""
 
     @property
     def load(self) -> Load:
-        """Fills a staging table from CSV lines; runs on the executors."""
+        """The function that fills a staging table from CSV lines. It runs on the executors."""
 
     @property
     def read(self) -> Read:
-        """Reads rows of texts, in the order in which the server gives them; runs on the executors."""
+        """The function that reads rows as texts, in the server's order. It runs on the executors."""
 
     @property
     def code_of(self) -> Callable[[BaseException], str | None]:
-        """The database's code of an error; empty for a connection that was cut, None for other errors."""
+        """The function that returns an error's code: "" for a lost connection, None if it has no code."""
 
     def quote(self, name: str) -> str:
-        """A name as an identifier."""
+        """Quote a name as an identifier."""
 
     def connect(self, endpoint: Endpoint) -> Any:
-        """A connection of the driver's, statements in transactions, set up as tidesink needs it."""
+        """Open a driver connection with tidesink's session settings, and with autocommit off."""
 
     def alive(self, connection: Any) -> bool:
-        """Whether a connection that was put away still answers."""
+        """Return True if an idle connection still answers."""
 
     @property
     def fault_of(self) -> Callable[[BaseException], Fault | None]:
-        """An error of the driver without values of rows; None for other errors."""
+        """The function that removes row values from a driver error; it returns None for other errors."""
 
     def error_of(
         self,
@@ -187,61 +189,64 @@ class Dialect(Protocol):
         user: str = "",
         grants: Sequence[str] = (),
     ) -> TidesinkError:
-        """The error to raise for a fault.
+        """Return the error to raise for a fault.
 
-        ``grants``: the statements that give ``user`` the rights it lacks.
+        ``grants``: the statements that grant ``user`` the missing rights.
         """
 
     def is_of_rights(self, code: str) -> bool:
-        """Whether a code means that the user lacks a right."""
+        """Return True if a code means that the user lacks a right."""
 
     def missing_grants(self, cursor: Any, place: Place, *, changes: bool) -> list[str]:
-        """The statements that give the user what it lacks for a table (``sql.rights``)."""
+        """Return the statements that grant the user the rights it lacks for a table (``sql.rights``)."""
 
     def literal(self, text: str, found: str) -> str:
-        """A value of type ``found`` from its literal text (bytes as hex)."""
+        """Return a value of type ``found`` as SQL, from its literal text (bytes as hex)."""
 
     def text_of(self, column: str, found: str) -> str:
-        """What is selected of a quoted column of type ``found``: a text, of bytes their hex digits.
+        """Return SQL that reads a quoted column of type ``found`` as text. Bytes are read as hex digits.
 
         Instants are in UTC, without a zone.
         """
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
-        """Make the table's schema and its ledger where they are missing."""
+        """Create the table's schema and ledger if they are missing."""
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
-        """A table's columns and types, as ``render_sql`` spells them; empty where there is no table.
+        """Return a table's types by column, as ``render_sql`` spells them; empty if the table does not exist.
 
-        Raises: SchemaRefusedError, where a view or the like has the name.
+        Raises:
+            SchemaRefusedError: a view or another object has the name.
         """
 
     def folds_names(self, cursor: Any) -> bool:
-        """Whether names of schemas and tables that differ in case alone are one to the server."""
+        """Return True if schema and table names that differ only in case are the same to the server."""
 
     def identity(self, cursor: Any, place: Place) -> str | None:
-        """What the table and its ledger are to the server, as long as nobody makes them again.
+        """Return the server's ids of the ledger and the table, which change if one is created again.
 
-        ``ledger:table``; None where the server has no such mark, or the table is not there.
+        The form is ``ledger:table``. None if the server has no such ids, or the table does not exist.
         """
 
     def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
-        """Refuse a table whose key columns (quoted, in lower case) take different values for one.
+        """Refuse a table whose key columns (quoted, in lower case) treat different values as equal.
 
-        Raises: SchemaRefusedError.
+        Raises:
+            SchemaRefusedError: a key column does.
         """
 
     def check_kept(self, cursor: Any, place: Place, columns: Collection[str], keys: Collection[str]) -> None:
-        """Refuse a table that does not keep rows of the source's columns (in lower case) as they are written.
+        """Refuse a table that does not keep the source's column values (names in lower case) as written.
 
-        ``keys`` are those of the key. Such a table has a column whose values the server makes, one that the
-        source does not have and that must have a value, or rows that tidesink does not see.
+        Such a table has a column that the server computes, a required column that the source does not have,
+        or rows that tidesink does not see. ``keys`` are the key's columns.
 
-        Raises: SchemaRefusedError, which says how to change the table.
+        Raises:
+            SchemaRefusedError: names how to change the table.
         """
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
-        """Make a table: name, type, whether of the key, and comment of each column."""
+        """Create a table. ``columns``: name, type, True for a key column, and comment of each column."""
 
     def alter(
         self,
@@ -250,71 +255,75 @@ class Dialect(Protocol):
         widened: Mapping[str, str],
         keys: frozenset[str],
     ) -> list[str]:
-        """The statements that add columns (type and literal of the default) and change types.
+        """Return the statements that add columns and change types.
 
-        ``keys`` are the names of the key's columns in lower case.
+        ``added``: type, and literal of the default, by column.
+        ``keys``: names of the key's columns, in lower case.
         """
 
     def retyped(self, location: str, name: str, found: str, wanted: str, keys: frozenset[str]) -> list[str]:
-        """The statements, for people, that give a column of type ``found`` another type.
+        """Return the statements, for the user to run, that change a column's type from ``found``.
 
-        ``keys`` are the names of the key's columns in lower case.
+        ``keys``: names of the key's columns, in lower case.
         """
 
     def left_undone(self, cursor: Any, place: Place) -> list[str]:
-        """The statements of ``alter`` that a worker which was killed has left over."""
+        """Return the statements of ``alter`` that a killed worker did not get to run."""
 
     def staging_tables(self, cursor: Any, place: Place) -> list[str]:
-        """The names of the table's staging tables."""
+        """Return the names of the table's staging tables."""
 
     def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
-        """Make a staging table again."""
+        """Create a staging table."""
 
     def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
-        """The statement that reads CSV into columns, of which some come as hex digits."""
+        """Return the statement that loads CSV into columns. A column's flag: its values are hex digits."""
 
     def merge(self, cursor: Any, merge: Merge) -> Counts:
-        """Merge a staged batch in the transaction that is open.
+        """Merge a staged batch in the open transaction.
 
-        In the source's order a row that is not newer than the stored one leaves it alone.
+        In the source's order, a row that is not newer than the stored row changes nothing.
         """
 
     def required(self, cursor: Any, place: Place) -> dict[str, str]:
-        """The table's columns that take no NULL, with their types."""
+        """Return the types of the table's NOT NULL columns by name."""
 
     def nullable(self, cursor: Any, place: Place) -> list[str]:
-        """The table's columns that can be set to NULL: neither required nor computed."""
+        """Return the table's columns that can be set to NULL: neither NOT NULL nor computed."""
 
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
-        """The statement, for people, that lets columns take NULL; with their types."""
+        """Return the statement, for the user to run, that makes columns (with their types) nullable."""
 
     def view_text(self, cursor: Any, place: Place, name: str) -> str | None:
-        """The definition of the view ``name`` beside a table, as the server keeps it; None for nothing there.
+        """Return the server's definition of the view ``name`` in the table's schema; None if the name is free.
 
-        Empty for what is no view, or one whose definition the user may not see.
+        Empty if it is not a view, or if the user may not see its definition.
         """
 
     def view_statements(self, view: str, query: str) -> list[str]:
-        """What makes a view, or changes it, to one of a query."""
+        """Return the statements that create or replace a view with a query."""
 
     def view_in_the_way(self, cursor: Any, view: str) -> tuple[list[str], list[ForView]]:
-        """What is to be done before and after a change of the types of columns that a view reads."""
+        """Return the statements to run before and after changing the types of columns that a view reads."""
 
     def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
-        """Delete rows for which a condition holds; how many. ``keys`` are the quoted columns of the key."""
+        """Delete at most ``most`` rows that match a condition, and return their number.
+
+        ``keys``: quoted columns of the key.
+        """
 
     def hex_of(self, expression: str) -> str:
-        """Bytes as their hex digits."""
+        """Return SQL that formats bytes as hex digits."""
 
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
-        """Delete every row for which ``only`` holds, or mark every living one of them; how many."""
+        """Delete every row that matches ``only``, or mark those not yet deleted. Returns their number."""
 
 
 _KEPT: Final = 8
 
 
 class Connections:
-    """The connections of one target, for many threads."""
+    """A target's pool of connections, usable from many threads."""
 
     def __init__(self, dialect: Dialect, endpoint: Endpoint) -> None:
         self.dialect = dialect
@@ -324,16 +333,18 @@ class Connections:
         self._places: dict[str, Place] = {}
 
     def add_place(self, place: Place) -> None:
-        """Name the place of a source table, so that an error can say which rights are missing on it."""
+        """Register a source table's place, so that errors can list the rights that are missing on it."""
         self._places[str(place.source)] = place
 
     @contextmanager
     def transaction(self, table: str, *, writes: bool = True) -> Iterator[Any]:
-        """A cursor in a transaction, committed at the end, undone where an error comes first.
+        """Open a transaction and yield a cursor. Commits at the end, and rolls back on an error.
 
-        Without ``writes`` it is undone in any case.
+        With ``writes`` False it always rolls back.
 
-        Raises: the dialect's errors; CommitUnknownError where the commit was sent and not answered.
+        Raises:
+            TidesinkError: the translated driver error.
+            CommitUnknownError: the commit was sent, but not answered.
         """
         with self.translated(table):
             connection = self._borrowed()
@@ -349,7 +360,7 @@ class Connections:
 
     @contextmanager
     def kept_awake(self, cursor: Any) -> Iterator[None]:
-        """Speak in a cursor's transaction while another connection works, as long as this process does."""
+        """Keep a cursor's connection alive while another connection works and this process lives."""
         done = threading.Event()
 
         def speak() -> None:
@@ -366,7 +377,7 @@ class Connections:
 
     @contextmanager
     def translated(self, table: str, *, committing: bool = False) -> Iterator[None]:
-        """Make our errors of the driver's, with the name of a table."""
+        """Translate driver errors to tidesink's errors, with a table's name."""
         try:
             yield
         except TidesinkError as exc:
@@ -378,7 +389,7 @@ class Connections:
             raise self.error(fault, table=table, committing=committing) from None
 
     def error(self, fault: Fault, *, table: str, committing: bool = False) -> TidesinkError:
-        """The error to raise for a fault, with the grants that are missing if it is about rights."""
+        """Return the error to raise for a fault. A missing right is reported with the grants to run."""
         place = self._places.get(table)
         lacks = place is not None and self.dialect.is_of_rights(fault.code)
         grants = self._missing_grants(place) if place is not None and lacks else []
@@ -386,7 +397,7 @@ class Connections:
         return self.dialect.error_of(fault, table=table, committing=committing, user=user, grants=grants)
 
     def _missing_grants(self, place: Place) -> list[str]:
-        """What the user lacks; empty where the server does not say so now."""
+        """Return the missing grants; empty if the server does not answer."""
         with suppress(TidesinkError, OSError, *self.dialect.errors):
             connection = self.dialect.connect(self.endpoint)
             try:
@@ -397,7 +408,7 @@ class Connections:
         return []
 
     def close(self) -> None:
-        """Close what nobody uses."""
+        """Close idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -421,10 +432,10 @@ class Connections:
         self._discard(connection)
 
     def _undo(self, connection: Any) -> None:
-        """End the transaction by ending the session: whatever state it is in, nothing of it stays."""
+        """Roll back by closing the session, which works in any state."""
         self._discard(connection)
 
     def _discard(self, connection: Any) -> None:
-        # It may be cut already: then there is nothing to close.
+        # The connection may be lost already; then there is nothing to close.
         with suppress(*self.dialect.errors, OSError):
             connection.close()

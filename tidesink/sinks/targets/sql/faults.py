@@ -1,8 +1,8 @@
-"""What a database target reports of an error, and what of it may be shown.
+"""Errors of a database target, and which parts of them may be shown.
 
-A server's message may hold values of rows. It is shown only for codes whose messages hold nothing but names
-of objects and settings; each dialect has a list of them. Where the driver has fields for the names
-(Postgres), these are shown for every code.
+A server's message may contain row values. It is shown only for codes whose messages contain nothing but names
+of objects and settings; each dialect lists these codes. If the driver has separate fields for the names
+(Postgres), they are shown for every code.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from tidesink.errors import TidesinkError
 
 
 class Fault(NamedTuple):
-    """An error of the driver's.
+    """A driver error.
 
-    ``code``: SQLSTATE or number; empty for a connection that was cut. ``words``: The server's message, which
-    holds no value, or empty. ``location``: Names from the driver's fields, such as ``column total``.
+    ``code``: SQLSTATE or error number; empty for a lost connection.
+    ``words``: the server's message if it contains no row value, or empty.
+    ``location``: names from the driver's fields, such as ``column total``.
     """
 
     code: str
@@ -26,7 +27,7 @@ class Fault(NamedTuple):
 
 
 class Meaning(NamedTuple):
-    """What a code means: the class of our error, the cause without its full stop, and what to do next."""
+    """The meaning of a code: our error's class, the cause without its full stop, and what to do next."""
 
     error: type[TidesinkError]
     cause: str
@@ -36,10 +37,10 @@ class Meaning(NamedTuple):
 def explained(
     meaning: Meaning, fault: Fault, number: str, *, table: str, user: str, grants: Sequence[str] = ()
 ) -> TidesinkError:
-    """The error for a fault: the cause, the server's own words, and what to do next.
+    """Return the error for a fault: the cause, the server's own message, and what to do next.
 
-    ``number``: the code with its kind, as in ``SQLSTATE 42501``. ``grants``: statements that give the user
-    what it lacks; they replace the remedy.
+    ``number``: the code with its kind, as in ``SQLSTATE 42501``.
+    ``grants``: statements that grant the user what it lacks. They replace the remedy.
     """
     cause = meaning.cause.replace("{user}", f"'{user}'" if user else "")
     where = f" in {fault.location}" if fault.location else ""

@@ -1,7 +1,8 @@
-"""The ledger of a SQL database: what is applied of each table, in a table beside them.
+"""The ledger of a SQL database: a table that records the applied progress of each target table.
 
-One row a table, locked by every transaction of ours that writes to it. A batch and its progress are one
-transaction, so that neither is there without the other; the epoch in the row keeps older holders out.
+A table has one row in it, which every transaction that writes to the table locks. A batch and its progress
+are committed in one transaction, so neither exists without the other. The row's epoch keeps older workers
+out.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -37,10 +38,12 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A table's row in the ledger; ``result`` is of the newest batch, None since another epoch claimed.
+    """A table's row in the ledger.
 
-    ``horizon``: the commit_ts up to which deletes may be forgotten. ``identity``: the dialect's mark of the
-    table that has the rows. ``known`` are the columns that a shard's rows have, None before it has rows.
+    ``result``: the newest batch's result; None after a new epoch was claimed.
+    ``horizon``: commit_ts up to which deletes may be forgotten.
+    ``identity``: the dialect's id of the table that has the rows.
+    ``known``: columns of a shard's rows; None before it has rows.
     """
 
     pipeline: str
@@ -56,7 +59,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class SqlLedger:
-    """The ledger's row of one table, or of the source table that is a shard of it."""
+    """The ledger's row of one table, or of one shard of a shared table."""
 
     dialect: Dialect
     place: Place
@@ -65,12 +68,12 @@ class SqlLedger:
 
     @property
     def location(self) -> str:
-        """The ledger's quoted name, as statements with parameters have it."""
+        """The ledger's quoted name, escaped for statements with parameters."""
         return self.place.own_ledger.replace("%", "%%")
 
     @property
     def _own(self) -> dict[str, str]:
-        """What finds the row."""
+        """The values that identify the row."""
         return {"table_name": self.place.name} | (
             {"shard": self.place.shard.value} if self.place.shard else {}
         )
@@ -88,7 +91,7 @@ class SqlLedger:
         return (*_values(entry), known) if self.place.shard else _values(entry)
 
     def add_row(self, cursor: Any) -> None:
-        """The table's row, where it is not there yet."""
+        """Insert the table's row if it is missing."""
         values = (*self._own.values(), json.dumps(list(self.place.source)))
         values += self._values(Entry(self.pipeline, keys=self.keys))
         names = ", ".join((*self._own, "source_table", *self._columns))
@@ -97,10 +100,12 @@ class SqlLedger:
         cursor.execute(insert, values)
 
     def read(self, cursor: Any, *, lock: bool = False) -> Entry | None:
-        """The table's row; None where there is none. ``lock``: until the transaction ends.
+        """Return the table's row; None if there is no row.
+
+        ``lock``: lock the row until the transaction ends.
 
         Raises:
-            StaleProgressError: the row is another pipeline's or another source table's.
+            StaleProgressError: the row belongs to another pipeline or another source table.
         """
         names = ", ".join(("source_table", *self._columns))
         query = f"SELECT {names} FROM {self.location} WHERE {self._where}"
@@ -121,7 +126,7 @@ class SqlLedger:
         cursor.execute(statement, (*self._values(entry), *self._own.values()))
 
     def others(self, cursor: Any) -> dict[str, bool]:
-        """The shards of the table beside our own, and whether anything of them is applied."""
+        """Return the table's other shards, with True for those that have applied progress."""
         if not self.dialect.present(cursor, replace(self.place, name=SHARDS)):
             return {}
         own = self.place.shard.value if self.place.shard else None
@@ -133,17 +138,17 @@ class SqlLedger:
         return {str(shard): bool(applied) for shard, applied in cursor.fetchall() if shard != own}
 
     def loaded(self, cursor: Any) -> bool:
-        """Whether the ledger has progress of the table, ours or another shard's."""
+        """Return True if the ledger has progress of the table, ours or another shard's."""
         entry = self.read(cursor)
         if entry is not None and entry.progress is not None:
             return True
         return self.place.shard is not None and any(self.others(cursor).values())
 
     def check_sharing(self, cursor: Any) -> None:
-        """Refuse a table that others have in another way: alone, as shards, or under a name spelt otherwise.
+        """Refuse a table that is used in another way: unshared, as shards, or under a name spelled differently.
 
         Raises:
-            StaleProgressError: says which.
+            StaleProgressError: the table is used in another way; names it.
         """
         shard, source = self.place.shard, self.place.source
         if shard is None:
@@ -160,18 +165,18 @@ class SqlLedger:
         query = f"SELECT table_name, source_table FROM {self.location}"
         cursor.execute(query)
         for name, source in cursor.fetchall():
-            # MySQL and MariaDB lower each character by itself, too.
+            # MySQL and MariaDB also convert each character to lower case separately.
             if name != self.place.name and fold_name(name) == fold_name(self.place.name):
                 raise self._owner.another(TableId(*json.loads(source)))
 
     def is_there(self, cursor: Any) -> bool:
-        """Whether the ledger has the row, whoever's it is."""
+        """Return True if the ledger has the row, whoever owns it."""
         query = f"SELECT 1 FROM {self.location} WHERE {self._where}"
         cursor.execute(query, tuple(self._own.values()))
         return cursor.fetchone() is not None
 
     def claimed(self, entry: Entry) -> Entry:
-        """The row with the next epoch and what is applied.
+        """Return the row with the next epoch and the applied progress.
 
         Raises:
             SchemaRefusedError: the rows were written under another key.
@@ -183,11 +188,11 @@ class SqlLedger:
         return replace(entry, epoch=epoch, progress=progress, keys=self.keys, result=None)
 
     def identified(self, cursor: Any, entry: Entry) -> Entry:
-        """The row with the mark of the table as it is now.
+        """Return the row with the table's current id.
 
         Raises:
-            StaleProgressError: the rows were written to another table of this name, and the ledger is the one
-                that speaks of it: where both were made again, they came from one backup.
+            StaleProgressError: the table was created again, while the ledger is the same. If both were
+                created again, they were restored from one backup.
         """
         now = self.dialect.identity(cursor, self.place)
         if entry.progress and entry.identity and now and _made_again(entry.identity, now):
@@ -197,18 +202,18 @@ class SqlLedger:
     def _made_again(self) -> StaleProgressError:
         way = f"UPDATE {self.place.own_ledger} SET table_identity = NULL "
         return StaleProgressError(
-            f"{self.place.shown} was dropped and made again behind its progress, which is that of the table "
-            "before: rows from a backup would have a gap. Bring the table back that was there; or, where you "
-            f"know that its rows are right, say so with {way}WHERE table_name = {self.place.name!r}; or drop "
-            "it, delete that row, and let the worker load it again from the start of its topic",
+            f"{self.place.shown} was dropped and created again, but the ledger has the progress of the "
+            "earlier table. Rows from a backup would have a gap. Restore the earlier table. If you know "
+            f"that the rows are right, confirm it with {way}WHERE table_name = {self.place.name!r}. Or drop "
+            "the table, delete that row, and let the worker load it again from the start of its topic.",
             table=str(self.place.source),
         )
 
     @property
     def _owner(self) -> Owner:
         apart = (
-            "set target.table or routes in the config so that the two have different names, which differ in "
-            "more than case where the server has lower_case_table_names"
+            "set `target.table` or `routes` in the config so that the two have different names (names that "
+            "differ only in case are the same on a server with lower_case_table_names)"
         )
         place = self.place
         return Owner(self.pipeline, place.source, self.keys, f"the table {place.shown}", apart, place.shard)
@@ -247,13 +252,13 @@ def _entry(values: list[Any]) -> Entry:
     )
 
 
-# Rows that one transaction removes. Each reads the table once: it has no index on its marks.
+# Rows that one transaction removes. Each transaction scans the table once: the marks have no index.
 PIECE: Final = 100_000
 
 
 @dataclass(frozen=True)
 class SqlTombstones:
-    """The marked rows of one table. ``held`` gives the ledger's row, locked, where it is still ours."""
+    """The marked rows of one table. ``held``: returns the ledger's entry, locked, if it is still ours."""
 
     dialect: Dialect
     place: Place
@@ -262,7 +267,7 @@ class SqlTombstones:
     held: Callable[[Any], Entry]
 
     def collect(self, horizon: int, keys: Sequence[str], *, piece: int = PIECE) -> Collected:
-        """Raise the horizon and remove the deletes up to it; ``keys`` are the table's names of its key."""
+        """Raise the horizon and remove the deletes up to it; ``keys``: the key's column names in the table."""
         removed = 0
         while True:
             with self.transaction() as cursor:

@@ -1,9 +1,9 @@
-"""The rows of a batch on their way into a staging table: from Spark's executors straight to the database.
+"""Loads a batch's rows into a staging table: from Spark's executors straight to the database.
 
-The tasks that reduce a batch's rows bring them, or tasks that unpack its payloads do. Each task writes its
-rows with the id of its attempt. The driver gets one line a task, of the attempt that Spark took as the
-task's: rows of a task that was tried again or ran twice are identified by it, and are never merged. Nothing
-of the rows passes the driver.
+The rows are loaded by the tasks that reduce the batch, or by tasks that unpack its payloads. Each task writes
+its rows with the id of its attempt. The driver gets one line per task, from the attempt that Spark counts as
+the task's result. Rows of other attempts (a retried or speculative task) have another id and are never
+merged. No row passes through the driver.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# Rows that one task may bring on its own: each connects, and takes some milliseconds for it.
+# Batches up to this many rows are loaded by a single task, because connecting takes some milliseconds.
 SMALL_BATCH: Final = 20_000
-# Rows are read by so many.
+# Number of rows that a read fetches at once.
 ROWS_AT_ONCE: Final = 10_000
 ATTEMPT: Final = "t_attempt"
 IS_DELETE: Final = "t_delete"
@@ -47,17 +47,17 @@ SEQUENCE: Final = "t_seq"
 AT: Final = "t_at"
 # The primary key that InnoDB's staging tables have (``sql.mysql``).
 ROW: Final = "t_row"
-# What comes of each row before the shape's columns, and whether in quotes; the batch says which.
+# Columns of a row before the shape's columns, and whether they are quoted. The batch decides which are used.
 MARKS: Final[Mapping[str, bool]] = MappingProxyType(
     {IS_DELETE: False, SEQUENCE: False, AT: False, KEPT: True, AFTER_DELETE: False, FROM: True}
 )
-# All that a staging table may have beside the shape's columns: so many fewer there are to be had.
+# All columns that a staging table may have in addition to the shape's. They reduce the possible columns.
 STAGED_BESIDES: Final[Mapping[Database, tuple[str, ...]]] = MappingProxyType(
     {"postgres": (ATTEMPT, *MARKS), "mysql": (ROW, ATTEMPT, *MARKS)}
 )
 
 Load = Callable[[Endpoint, str, Iterator[memoryview]], int]
-# Gives the rows of a query, some at a time.
+# Yields the rows of a query in chunks.
 Read = Callable[[Endpoint, str], Iterator[Sequence[Sequence[Any]]]]
 _KEPT: Final[dict[Endpoint, Any]] = {}
 
@@ -66,9 +66,9 @@ _KEPT: Final[dict[Endpoint, Any]] = {}
 def kept_connection(
     endpoint: Endpoint, connect: Callable[[Endpoint], Any], alive: Callable[[Any], bool]
 ) -> Iterator[Any]:
-    """A connection for a task: the one of the task before it in this process, where it still answers.
+    """Yield a connection for a task: the process's idle connection if it still answers, or a new one.
 
-    A process runs one task at a time. What fails in one ends the connection, and with it its transaction.
+    A process runs one task at a time. An error closes the connection, which ends its transaction.
     """
     connection = _KEPT.pop(endpoint, None)
     if connection is None or not alive(connection):
@@ -82,14 +82,14 @@ def kept_connection(
 
 
 class Failure(NamedTuple):
-    """Why a task could not load its rows: the database's error, and a column's position where it is one's."""
+    """Why a task could not load its rows: the database's error, and the index of the column at fault."""
 
     fault: Fault
     column: int | None = None
 
 
 class StagedColumn(NamedTuple):
-    """One column of the staging table; ``quoted``: its values are texts, and come in quotes."""
+    """One column of the staging table; ``quoted``: its values are texts and are loaded in quotes."""
 
     name: str
     quoted: bool
@@ -97,17 +97,17 @@ class StagedColumn(NamedTuple):
 
     @property
     def hex(self) -> bool:
-        """Whether it comes as hex digits."""
+        """True if the values are loaded as hex digits."""
         return self.name == SEQUENCE or (self.column is not None and self.column.spark == "binary")
 
 
 def staged_name(at: int) -> str:
-    """The column of a staging table that has the values of the shape's column at a position."""
+    """Return the staging column of the shape's column at an index."""
     return f"c{at}"
 
 
 def staged_columns(rows: RowFormat) -> tuple[StagedColumn, ...]:
-    """What a staging table has of each row besides the attempt: the marks of the format, then the shape."""
+    """Return a staging table's columns after the attempt: the format's marks, then the shape's columns."""
     asked = {IS_DELETE: True, SEQUENCE: rows.sequenced, AT: rows.mode == "history"}
     asked |= dict.fromkeys((KEPT, AFTER_DELETE, FROM), rows.keeps)
     marks = [StagedColumn(name, quoted) for name, quoted in MARKS.items() if asked[name]]
@@ -118,7 +118,7 @@ def staged_columns(rows: RowFormat) -> tuple[StagedColumn, ...]:
     return (*marks, *values)
 
 
-# The columns of the reduced frame that each mark is made of.
+# Columns of the reduced frame that each mark is computed from.
 _MADE_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {KEPT: ("_kept",), AFTER_DELETE: ("_after_delete",), FROM: PLACE_COLUMNS}
     | {AT: ("_commit_ts",), SEQUENCE: ("_seq",)}
@@ -127,7 +127,7 @@ _MADE_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class StagedRows:
-    """Makes rows of ``columns`` of a reduced batch's, whole columns at a time; it travels to the tasks."""
+    """Converts a reduced batch's rows to staging rows, whole columns at a time. It is sent to the tasks."""
 
     shape: TableShape
     columns: tuple[StagedColumn, ...]
@@ -135,11 +135,11 @@ class StagedRows:
 
     @property
     def sources(self) -> list[str]:
-        """The columns of the reduced frame that are looked at."""
+        """The columns of the reduced frame that are read."""
         return ["_op", "key", "after", *(name for one in self.columns for name in _MADE_OF.get(one.name, ()))]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The staging table's rows of a reduced batch's."""
+        """Convert a reduced batch's rows to rows of the staging table."""
         arrays = [self._array(one, rows) for one in self.columns]
         return pa.RecordBatch.from_arrays(arrays, [one.name for one in self.columns])
 
@@ -169,13 +169,13 @@ class StagedRows:
 
 
 def place_of(text: str) -> dict[str, Any]:
-    """Topic, partition and offset of a row that leaves out values, as the column ``FROM`` has them."""
+    """Parse the column ``FROM``: topic, partition and offset of a row that omits values."""
     topic, partition, offset = text.split(" ")
     return {"topic": topic, "partition": int(partition), "offset": int(offset)}
 
 
 def _kept_positions(kept: pa.ListArray, shape: TableShape) -> pa.Array:
-    """The positions of the columns left out, as ``,0,3,``; null where there is none."""
+    """Return the indexes of the omitted columns, as ``,0,3,``; null if there are none."""
     names = pa.array([column.name for column in shape.columns])
     positions = pc.index_in(pc.list_flatten(kept), names)
     there = positions.is_valid()
@@ -188,7 +188,7 @@ def _kept_positions(kept: pa.ListArray, shape: TableShape) -> pa.Array:
 
 
 def hex_digits(values: pa.Array, prefix: str) -> pa.Array:
-    """Bytes as hexadecimal digits behind a prefix, whole columns at a time."""
+    """Format bytes as hexadecimal digits after a prefix, whole columns at a time."""
     whole = values if values.offset == 0 else pa.concat_arrays([values])
     _, offsets, data = whole.cast(pa.large_binary()).buffers()
     digits = pa.py_buffer(binascii.hexlify(data) if data is not None else b"")
@@ -202,7 +202,7 @@ def hex_digits(values: pa.Array, prefix: str) -> pa.Array:
 
 @dataclass(frozen=True)
 class Loader:
-    """What a task runs: its rows as CSV into the staging table, as ``RowSink`` says."""
+    """A task's ``RowSink``: writes its rows as CSV into the staging table."""
 
     endpoint: Endpoint
     statement: str
@@ -225,18 +225,18 @@ class Loader:
         return StagedPart(attempt, 0, Failure(fault or Fault(""), lines.nul_column))
 
     def from_frame(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For ``mapInArrow``: load rows of a frame, and say what became of them."""
+        """Load a frame's rows and yield the result as a ``StagedPart`` (for ``mapInArrow``)."""
         yield pa.record_batch({"part": pa.array([pickle.dumps(self(batches))], pa.binary())})
 
     def from_payloads(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same, of payloads (``batch.tasks``)."""
+        """Load the rows of payloads (``batch.tasks``) and yield the result, likewise."""
         kinds = pa.array(ROW_KINDS)
         yield from self.from_frame(
             rows.filter(pc.is_in(rows.column("_op"), kinds)) for rows in unpack(batches)
         )
 
     def _loaded(self, lines: CsvLines, batches: Iterator[pa.RecordBatch]) -> tuple[int, Fault | None]:
-        """How many rows the database took, and what went wrong, None where all is in."""
+        """Return the number of loaded rows, and the database's error or None."""
         chunks = lines.chunks(batches)
         first = next(chunks, None)
         if first is None:
@@ -247,7 +247,7 @@ class Loader:
             fault = self.fault_of(exc)
             if fault is None:
                 raise
-            for _ in batches:  # Spark waits for its batches to be taken
+            for _ in batches:  # Spark waits until its batches are read
                 pass
             return 0, fault
 
@@ -256,28 +256,28 @@ _PART_DDL: Final = "part binary"
 
 
 def stage_rows(loader: Loader, batch: ReducedBatch) -> tuple[StagedPart, ...]:
-    """Bring the rows of a batch that its own tasks did not bring.
+    """Load a batch's rows with tasks of their own, because the tasks that reduced them did not.
 
     Raises:
         TidesinkError: reading the rows failed in a task.
-        TransientTargetError: Spark could not run them.
+        TransientTargetError: Spark could not run the tasks.
     """
     table = str(batch.shape.table)
     if batch.payloads is None and batch.frame is None:
-        raise TargetError("a SQL target takes a frame, and the batch has rows", table=table)
+        raise TargetError("A SQL target needs the batch as a frame, but the batch has rows.", table=table)
     try:
         with raised_task_errors(table=table):
             rows = _loading(loader, batch).collect()
     except SPARK_ERRORS as exc:
         raise TransientTargetError(
-            f"Spark could not bring the rows to the database ({type(exc).__name__}), and nothing was merged",
+            f"Spark could not load the rows into the database ({type(exc).__name__}). Nothing was merged.",
             table=table,
         ) from exc
     return tuple(pickle.loads(row["part"]) for row in rows)  # noqa: S301  (our own task wrote it)
 
 
 def _loading(loader: Loader, batch: ReducedBatch) -> DataFrame:
-    """The tasks over the batch's payloads, or its frame where it has none; few rows are brought by one."""
+    """Return the tasks over the batch's payloads or its frame. A small batch is loaded by one task."""
 
     def whole(frame: DataFrame) -> DataFrame:
         return frame.coalesce(1) if batch.upserts + batch.deletes <= SMALL_BATCH else frame
@@ -289,16 +289,16 @@ def _loading(loader: Loader, batch: ReducedBatch) -> DataFrame:
 
 
 def counted_attempts(batch: ReducedBatch, parts: Iterable[StagedPart]) -> tuple[int, ...]:
-    """The attempts whose rows are those of the batch.
+    """Return the attempts whose rows make up the batch.
 
     Raises:
-        AccountingError: more or fewer rows came than the batch has.
+        AccountingError: the number of staged rows differs from the batch's.
     """
     rows = sum(part.rows for part in parts)
     if rows != batch.upserts + batch.deletes:
         raise AccountingError(
-            f"{rows} rows were brought to the database, of {batch.upserts} upserts and {batch.deletes} "
-            "deletes",
+            f"{rows} rows were loaded into the database, but the batch has {batch.upserts} upserts and "
+            f"{batch.deletes} deletes.",
             table=str(batch.shape.table),
         )
     return tuple(dict.fromkeys(part.attempt for part in parts if part.rows))
@@ -308,11 +308,12 @@ NULL: Final = "NULL"
 
 
 class CsvLines:
-    """The lines of one task; each begins with the task's attempt. ``rows`` counts those written.
+    """The CSV lines of one task. Each begins with the task's attempt.
 
-    ``quoted``: of each column, whether its values come in quotes.
-    ``nul_column`` is the position of a text column with a U+0000 in it, where ``nul_refused`` and one was
-    met: no more is written then.
+    ``rows``: the number of rows written.
+    ``quoted``: for each column, True if its values are written in quotes.
+    ``nul_column``: index of a text column that contains U+0000, if ``nul_refused``. After that nothing more
+        is written.
     """
 
     def __init__(self, attempt: int, quoted: tuple[bool, ...], *, nul_refused: bool) -> None:
@@ -323,10 +324,10 @@ class CsvLines:
         self._nul_refused = nul_refused
 
     def chunks(self, batches: Iterable[Any]) -> Iterator[memoryview]:
-        """The lines of record batches, whose columns are those of ``quoted``."""
+        """Yield the lines of record batches, whose columns are those of ``quoted``."""
         for batch in batches:
             if batch.num_rows == 0 or self.nul_column is not None:
-                continue  # the rest is read all the same: Spark waits for its batches to be taken
+                continue  # the rest is read anyway, because Spark waits until its batches are read
             columns = [batch.column(at) for at in range(batch.num_columns)]
             if self._nul_refused:
                 self.nul_column = self._first_nul(columns)
@@ -348,7 +349,7 @@ _LARGE: Final = pa.large_string()
 
 
 def _lines(attempt: str, columns: list[Any], quoted: tuple[bool, ...], *, first: bool) -> memoryview:
-    """Lines that begin with their line end; the first line of all begins without."""
+    """Return lines that each begin with a line end, except the task's first line."""
     words = [_words(column, in_quotes) for column, in_quotes in zip(columns, quoted, strict=True)]
     joined = pc.binary_join_element_wise(
         pa.scalar(attempt, _LARGE),
@@ -365,7 +366,7 @@ def _lines(attempt: str, columns: list[Any], quoted: tuple[bool, ...], *, first:
 
 def _words(column: pa.Array, quoted: bool) -> pa.Array:
     if pa.types.is_float32(column.type):
-        column = column.cast(pa.float64())  # the shortest digits of the greatest float are beyond its range
+        column = column.cast(pa.float64())  # the greatest float's shortest digits are beyond its range
     if not quoted:
         return column.cast(pa.string()).cast(_LARGE)
     escaped = pc.replace_substring(column.cast(_LARGE), pattern='"', replacement='""')

@@ -1,8 +1,8 @@
-"""Where a table stands in a database, where the database answers, and a row's position as bytes.
+"""A table's place in a database, the database server's address, and row positions as bytes.
 
-Of the source's numbers each is the byte 1 and eight bytes, and after the last stands the byte 0, so that a
-position which begins another comes before it; then whether the change writes (1 byte), its partition (4),
-offset (8) and index (4). All numbers are big-endian, and none is below 0. Of TiCDC's changes it is 27
+A position begins with the source's numbers, each as the byte 1 and eight bytes. The byte 0 ends them, so that
+a position that is a prefix of another sorts first. Then follow the flag of a write (1 byte), partition (4),
+offset (8) and index (4). All numbers are big-endian and not negative. A position of TiCDC's events has 27
 bytes.
 """
 
@@ -38,9 +38,10 @@ _GATHERED: Final = "_tidesink_gathered_"
 
 @dataclass(frozen=True)
 class Place:
-    """One table: ``schema`` is MySQL's database. The quoted names are ``location``, ``ledger``.
+    """One table. ``schema`` is a database in MySQL. ``location`` and ``ledger`` are quoted names.
 
-    ``shard``: the source table is one of several that share the table; its ledger is a row of ``shards``.
+    ``shard``: set if several source tables share the table. The source table's ledger is then a row of
+        ``shards``.
     """
 
     source: TableId
@@ -51,7 +52,7 @@ class Place:
 
     @property
     def location(self) -> str:
-        """The table."""
+        """The table's quoted name."""
         return self._quoted(self.name)
 
     @property
@@ -61,7 +62,7 @@ class Place:
 
     @property
     def shards(self) -> str:
-        """The ledger of the schema's tables that several source tables share."""
+        """The ledger of the schema's shared tables."""
         return self._quoted(SHARDS)
 
     @property
@@ -71,17 +72,17 @@ class Place:
 
     @property
     def shown(self) -> str:
-        """The table for people to read."""
+        """The table's name for messages."""
         return f"{self.schema}.{self.name}"
 
     @property
     def staging_prefix(self) -> str:
-        """What the names of this table's staging tables begin with."""
+        """Prefix of the names of this table's staging tables."""
         return f"{_STAGING}{self._digest}_"
 
     @property
     def gathered(self) -> str:
-        """The name of the table that has the changes of the next cut (``sql.cuts``)."""
+        """Name of the side table that has the changes of the next cut (``sql.cuts``)."""
         return _GATHERED + self._digest
 
     @property
@@ -90,11 +91,11 @@ class Place:
         return sha256(own.encode()).hexdigest()[:12]
 
     def staging(self, epoch: int) -> str:
-        """The staging table of one epoch: a worker that lost the table writes to another."""
+        """Return the staging table of an epoch. A worker that lost the table writes to another one."""
         return self._quoted(f"{self.staging_prefix}{epoch}")
 
     def beside(self, name: str) -> str:
-        """The quoted name of another table of the schema."""
+        """Return the quoted name of another table in the same schema."""
         return self._quoted(name)
 
     def _quoted(self, name: str) -> str:
@@ -102,10 +103,10 @@ class Place:
 
 
 def place_in(template: str, table: TableId, quote: Callable[[str], str]) -> Place:
-    """The place of a source table under a template such as ``{schema}.{table}``.
+    """Return the place of a source table under a template such as ``{schema}.{table}``.
 
     Raises:
-        SchemaRefusedError: the database has no such name.
+        SchemaRefusedError: the database does not allow the name.
     """
     schema, name = (
         part.replace("{schema}", "\0").replace("{table}", table.name).replace("\0", table.schema)
@@ -117,18 +118,19 @@ def place_in(template: str, table: TableId, quote: Callable[[str], str]) -> Plac
 
 
 CONNECT_SECONDS = 10
-# How long a statement waits for another's lock before the batch is tried again.
+# Seconds that a statement waits for another transaction's lock before the batch is tried again.
 LOCK_SECONDS = 60
-# How long a transaction of ours may say nothing until the server ends it: a worker that froze in one lets go
-# of the ledger's row, and another takes the table. So none is open while Spark works.
+# Seconds without a statement after which the server ends our transaction. This releases the ledger row of a
+# worker that froze, so that another worker can claim the table. No transaction stays open while Spark works.
 SILENT_SECONDS = 300
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A database server; ``tls`` in Postgres's words: disable, prefer, require, verify-ca, verify-full.
+    """A database server.
 
-    ``silence``: after how many seconds without a statement the server ends a transaction.
+    ``tls``: as in Postgres: disable, prefer, require, verify-ca, verify-full.
+    ``silence``: seconds without a statement after which the server ends a transaction.
     """
 
     host: str
@@ -149,7 +151,7 @@ class Endpoint:
 
 
 def endpoint_of(settings: SqlSettings) -> Endpoint:
-    """The server that settings name."""
+    """Return the server that the settings name."""
     parts = urlsplit(settings.url)
     tls = settings.tls
     return Endpoint(
@@ -174,12 +176,12 @@ _NAMES: Final = {
 
 
 def not_connected(fault: ConnectionFault, kind: str, endpoint: Endpoint) -> TargetError:
-    """The error of a connection that could not be made; ``kind``: of the server."""
+    """Return the error of a failed connection; ``kind``: the server's kind."""
     names = {**_NAMES, "server": f"{kind} at {endpoint.shown}", "user": endpoint.user}
     return (TransientTargetError if fault.passes else TargetError)(fault.text(names))
 
 
-# Bytes in each database; of a source's position there is room for 26 numbers.
+# Type of the position in each database. It has room for 26 numbers of the source.
 SEQUENCE_TYPES: Final[Mapping[Database, str]] = MappingProxyType(
     {"postgres": "bytea", "mysql": "varbinary(255)"}
 )
@@ -189,7 +191,7 @@ _INT: Final = 4
 
 
 def packed_positions(sequences: pa.StructArray) -> pa.Array:
-    """The bytes of positions, of a column of ``SEQUENCE_DDL``; those with as many numbers at once."""
+    """Return positions as bytes, from a column of ``SEQUENCE_DDL``. Handles those of equal length at once."""
     lengths = np.asarray(pc.list_value_length(pc.struct_field(sequences, ["source"])))
     places = [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
     if not places:
@@ -199,14 +201,14 @@ def packed_positions(sequences: pa.StructArray) -> pa.Array:
 
 
 def _packed(sequences: pa.StructArray, length: int) -> pa.Array:
-    """Of positions whose sources have ``length`` numbers each."""
+    """Return positions as bytes. Each has ``length`` numbers of the source."""
     count = len(sequences)
     source, writes, *place = (
         pc.struct_field(sequences, [name]) for name in ("source", "writes", "partition", "offset", "index")
     )
     members = np.full((count, length, 1 + _LONG), _MEMBER, np.uint8)
     members[:, :, 1:] = _big_endian(pc.list_flatten(source), _LONG).reshape(count, length, _LONG)
-    kind = np.zeros((count, 2), np.uint8)  # the end of the members, and whether the change writes
+    kind = np.zeros((count, 2), np.uint8)  # the byte that ends the numbers, and the flag of a write
     kind[:, 1] = np.asarray(pc.cast(writes, pa.uint8()))
     rest = [_big_endian(one, size) for one, size in zip(place, (_INT, _LONG, _INT), strict=True)]
     matrix = np.hstack([members.reshape(count, -1), kind, *rest])
@@ -220,10 +222,10 @@ def _big_endian(numbers: pa.Array, size: int) -> npt.NDArray[np.uint8]:
 
 
 def hex_above(commit_ts: int) -> str:
-    """The hex digits that every position up to a commit_ts is below, and every later one is not."""
+    """Return hex digits that are greater than every position up to a commit_ts, and not than later ones."""
     return f"{_MEMBER:02x}{commit_ts + 1:0{2 * _LONG}x}"
 
 
 def commit_ts_in(digits: str) -> int:
-    """The commit_ts, the source's first number, in a position's hex digits."""
+    """Return the commit_ts, the source's first number, from a position's hex digits."""
     return int(digits[2 : 2 + 2 * _LONG], 16)

@@ -1,9 +1,9 @@
-"""How a batch is merged: what is the same in every database.
+"""Merges a staged batch: the parts that all databases share.
 
-A history is computed by one query, in the batch's transaction: the stored rows of the batch's keys give
-their events back; with the staged ones they make a timeline, stored in a temporary table: a row for each
-key and moment, and what is to be done there. Four statements carry it out, and their own counts must be
-those of the timeline.
+A history is computed by one query in the batch's transaction. The stored rows of the batch's keys are turned
+back into events. Together with the staged events they form a timeline in a temporary table: one row per key
+and moment, with the operation to do there. Four statements carry out the operations, and their row counts
+must match the timeline.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -65,9 +65,10 @@ def merge_of(
     beside: Iterable[str] = (),
     natives: Mapping[int, Native] = MappingProxyType({}),
 ) -> Merge:
-    """The merge of a staged batch into a table whose columns are ``present``; ``beside``: see ``Merge``.
+    """Return the merge of a staged batch into a table with the columns ``present``.
 
-    ``natives``: the columns, by their position in the shape, whose values are cast (``cast_staged``).
+    ``beside``: see ``Merge``.
+    ``natives``: columns whose values are cast (``cast_staged``), by index in the shape.
     """
     fold = folding(present, (column.name for column in batch.shape.columns))
     spelt = {fold(name): place.quote(name) for name in present}
@@ -95,7 +96,7 @@ def merge_of(
 
 
 def native_name(at: int) -> str:
-    """The column of a staging table that has the values of ``staged_name`` in the target's native type."""
+    """Return the staging column that holds the values of ``staged_name`` in the target's native type."""
     return f"n{at}"
 
 
@@ -110,19 +111,20 @@ def cast_staged(
     natives: Mapping[int, Native],
     mend: Mend,
 ) -> None:
-    """Cast the staged values of columns of native types, and hold each to what was staged.
+    """Cast the staged values of columns with native types, and check that no value is changed by the cast.
 
-    ``mend`` says how a column gets another type.
+    ``mend``: returns the statements that change a column's type.
 
     Raises:
-        TargetError: a value is not one of its column's type, or would be cut, rounded, padded or respelled.
+        TargetError: a value does not belong to its column's type, or would be cut, rounded, padded or
+            rewritten by it.
     """
     casts = {at: fit for at, fit in natives.items() if fit.kept is not None}
     if not casts:
         return
     cursor.execute(f"SAVEPOINT {_BEFORE_CASTS}")
     changed = _changed_by_casts(cursor, dialect, merge, casts)
-    if changed is None:  # the database refuses some value: look at each column by itself
+    if changed is None:  # the database refuses some value: check each column separately
         changed = [
             at for at, fit in casts.items() if _changed_by_casts(cursor, dialect, merge, {at: fit}) != []
         ]
@@ -131,9 +133,9 @@ def cast_staged(
         said = ", ".join(f"the column {name} is {fit.found}" for name, fit in types.items())
         ways = "; ".join(way for name, fit in types.items() for way in mend(name, fit.wanted))
         raise TargetError(
-            f"A value does not fit {merge.place.shown}, where {said}: it is not a value of that type, or "
-            "would be changed by it. Nothing was written. Mend the row at the source, or give the column "
-            f"another type: {ways}",
+            f"A value does not fit into {merge.place.shown}, where {said}: it is not a value of that type, "
+            "or the type would change it. Nothing was written. Correct the row at the source, or change the "
+            f"column's type: {ways}",
             table=str(merge.place.source),
             column=next(iter(types)),
         )
@@ -142,7 +144,7 @@ def cast_staged(
 def _changed_by_casts(
     cursor: Any, dialect: Dialect, merge: Merge, casts: Mapping[int, Native]
 ) -> list[int] | None:
-    """Cast columns; those with a value that is changed by it, None where the database refuses one."""
+    """Cast columns and return those with a changed value; None if the database refuses a value."""
     sets = ", ".join(
         f"{native_name(at)} = {fit.cast_of(f's.{staged_name(at)}')}" for at, fit in casts.items()
     )
@@ -165,7 +167,7 @@ def _changed_by_casts(
 
 
 def append_staged(cursor: Any, database: Database, merge: Merge) -> Counts:
-    """Insert a staged batch of a change log, whose rows are never there yet."""
+    """Insert a staged batch of a change log. Its rows are never in the target yet."""
     names = ", ".join(column.target for column in merge.columns)
     values = ", ".join(f"s.{column.staged}" for column in merge.columns)
     keys = ", ".join(f"s.{column.staged}" for column in merge.keys)
@@ -178,14 +180,14 @@ def append_staged(cursor: Any, database: Database, merge: Merge) -> Counts:
 
 
 def check_staged(cursor: Any, merge: Merge) -> None:
-    """Count the rows that are to be merged: since the tasks' commits a database may have lost some.
+    """Count the rows to be merged, because a database may have lost some since the tasks committed them.
 
-    Postgres empties an UNLOGGED table when it recovers from a crash, and a standby that takes over has none
-    of its rows; a table of Aria is not replicated, and a crash may cost its end.
+    Postgres empties an UNLOGGED table when it recovers from a crash, and a standby that is promoted has none
+    of its rows. An Aria table is not replicated, and may lose its last rows in a crash.
 
     Raises:
         TransientTargetError: rows are missing; the next try stages them again.
-        AccountingError: all are there, and are not the upserts and deletes that the batch was said to have.
+        AccountingError: the total is right, but not the numbers of upserts and deletes.
     """
     cursor.execute(
         f"SELECT s.t_delete, COUNT(*) FROM {merge.stage} s WHERE {merge.counted} GROUP BY s.t_delete"
@@ -195,20 +197,20 @@ def check_staged(cursor: Any, merge: Merge) -> None:
     if (upserts, deletes) == (merge.upserts, merge.deletes):
         return
     said = (
-        f"{upserts} upserts and {deletes} deletes are in the staging table, of {merge.upserts} and "
-        f"{merge.deletes} that the batch has"
+        f"The staging table has {upserts} upserts and {deletes} deletes, but the batch has {merge.upserts} "
+        f"and {merge.deletes}"
     )
     if sum(found.values()) == merge.upserts + merge.deletes:
         raise AccountingError(said, table=str(merge.place.source))
     raise TransientTargetError(
-        f"{said}: the database lost rows since they were staged (did it restart, or fail over?), and nothing "
-        "was written",
+        f"{said}. The database lost rows after they were staged (did it restart, or fail over?). Nothing "
+        "was written.",
         table=str(merge.place.source),
     )
 
 
 def not_stored(cursor: Any, merge: Merge, shape: TableShape) -> tuple[str, dict[str, Any]] | None:
-    """Why a row that leaves out values cannot be written, and where it came from; None where all can."""
+    """Return why a row that omits values cannot be written, and its origin; None if all rows can be."""
     key = merge.keys[0].target
     gone = f"t.{key} IS NULL OR s.t_after_delete = 1"
     if merge.mark:
@@ -226,8 +228,8 @@ def not_stored(cursor: Any, merge: Merge, shape: TableShape) -> tuple[str, dict[
 
 
 def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
-    """Give rows in the staging table the stored values of what they leave out, where their row lives."""
-    # One % alone: the statement goes without parameters.
+    """Copy omitted values from the stored row into the staging table, if the stored row is not deleted."""
+    # A single %, because the statement is executed without parameters.
     values = {
         column.staged: f"CASE WHEN s.t_kept LIKE '%,{at},%' THEN t.{column.target} ELSE s.{column.staged} END"
         for at, column in merge.kept
@@ -246,7 +248,7 @@ def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
 
 
 def missing_columns(present: Mapping[str, str], dialect: Dialect) -> dict[str, tuple[str, str | None]]:
-    """The columns of the order that a table lacks; NULL in its rows: older than every change that comes."""
+    """Return the ordering columns that a table lacks. NULL in old rows means older than every change."""
     wanted = {
         SEQUENCE_COLUMN: SEQUENCE_TYPES[dialect.database],
         SOFT_DELETE_COLUMN: OF_SPARK[dialect.database]["boolean"],
@@ -255,10 +257,10 @@ def missing_columns(present: Mapping[str, str], dialect: Dialect) -> dict[str, t
 
 
 def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: TableShape) -> None:
-    """Refuse a table that a deleted row, which has its key and no other value, cannot stay in.
+    """Refuse a table that cannot hold a deleted row, which has its key and otherwise only NULLs.
 
     Raises:
-        SchemaRefusedError: a column takes no NULL; says how to change it.
+        SchemaRefusedError: a column is NOT NULL; names the statement that changes it.
     """
     required = dialect.required(cursor, place)
     fold = folding(required, (column.name for column in shape.columns))
@@ -266,41 +268,41 @@ def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: T
     named = {name: found for name, found in required.items() if fold(name) in values}
     if named:
         raise SchemaRefusedError(
-            f"the columns {', '.join(named)} of {place.shown} take no NULL, and under sequence_by: source a "
-            "deleted row stays as its key, without other values, until tombstone-retention has passed. "
-            f"Change them, and start again: {dialect.optional(place, named)}",
+            f"The columns {', '.join(named)} of {place.shown} are NOT NULL. Under `sequence_by: source` a "
+            "deleted row stays with its key and without other values until `tombstone-retention` has passed. "
+            f"Change the columns, and start again: {dialect.optional(place, named)}",
             table=str(place.source),
             column=next(iter(named)),
         )
 
 
 def newer(merge: Merge, stored: str) -> str:
-    """The condition that a staged row is newer than the stored one; ``stored`` is the table or its alias."""
+    """SQL: a staged row is newer than the stored one. ``stored`` is the table or its alias."""
     column = f"{stored}.{merge.sequence}"
     return f"({column} IS NULL OR s.t_seq > {column})"
 
 
 def check_left_alone(merge: Merge, counts: Counts) -> Counts:
-    """The counts, where what the merge left alone is what was counted as not newer before it.
+    """Return the counts if the rows that the merge skipped match those counted as not newer before it.
 
     Raises:
-        AccountingError: it is not: a row was lost, or an older one taken.
+        AccountingError: they differ, so a row was lost or an older row was written.
     """
     left = merge.upserts + merge.deletes - counts.inserted - counts.updated
     if left != counts.stale:
         raise AccountingError(
-            f"the merge left {left} rows alone, and {counts.stale} were not newer than what is stored",
+            f"The merge skipped {left} rows, but {counts.stale} were not newer than the stored rows.",
             table=str(merge.place.source),
         )
     return counts
 
 
-# What is to be done at a moment of the timeline.
+# Operations at a moment of the timeline.
 _NOTHING, _BEGIN, _END, _MARK, _FORGET = range(5)
-# What may be at a moment, in the law's order: of several at one moment the greatest is there.
+# Kinds of events at a moment, in order: of several events at one moment the greatest counts.
 _NONE, _READ, _DELETE, _WRITE = range(-1, 3)
 _OWN: Final = "_tidesink_timeline"
-# From this many rows on a loop over the index is slower than to read the table.
+# From this many rows on, a nested loop over the index is slower than reading the whole table.
 _MANY_ROWS: Final = 20_000
 _COUNTED: Final = (
     f"SUM(CASE WHEN op = {_BEGIN} THEN 1 ELSE 0 END)",
@@ -316,7 +318,7 @@ _COUNTED: Final = (
 
 @dataclass(frozen=True)
 class _Words:
-    """What a database says in its own way; ``{}`` stands for a number, a table or a condition."""
+    """SQL that differs between databases. ``{}`` is a number, a table or a condition."""
 
     number: str
     join: str
@@ -353,21 +355,21 @@ _WORDS: Final[Mapping[Database, _Words]] = MappingProxyType(
 
 
 def delete_joined(cursor: Any, database: Database, target: str, other: str, where: str) -> int:
-    """Delete the rows ``t`` of a table that rows ``x`` of another fit; how many."""
+    """Delete the rows ``t`` of a table that match rows ``x`` of another. Returns their number."""
     cursor.execute(_WORDS[database].delete.format(target=target, own=other, where=where))
     return int(cursor.rowcount)
 
 
 def instant_of(database: Database, commit_ts: str) -> str:
-    """The expression of a TSO's time, of that of a number."""
+    """Return SQL for the time of a TSO, given the SQL of its number."""
     return _WORDS[database].instant.format(commit_ts)
 
 
 def merged_versions(cursor: Any, database: Database, merge: Merge, batch: ReducedBatch) -> Counts:
-    """Put a staged batch of versions into the table.
+    """Merge a staged batch of versions into the table.
 
     Raises:
-        AccountingError: the statements changed other rows than the timeline says.
+        AccountingError: the statements changed other rows than the timeline lists.
     """
     versions = _Versions(cursor, database, merge, batch)
     versions.prepare()
@@ -378,17 +380,17 @@ def merged_versions(cursor: Any, database: Database, merge: Merge, batch: Reduce
         begun + ends + absent + stale != merge.upserts + merge.deletes
     ):
         raise AccountingError(
-            f"{done[0]} rows were deleted, {done[1]} updated and {done[2]} inserted for {begun} versions "
-            f"that begin and {marked} marks ({replaced} of both in another row's place), {ended} versions "
-            f"that end, and {forgotten} rows that go; {stale} of {merge.upserts} writes or reads and "
-            f"{merge.deletes} deletes were known, or do not count",
+            f"{done[0]} rows were deleted, {done[1]} updated and {done[2]} inserted, but the timeline has "
+            f"{begun} versions that begin and {marked} marks ({replaced} of them replace another row), "
+            f"{ended} versions that end, and {forgotten} rows to remove. Of {merge.upserts} writes or reads "
+            f"and {merge.deletes} deletes, {stale} were applied earlier or do not count.",
             table=str(batch.shape.table),
         )
     return Counts(begun, 0, ends, stale, absent)
 
 
 class _Versions:
-    """The statements of one batch."""
+    """The statements that merge one batch of versions."""
 
     def __init__(self, cursor: Any, database: Database, merge: Merge, batch: ReducedBatch) -> None:
         self._cursor = cursor
@@ -404,31 +406,31 @@ class _Versions:
         self._keys = [f"k{at}" for at in range(len(merge.keys))]
 
     def prepare(self) -> None:
-        """Make the timeline."""
+        """Create the timeline."""
         if self._database == "postgres":
             if self._merge.upserts + self._merge.deletes > _MANY_ROWS:
                 self._cursor.execute("SET LOCAL enable_nestloop TO off")
         else:
-            # A DELETE with aliases and a temporary table want a database chosen.
+            # A DELETE with aliases and a temporary table need a current database.
             self._cursor.execute(f"USE {self._merge.place.quote(self._merge.place.schema)}")
-            # A transaction that failed leaves it behind.
+            # A failed transaction leaves the temporary table behind.
             self._cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {self._own}")
         key = ", ".join((*self._keys, "moment"))
         self._cursor.execute(self._words.make.format(own=self._own, key=key, query=self._timeline()))
 
     def counts(self) -> tuple[int, ...]:
-        """What the timeline says is to be done, and what became of the events."""
+        """Return the numbers of operations in the timeline, and of events by outcome (``_COUNTED``)."""
         self._cursor.execute(f"SELECT {', '.join(_COUNTED)} FROM {self._own}")
         return tuple(int(found or 0) for found in self._cursor.fetchone())
 
     def deleted(self) -> int:
-        """Remove marks of deletes that end a version, reads that do not count, and what is to be replaced."""
+        """Delete marks that now end a version, reads that do not count, and rows to be replaced."""
         replaced = f"x.op IN ({_BEGIN}, {_MARK}) AND x.yields = 1"
         where = f"{self._same()} AND (x.op = {_FORGET} OR ({replaced}))"
         return delete_joined(self._cursor, self._database, self._merge.target, self._own, where)
 
     def updated(self) -> int:
-        """End stored versions."""
+        """End stored versions. Returns their number."""
         to, current = self._times[1:]
         values = {self._end: "x.ends_at", to: self._instant("x.ends_at"), current: "(x.ends_at IS NULL)"}
         alias = "" if self._database == "postgres" else "t."
@@ -440,7 +442,7 @@ class _Versions:
         return int(self._cursor.rowcount)
 
     def inserted(self) -> int:
-        """Write versions and marks, which have a key and no other value."""
+        """Insert versions and marks. A mark has a key and otherwise only NULLs."""
         merge = self._merge
         keys = dict(zip((column.target for column in merge.keys), self._keys, strict=True))
         values = {c.target: f"x.{keys[c.target]}" if c.key else f"s.{c.staged}" for c in merge.columns}
@@ -463,7 +465,7 @@ class _Versions:
         return int(self._cursor.rowcount)
 
     def drop(self) -> None:
-        """Drop the timeline where the commit does not."""
+        """Drop the timeline, if the commit does not do it."""
         if self._database == "mysql":
             self._cursor.execute(f"DROP TEMPORARY TABLE {self._own}")
 
@@ -476,10 +478,11 @@ class _Versions:
         return instant_of(self._database, number)
 
     def _timeline(self) -> str:
-        """A row for each key and moment: what is stored, what was sent, and what is to be done.
+        """Return the query of the timeline: stored and sent event per key and moment, and the operation.
 
-        A read counts where nothing of its key is before it: ``counts`` is 0 for others, which no moment that
-        counts has for its neighbour. ``yields``: the stored row of the moment is not an event's version.
+        ``counts`` is 0 for a read that has an earlier event of its key; such a read is ignored when the
+        neighbours of other moments are determined. ``yields`` is 1 if the stored row of the moment is a mark
+        or a read.
         """
         keys, merge = ", ".join(self._keys), self._merge
         pairs = list(zip(merge.keys, self._keys, strict=True))
@@ -520,9 +523,10 @@ class _Versions:
         )
 
     def _spans(self, pairs: Sequence[tuple[MergeColumn, str]]) -> str:
-        """The stored rows that matter to the batch: for reads the first of each key.
+        """Return the query of the stored rows that matter to the batch.
 
-        For events those without an end, or with one that is not before the first event of the batch.
+        For reads: the first row of each key. For events: rows without an end, or with an end that is not
+        before the batch's first event.
         """
         named = ", ".join(f"x.{name}" for _, name in pairs)
         same = " AND ".join(f"t.{column.target} = x.{name}" for column, name in pairs)
@@ -547,9 +551,10 @@ def make_staging(
     natives: Sequence[tuple[str, str]],
     table: str,
 ) -> None:
-    """Make the table ``stage`` again; ``types`` are those of the shape's columns.
+    """Drop the table ``stage`` and create it again.
 
-    ``natives`` are the columns that ``cast_staged`` fills, with their types.
+    ``types``: the types of the shape's columns.
+    ``natives``: names and types of the columns that ``cast_staged`` fills.
     """
     words = OF_SPARK[connections.dialect.database]
     marks = {
@@ -570,13 +575,13 @@ def make_staging(
 
 
 def drop_staging(connections: Connections, stage: str, table: str) -> None:
-    """Drop the table ``stage``; what stays is dropped by the next claim."""
+    """Drop the table ``stage``. If that fails, the next claim drops it."""
     with suppress(TidesinkError), connections.transaction(table) as cursor:
         cursor.execute(f"DROP TABLE IF EXISTS {stage}")
 
 
 def loader_into(connections: Connections, stage: str, rows: RowFormat) -> Loader:
-    """What brings rows into the table ``stage``."""
+    """Return the loader that copies rows into the table ``stage``."""
     dialect, columns = connections.dialect, staged_columns(rows)
     statement = dialect.load_statement(stage, [(ATTEMPT, False), *((one.name, one.hex) for one in columns)])
     made = StagedRows(rows.shape, columns, dialect.hex_prefix)
@@ -584,11 +589,11 @@ def loader_into(connections: Connections, stage: str, rows: RowFormat) -> Loader
 
 
 def staged(connections: Connections, stage: str, batch: ReducedBatch) -> tuple[int, ...]:
-    """The attempts that count, once the batch's rows are in the table ``stage``.
+    """Stage the batch's rows in the table ``stage`` if needed, and return the attempts that count.
 
     Raises:
-        TransientTargetError: Spark or the database failed for now.
-        TargetError: the database takes a value not.
+        TransientTargetError: Spark or the database failed; try again.
+        TargetError: the database refuses a value.
     """
     parts = batch.staged
     if parts is None:
@@ -601,8 +606,8 @@ def staged(connections: Connections, stage: str, batch: ReducedBatch) -> tuple[i
     column = columns[failure.column].column if failure.column is not None else None
     if column is not None:
         raise TargetError(
-            "a text holds the character U+0000, which Postgres keeps in no text: take it out at the source, "
-            "or leave the table to another target",
+            "A text contains the character U+0000, which Postgres cannot store. Remove it at the source, "
+            "or write the table to another target.",
             table=table,
             column=column.name,
         )

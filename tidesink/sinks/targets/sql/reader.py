@@ -1,11 +1,11 @@
-"""Reads a table of a SQL database back: texts in a task, which Spark makes values of the shape's types.
+"""Reads a table of a SQL database back. A task reads texts, and Spark casts them to the shape's types.
 
-Every value is selected as a text (``Dialect.text_of``), so that no driver makes something else of it. What
-the database itself changes in a text, such as the spaces of JSON, ``spelling`` says.
+Every value is selected as text (``Dialect.text_of``), so that no driver converts it. ``spelling`` reports how
+the database itself changes a text, such as the spaces of JSON.
 
-With cuts (``sql.cuts``) the rows are what is applied: the table's as of the last cut, with what was gathered
-since in their place. One statement reads both, so that a cut that is made meanwhile is seen whole or not at
-all.
+With cuts (``sql.cuts``), the rows are the applied rows: the table as of the last cut, with the changes
+gathered since then on top. One statement reads both, so that a cut made meanwhile is seen completely or not
+at all.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadTask:
-    """What a task runs: a query whose columns are texts, as record batches with ``columns`` columns."""
+    """Runs a query of text columns in a task, and yields record batches with ``columns`` columns."""
 
     endpoint: Endpoint
     query: str
@@ -51,7 +51,7 @@ class ReadTask:
     table: str
 
     def __call__(self, _batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of the query; what it is given says only that the task is to run."""
+        """Yield the rows of the query. The argument's batches only trigger the task."""
         for _ in _batches:
             pass
         names = [f"c{at}" for at in range(self.columns)]
@@ -95,13 +95,13 @@ class SqlReader(TableReader):
 
     @property
     def exists(self) -> bool:
-        """Whether there is a table, with the ledger that speaks of it."""
+        """True if the table and its ledger exist."""
         ledger = replace(self._place, name=SHARDS if self._place.shard else LEDGER)
         with self._connections.transaction(self._table, writes=False) as cursor:
             return bool(self._dialect.present(cursor, self._place) and self._dialect.present(cursor, ledger))
 
     def columns(self) -> Mapping[str, str]:
-        """The columns now."""
+        """Return the current columns."""
         with self._connections.transaction(self._table, writes=False) as cursor:
             self._present = self._dialect.present(cursor, self._place)
         return {
@@ -110,19 +110,19 @@ class SqlReader(TableReader):
         }
 
     def committed(self) -> Progress | None:
-        """The progress in the ledger."""
+        """Return the progress in the ledger."""
         with self._connections.transaction(self._table, writes=False) as cursor:
             entry = self._ledger.read(cursor)
         return entry.progress if entry else None
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Those that are applied when the task reads them, in the shape's own types or wider ones."""
+        """Return the rows that are applied when the task reads them, in the shape's types or wider ones."""
         from tidesink.sinks.spark.digests import ODD
 
         return self.compared_rows(columns).drop(ODD)
 
     def compared_rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """As ``rows``, with the texts of values that the Spark types do not hold."""
+        """Return ``rows``, with the texts of values that do not fit their Spark types in ``ODD``."""
         from tidesink.sinks.spark.digests import ODD
 
         database = self._dialect.database
@@ -153,7 +153,7 @@ class SqlReader(TableReader):
         )
 
     def spelling(self, name: str) -> Spelling | None:
-        """MySQL's JSON is not the text that was written, and its times and decimals have all their digits."""
+        """Return how the database changes texts: MySQL reformats JSON and pads times and decimals."""
         fold = folding(self._present, (column.name for column in self._shape.columns))
         found = next((kind for one, kind in self._present.items() if fold(one) == fold(name)), "")
         column = self._shape.find(name)
@@ -162,7 +162,7 @@ class SqlReader(TableReader):
         return spelling_of(found, self._dialect.database)
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close idle connections."""
         self._connections.close()
 
     @cached_property
@@ -171,11 +171,10 @@ class SqlReader(TableReader):
             return self._dialect.present(cursor, self._place)
 
     def _query(self, texts: str, columns: Sequence[str]) -> str:
-        """What reads the rows that are applied; ``texts`` are the table's own of the columns.
+        """Return the query of the applied rows; ``texts`` are the select items of the table's own rows.
 
-        It is looked up each time whether anything may be gathered: a worker may have begun with cuts since.
-        What was applied before the look is among what is read behind it.
-        """
+        Checks for gathered changes each time, because a worker may have started to use cuts. Everything
+        applied before the check is included in a later read."""
         conditions, more = self._living(), ""
         with self._connections.transaction(self._table, writes=False) as cursor:
             gathers = self._gathered.look(cursor)
@@ -186,7 +185,7 @@ class SqlReader(TableReader):
         return f"SELECT {texts} FROM {self._place.location} t{where}{more}"
 
     def _living(self) -> list[str]:
-        """The conditions for the rows that live, of a shard its own."""
+        """Return the conditions of current rows, and of the shard's own rows."""
         conditions = []
         if SOFT_DELETE_COLUMN in self._present:
             conditions.append(f"{self._place.quote(SOFT_DELETE_COLUMN)} IS NOT TRUE")
@@ -198,12 +197,12 @@ class SqlReader(TableReader):
 
 
 def _held(ddl: str, present: str) -> str:
-    """The Spark type that holds a column's values as they are: a number may have been widened since."""
+    """Return the Spark type that holds a column's values unchanged: a number may have been widened."""
     return "string" if present == "string" else wider_ddl(ddl, present) or ddl
 
 
 def _value(text: str, ddl: str) -> str:
-    """A value of a Spark type from its text; NULL for a text that is none."""
+    """Return SQL that casts a text to a Spark type; NULL if the text is not a value of the type."""
     if ddl == "string":
         return text
     if ddl == "binary":

@@ -1,7 +1,8 @@
-"""The rights that a worker needs at a SQL target, and the statements that give those that are missing.
+"""The rights that a worker needs at a SQL target, and the statements that grant the missing ones.
 
 Postgres answers for each object and right (``has_table_privilege``). MySQL and MariaDB answer with the text
-of ``SHOW GRANTS``, which has the rights of the roles that are active, too.
+of
+``SHOW GRANTS``, which includes the rights of active roles.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tidesink.sinks.targets.sql.location import LEDGER, SHARDS, Place
 
 _ROWS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
-# A right on all columns is as good as one on the table; there is none of DELETE.
+# A right on all columns is as good as a right on the table. DELETE exists only for tables.
 _OF_TABLES: Final = """
 SELECT c.relname, pg_has_role(c.relowner, 'USAGE'),
 (SELECT bool_and(has_column_privilege(c.oid, a.attnum, 'SELECT')) FROM pg_attribute a
@@ -31,9 +32,9 @@ ORDER BY c.relname
 
 
 def postgres_grants(cursor: Any, place: Place, *, changes: bool) -> list[str]:
-    """The statements that give the session's user what it lacks for one table; empty if it lacks nothing.
+    """Return the statements that grant the session's user what it lacks for one table; empty if nothing.
 
-    ``changes``: columns of a table that is there are to be added or altered, which only its owner may.
+    ``changes``: columns of an existing table are to be added or altered, which only its owner may do.
     """
     cursor.execute(
         "SELECT quote_ident(current_user), quote_ident(current_database()), "
@@ -46,7 +47,7 @@ def postgres_grants(cursor: Any, place: Place, *, changes: bool) -> list[str]:
     if namespace is None:
         return [] if may_create else [f"GRANT CREATE ON DATABASE {database} TO {user}"]
     found = []
-    # Each batch has a staging table beside its table.
+    # Each batch has a staging table in the table's schema.
     lacks = [right for right, held in (("USAGE", may_use), ("CREATE", may_make)) if not held]
     if lacks:
         found.append(f"GRANT {', '.join(lacks)} ON SCHEMA {quote_postgres(place.schema)} TO {user}")
@@ -60,8 +61,8 @@ def postgres_grants(cursor: Any, place: Place, *, changes: bool) -> list[str]:
     return found
 
 
-# ``GRANT SELECT, INSERT ON `shop`.* TO …``; names have no quotes where sql_quote_show_create is off. What is
-# on one table or its columns is not enough: staging tables and the ledger are beside it.
+# ``GRANT SELECT, INSERT ON `shop`.* TO …``; names are not quoted if sql_quote_show_create is off. Rights on
+# one table or its columns are not enough, because staging tables and the ledger are in the same database.
 _GRANT: Final = re.compile(
     r"GRANT (?P<rights>.+?) ON (?P<database>\*|`(?:[^`]|``)+`|[^`\s.]+)\.\* TO ", re.DOTALL
 )
@@ -70,9 +71,9 @@ _OF_DATABASES: Final = (*_ROWS, "CREATE", "DROP", "CREATE TEMPORARY TABLES")
 
 
 def mysql_grants(cursor: Any, place: Place, *, changes: bool) -> list[str]:
-    """The statement that gives the session's user what it lacks for one table; empty if it lacks nothing.
+    """Return the statement that grants the session's user what it lacks for one table; empty if nothing.
 
-    ``changes``: columns of a table that is there are to be added or altered.
+    ``changes``: columns of an existing table are to be added or altered.
     """
     cursor.execute("SHOW GRANTS")
     held = held_rights((str(row[0]) for row in cursor.fetchall()), place.schema)
@@ -93,9 +94,9 @@ def _quoted(text: str) -> str:
 
 
 def held_rights(grants: Iterable[str], database: str) -> frozenset[str] | None:
-    """The rights on every table of a database, by lines of ``SHOW GRANTS``.
+    """Return the rights on every table of a database, from the lines of ``SHOW GRANTS``.
 
-    None if there is no line that can be read. A database's name may be a pattern of LIKE.
+    None if no line can be read. A database name in a grant may be a LIKE pattern.
     """
     lines = [*_granted(grants)]
     if not lines:

@@ -1,7 +1,7 @@
-"""One table in a SQL database: rows staged by the executors, then merged with their progress at once.
+"""One table in a SQL database. The executors stage rows; a transaction merges them with their progress.
 
-Every transaction of ours locks the table's row in the ledger first and looks at the epoch: who lost the
-table writes nothing.
+Every transaction first locks the table's ledger row and checks the epoch, so a worker that lost the table
+writes nothing.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -94,7 +94,11 @@ class SqlTable:
         excluded: ExcludedTables,
         gathers: bool = False,
     ) -> None:
-        """``gathers``: changes wait for the cut. ``excluded``: where the pipeline says of a table if not."""
+        """Open the table, and create it if missing.
+
+        ``gathers``: changes wait for the next cut.
+        ``excluded``: where the pipeline records that a table is not part of the cut.
+        """
         check_shape(shape)
         self.place = place
         self._view = SqlView(connections.dialect, place, view) if view else None
@@ -107,21 +111,21 @@ class SqlTable:
         self._epoch: int | None = None
         self._created = False
         self._changing = False
-        # The columns of the staging table that is there, with their types; and of it where nobody used it.
+        # The columns and types of the existing staging table; and of one that no batch has used yet.
         self._staging: _Staging | None = None
         self._unused: _Staging | None = None
         self._ordered: TableShape | None = None
-        # What comes with the next cut, and the shape that its rows have.
+        # The changes of the next cut, and the shape of their rows.
         self._gathered, self._gathers = Gathered(self._dialect, place), gathers
         self._excluded = excluded
         self._shape = shape
         self._present = self._open(shape, soft=delete_mode == "soft")
         self._keys = frozenset(fold_name(self._dialect.quote(key)) for key in shape.keys)
-        # Not quoted: one that the database takes in no table is no matter until it is added.
+        # Not quoted: a name that the database does not allow matters only when the column is added.
         self._columns = frozenset(fold_name(column.name) for column in shape.columns)
 
     def claim(self) -> Claim:
-        """Take the next epoch by a commit; older holders are refused from here on."""
+        """Take the next epoch with a commit. Workers with an older epoch are refused from now on."""
         with self._transaction() as cursor:
             self._ledger.check_sharing(cursor)
             self._ledger.add_row(cursor)
@@ -132,22 +136,22 @@ class SqlTable:
             keys = frozenset(fold_name(key) for key in self._shape.keys)
             self._dialect.check_kept(cursor, self.place, self._columns, keys)
             check_natives(self._present, self._shape, self._dialect.database, self._mend)
-            # With the ledger's row locked: nobody else changes the columns now.
+            # With the ledger's row locked, so that no other worker changes the columns now.
             self._change(cursor, self._dialect.left_undone(cursor, self.place))
             self._prepare_gathered(cursor, entry)
             self._ledger.write(cursor, entry)
         self._epoch = entry.epoch
-        self._staging = self._unused = None  # those of an epoch before go with all others below
+        self._staging = self._unused = None  # an earlier epoch's staging table is dropped below
         with self._transaction(writes=False) as cursor:
             self._present = self._dialect.present(cursor, self.place)
-        # An older holder's tasks may still write to its own: then the next claim finds it.
+        # An older worker's tasks may still write to their own staging table. The next claim then drops it.
         with suppress(TransientTargetError), self._transaction() as cursor:
             for name in self._dialect.staging_tables(cursor, self.place):
                 cursor.execute(f"DROP TABLE IF EXISTS {self.place.beside(name)}")
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
-        """What the ledger says is applied."""
+        """Return the progress in the ledger."""
         with self._transaction(writes=False) as cursor:
             entry = self._ledger.read(cursor)
             if entry is not None:
@@ -169,50 +173,50 @@ class SqlTable:
         finally:
             if batch.staged is None or any(part.rows for part in batch.staged):
                 self.forget_staged()
-            else:  # the next batch may use it: of a batch without a row the database sees no DDL
+            else:  # the next batch may use the staging table, so an empty batch causes no DDL
                 self._unused = self._staging
 
     def version_of(self, progress: Progress) -> TableVersion:
-        """The number of commits, as ``VersionedTable`` says."""
+        """Return the number of commits as the table's version."""
         with self._transaction(writes=False) as cursor:
             entry = self._ledger.read(cursor)
         check_named(entry.progress if entry else None, progress)
         return TableVersion(self.place.shown, entry.commits if entry else 0)
 
     def lock_for_cut(self, cursor: Any, version: int) -> None:
-        """Lock the ledger's row until the cut, in its transaction.
+        """Lock the table's ledger row in the transaction of a cut.
 
         Raises:
-            StaleProgressError: the table is another worker's, or was written since it was ``version``.
+            StaleProgressError: another worker holds the table, or it is no longer at ``version``.
         """
         entry = self._held(cursor, self._claimed_epoch())
         if entry.commits != version:
             raise StaleProgressError(
-                f"{self.place.shown} was written while the cut was made: run one worker a table",
+                f"{self.place.shown} was written while the cut was made. Run only one worker per table.",
                 table=self._table,
             )
 
     def merge_gathered(self, cursor: Any) -> None:
-        """Merge what was gathered, in the transaction of the cut, which has the ledger's row."""
+        """Merge the gathered changes in the transaction of a cut, which has locked the ledger row."""
         self._gathered.merge(cursor, self._shape, self._present)
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
-        """Takes rows into the staging table, in the tasks that reduce them."""
-        if self._changing:  # the columns are only known once ``evolve`` has looked at them
+        """Return the sink that writes rows into the staging table, in the tasks that reduce them."""
+        if self._changing:  # the columns are unknown until ``evolve`` has read them
             return None
         self._make_staging(rows)
         return loader_into(self._connections, self.place.staging(self._claimed_epoch()), rows)
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:  # noqa: ARG002  (all are in one table)
-        """Drop the staging table, whatever became of its batch."""
+        """Drop the staging table, whatever its batch's outcome was."""
         if self._staging is not None:
             drop_staging(self._connections, self.place.staging(self._claimed_epoch()), self._table)
         self._staging = self._unused = None
 
     def evolve(self, shape: TableShape) -> EvolveResult:
-        """Add columns with their defaults for rows already there; widen types."""
+        """Add columns, with their defaults for existing rows, and widen types."""
         check_sql_shape(shape, self._dialect.limits, self._dialect.quote)
-        if self._changing:  # the last one was cut off: what it did is only in the table
+        if self._changing:  # the last change was interrupted, so read from the table how far it got
             with self._altering() as (cursor, _):
                 self._change(cursor, self._dialect.left_undone(cursor, self.place))
         needed = self._planned(shape).needed or bool(self._shard and self._shard.new(shape))
@@ -225,7 +229,7 @@ class SqlTable:
         return EvolveResult(created)
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """What the columns lack, as they were when they were last looked at."""
+        """Return the difference from the columns when they were last read."""
         plan = self._planned(shape)
         widened = {name: (self._present[name], found) for name, found in plan.widened.items()}
         held = {
@@ -246,7 +250,7 @@ class SqlTable:
         )
 
     def drop_columns(self, names: Sequence[str]) -> None:
-        """Drop columns; one that a view or an index of others needs is an error of the database."""
+        """Drop columns. The database raises an error if another view or index needs one of them."""
         quote = self._dialect.quote
         self._altered(
             lambda location, present: [
@@ -255,7 +259,7 @@ class SqlTable:
         )
 
     def horizon(self) -> int | None:
-        """The commit_ts up to which deletes may be forgotten, as the ledger has it."""
+        """Return the commit_ts up to which deletes may be forgotten, from the ledger."""
         with self._transaction(writes=False) as cursor:
             entry = self._ledger.read(cursor)
         return entry.horizon if entry else None
@@ -275,7 +279,7 @@ class SqlTable:
         return tombstones.collect(horizon, [there.get(fold(key), key) for key in self._ledger.keys])
 
     def close(self) -> None:
-        """Close the target's connections that nobody uses; another table opens what it needs."""
+        """Close the target's idle connections. Other tables open new ones when needed."""
         self.forget_staged()
         self._connections.close()
 
@@ -289,7 +293,7 @@ class SqlTable:
             if not present:
                 if self._ledger.loaded(cursor):
                     return present
-                if self._gathers:  # the last cut has no such table
+                if self._gathers:  # the last cut does not include the new table
                     self._excluded.add(cursor, [self.place.source])
                 self._make(cursor, shape, soft=soft)
             elif soft and SOFT_DELETE_COLUMN not in present:
@@ -302,7 +306,7 @@ class SqlTable:
             return present
 
     def _make(self, cursor: Any, shape: TableShape, *, soft: bool) -> None:
-        """Make the table; of one that is there a shape may have columns that are never added to it."""
+        """Create the table. An existing table is not checked, because it may never get all of the columns."""
         check_sql_shape(shape, self._dialect.limits, self._dialect.quote)
         database = self._dialect.database
         length = self._dialect.key_length
@@ -316,15 +320,15 @@ class SqlTable:
         self._created = True
 
     def _grown(self, shape: TableShape, *, created: bool) -> EvolveResult:
-        """Bring the table to a shape, whatever others have done to it since it was planned."""
+        """Change the table to a shape, whatever others have changed since the change was planned."""
         with self._altering() as (cursor, entry):
-            if self._gathers:  # before the table: what is cut off between them is gone on with
+            if self._gathers:  # first, so that a change interrupted before the table's own is repeated
                 self._change(cursor, self._gathered.growing(cursor, shape))
                 self._gathered.look(cursor)
             plan = self._plan(self._present, shape)
             new = self._shard.new(shape) if self._shard else plan.added
             defaults, warnings = default_literals(new, shape)
-            # Of a shared table only our own rows get our defaults.
+            # In a shared table, only our own rows get our defaults.
             statements = self._growing(plan, shape, {} if self._shard else defaults)
             self._alter(cursor, statements, widens=bool(plan.widened))
             if self._shard:
@@ -333,7 +337,7 @@ class SqlTable:
         return EvolveResult(created, names, tuple(plan.widened), tuple(defaults), warnings)
 
     def _growing(self, plan: SqlEvolution, shape: TableShape, defaults: Mapping[str, str]) -> list[str]:
-        """The statements of a plan; ``defaults`` are literal texts."""
+        """Return the statements of a plan; ``defaults`` are literal texts."""
         added = {
             column.name: (found, self._literal(defaults.get(column.name), found))
             for column, found in plan.added
@@ -342,7 +346,7 @@ class SqlTable:
         return self._dialect.alter(self.place.location, added, plan.widened, keys)
 
     def _planned(self, shape: TableShape) -> SqlEvolution:
-        """What the columns lack; of a shared table they are looked up where they seem to lack something."""
+        """Plan the columns' changes. A shared table's columns are read again if a change seems needed."""
         plan = self._plan(self._present, shape)
         if self._shard and plan.needed:
             with self._transaction(writes=False) as cursor:
@@ -357,16 +361,16 @@ class SqlTable:
             raise self._shard.refused(exc) if self._shard else exc from None
 
     def _mend(self, name: str, wanted: str) -> list[str]:
-        """The statements that give a column a type that holds the source's values."""
+        """Return the statements that give a column a type that holds the source's values."""
         keys = frozenset(fold_name(key) for key in self._shape.keys)
         named = {fold_name(one): (one, found) for one, found in self._present.items()}
         own, found = named[fold_name(name)]
         return self._dialect.retyped(self.place.location, own, found, wanted, keys)
 
     def _altered(self, statements: Callable[[str, Mapping[str, str]], list[str]]) -> None:
-        """Change the schema as it is now, by a table's quoted name and its columns.
+        """Run statements that are built from a table's quoted name and its current columns.
 
-        The view of the table must not hold it up.
+        The table's view is changed with it, so that it does not block them.
         """
         with self._transaction(writes=False) as cursor:
             self._held(cursor, self._claimed_epoch(), lock=False)
@@ -384,7 +388,7 @@ class SqlTable:
 
     @contextmanager
     def _altering(self) -> Iterator[tuple[Any, Entry]]:
-        """A transaction with the ledger's row locked, where it is still ours, and the columns as they are."""
+        """Lock our ledger row in a transaction, read the columns, and yield the cursor and the entry."""
         with self._turns.mine(), self._transaction() as cursor:
             entry = self._held(cursor, self._claimed_epoch())
             self._changing = True
@@ -402,7 +406,7 @@ class SqlTable:
         self._change(cursor, [*shown, *rights])
 
     def _change(self, cursor: Any, statements: list[str]) -> None:
-        """Change the schema, with the ledger's row locked; on another connection where DDL commits."""
+        """Change the schema while the ledger's row is locked; on a second connection if DDL commits."""
         if not statements:
             return
         with self._changer(cursor) as changing:
@@ -411,7 +415,7 @@ class SqlTable:
 
     @contextmanager
     def _changer(self, cursor: Any) -> Iterator[Any]:
-        """A cursor for changes of the schema, while another one has the ledger's row locked."""
+        """Yield a cursor for schema changes while another cursor holds the lock of the ledger's row."""
         if not self._dialect.ddl_commits:
             yield cursor
             return
@@ -424,14 +428,15 @@ class SqlTable:
     def _check_rows(self, entry: Entry, cursor: Any) -> None:
         if not self._present and (entry.progress is not None or self._ledger.loaded(cursor)):
             raise StaleProgressError(
-                f"{self.place.shown} was dropped behind its progress: going on would leave a gap. Bring it "
-                f"back, or delete its rows from {self.place.own_ledger} (table_name {self.place.name!r}) and "
-                "let the worker load it again from the start of its topic",
+                f"{self.place.shown} was dropped, but the ledger still has its progress. Continuing would "
+                f"leave a gap. Restore the table, or delete its rows from {self.place.own_ledger} "
+                f"(table_name {self.place.name!r}) and let the worker load it again from the start of its "
+                "topic.",
                 table=self._table,
             )
 
     def _take_order(self, batch: ReducedBatch) -> None:
-        """Give the table the columns of the order its rows come in, once; refuse the way back."""
+        """Add the columns that ordering by source needs, once. Refuse to go back to Kafka's order."""
         check_order(batch, self._present, table=self.place.source)
         if not batch.sequenced or batch.shape == self._ordered:
             return
@@ -445,7 +450,7 @@ class SqlTable:
         self._ordered = batch.shape
 
     def _staged(self, batch: ReducedBatch) -> tuple[int, ...] | None:
-        """The attempts that count, once the batch's rows are staged; None where it has none."""
+        """Stage the batch's rows and return the attempts that count; None if the batch has no rows."""
         if batch.empty or batch.truncates:
             return None
         if batch.staged is None:
@@ -453,7 +458,7 @@ class SqlTable:
         return staged(self._connections, self.place.staging(self._claimed_epoch()), batch)
 
     def _make_staging(self, rows: RowFormat) -> None:
-        """Make the staging table again, empty; one of the same columns that nobody used stays."""
+        """Create an empty staging table. An unused one with the same columns is kept."""
         wanted = staged_columns(rows), tuple(self._staging_types(rows.shape)), self._native_types(rows.shape)
         unused, self._unused = self._unused, None
         if unused != wanted:
@@ -461,17 +466,17 @@ class SqlTable:
             make_staging(self._connections, self.place.staging(self._claimed_epoch()), *wanted, self._table)
 
     def _staging_types(self, shape: TableShape) -> list[str]:
-        """The types of the shape's columns at the target.
+        """Return the types of the shape's columns at the target.
 
         Raises:
-            SchemaRefusedError: the target lacks one.
+            SchemaRefusedError: the target lacks a column.
         """
         fold = folding(self._present, (column.name for column in shape.columns))
         known = {fold(name): found for name, found in self._present.items()}
         missing = [column.name for column in shape.columns if fold(column.name) not in known]
         if missing:
             raise SchemaRefusedError(
-                f"the target has no column {', '.join(missing)}: evolve it before the batch is applied",
+                f"The target has no column {', '.join(missing)}. Call evolve before the batch is applied.",
                 table=self._table,
             )
         natives = self._natives(shape)
@@ -481,7 +486,7 @@ class SqlTable:
         ]
 
     def _native_types(self, shape: TableShape) -> tuple[tuple[str, str], ...]:
-        """The columns of a staging table that are filled by a cast, with their types."""
+        """Return names and types of the staging columns that are filled by a cast."""
         found = self._natives(shape).items()
         return tuple((native_name(at), fit.kept) for at, fit in found if fit.kept is not None)
 
@@ -510,7 +515,8 @@ class SqlTable:
         if self._gathers and not batch.outside:
             return self._taken_in(cursor, batch, attempts)
         if self._gathers:
-            # What was gathered comes before the batch. Readers find its name, until a cut has the table.
+            # Merge the gathered changes before the batch. Readers find the table excluded until a cut
+            # includes it.
             self._excluded.add(cursor, [self.place.source])
             self._shape = batch.shape
             self._gathered.merge(cursor, batch.shape, self._present)
@@ -535,7 +541,7 @@ class SqlTable:
         return self._dialect.merge(cursor, merge)
 
     def _taken_in(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...] | None) -> Counts:
-        """Have a batch gathered."""
+        """Gather a batch for the next cut."""
         self._shape = batch.shape
         if batch.truncates:
             return self._gathered.add_emptying(cursor, batch.shape.keys)
@@ -567,18 +573,18 @@ class SqlTable:
         )
 
     def _prepare_gathered(self, cursor: Any, entry: Entry) -> None:
-        """Have a place for what is gathered; without cuts, merge what a worker with cuts left there.
+        """Create the side table for gathered changes. Without cuts, merge what a worker with cuts left there.
 
-        The ledger's row is locked. Where nothing is applied, what stands there is of another table that had
-        the name, and is thrown away. Where there is no place yet, the last cut has not got the table.
-        """
+        The ledger's row is locked. If nothing was ever applied, the side table's rows belong to an earlier
+        table of this name and are deleted. If the side table is missing, the last cut does not include the
+        table."""
         if self._gathers:
             with self._changer(cursor) as changing:
                 if entry.progress is None or not self._gathered.look(changing):
                     self._excluded.add(changing, [self.place.source])
                 self._gathered.prepare(changing, self._shape, self._present, empty=entry.progress is None)
         elif self._gathered.look(cursor):
-            if self._excluded.is_there(cursor):  # from here on the table is as of no cut
+            if self._excluded.is_there(cursor):  # from now on no cut includes the table
                 self._excluded.add(cursor, [self.place.source])
             if entry.progress is None:
                 self._gathered.discard(cursor)
@@ -587,21 +593,21 @@ class SqlTable:
 
     def _claimed_epoch(self) -> int:
         if self._epoch is None:
-            raise StaleProgressError("claim the table before writing to it", table=self._table)
+            raise StaleProgressError("The table must be claimed before it is written.", table=self._table)
         return self._epoch
 
     def _read(self, cursor: Any, *, lock: bool) -> Entry:
         entry = self._ledger.read(cursor, lock=lock)
         if entry is None:
             raise StaleProgressError(
-                f"the row of {self.place.shown} was deleted from {self.place.own_ledger}: start the worker "
-                "again",
+                f"The row of {self.place.shown} was deleted from {self.place.own_ledger}. Start the worker "
+                "again.",
                 table=self._table,
             )
         return entry
 
     def _held(self, cursor: Any, epoch: int, *, lock: bool = True, batch: int | None = None) -> Entry:
-        """The ledger's row, which must be of our epoch, as ``check_held`` says."""
+        """Return the ledger's entry. It must have our epoch (``check_held``)."""
         entry = self._read(cursor, lock=lock)
         check_held((entry.epoch,), (epoch,), table=self.place.source, batch=batch)
         return entry
@@ -613,35 +619,35 @@ class SqlTable:
 
 
 _OWN: Final = frozenset({SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, FROM_COLUMN, TO_COLUMN, READ_COLUMN})
-# What is said of our columns by a row that lives. A version that ended has an end, a delete's mark too.
+# Conditions that a current row meets. An ended version has an end, and so does the mark of a delete.
 _LIVING: Final = MappingProxyType({SOFT_DELETE_COLUMN: "IS NOT TRUE", TO_COLUMN: "IS NULL"})
 _MARK: Final = "_tidesink_view_"
 
 
 @dataclass(frozen=True)
 class SqlView:
-    """The view ``name`` of one table, beside it."""
+    """The view ``name`` of one table, in the table's schema."""
 
     dialect: Dialect
     place: Place
     name: str
 
     def statements(self, cursor: Any, present: Mapping[str, str]) -> list[str]:
-        """What makes the view fit the table's columns; empty where it does, so that readers are not held up.
+        """Return the statements that adapt the view to the table's columns; empty if nothing changed.
 
-        A log of changes (``mode: append``) has no view: its rows are neither living nor deleted.
+        A change log (``mode: append``) has no view, because its rows are neither current nor deleted.
 
         Raises:
-            SchemaRefusedError: a table has the view's name, or a view that is not ours.
+            SchemaRefusedError: the view's name belongs to a table, or to a view of someone else.
         """
         if OP in present:
             return []
         text = self.dialect.view_text(cursor, self.place, self.name)
         if text is not None and _MARK not in text:
             raise SchemaRefusedError(
-                f"{self.place.schema}.{self.name} is a table, or a view that tidesink did not make (or whose "
-                f"definition this user may not see), and target.view gives its name to the view of "
-                f"{self.place.shown}: set target.view to another name, or drop what stands there",
+                f"{self.place.schema}.{self.name} is a table, or a view that tidesink did not create (or "
+                "whose definition this user may not see). `target.view` uses that name for the view of "
+                f"{self.place.shown}. Set `target.view` to another name, or drop the existing object.",
                 table=str(self.place.source),
             )
         alias = _MARK + sha256(living_query(self.place, present).encode()).hexdigest()[:16]
@@ -651,7 +657,7 @@ class SqlView:
         return self.dialect.view_statements(self.place.beside(self.name), query)
 
     def in_the_way(self, cursor: Any) -> tuple[list[str], list[ForView]]:
-        """What is to be done before and after a change of types, where our view holds it up."""
+        """Return the statements to run before and after changing types, if our view blocks the change."""
         text = self.dialect.view_text(cursor, self.place, self.name)
         if text is None or _MARK not in text:
             return [], []
@@ -659,9 +665,9 @@ class SqlView:
 
 
 def living_query(place: Place, columns: Mapping[str, str], alias: str = "") -> str:
-    """The living rows of a table with these columns, in a database's SQL; ``alias`` is the table's in it.
+    """Return a query of a table's current rows; ``alias`` is the table's alias in it.
 
-    Of a table that keeps every version of a row these are the current versions.
+    In a table that keeps every version of a row, these are the current versions.
     """
     named = ", ".join(place.quote(name) for name in columns if name not in _OWN)
     living = [f"{place.quote(name)} {said}" for name, said in _LIVING.items() if name in columns]
@@ -670,7 +676,7 @@ def living_query(place: Place, columns: Mapping[str, str], alias: str = "") -> s
 
 
 class SqlShard:
-    """One shard of an open table; ``place.shard`` says which."""
+    """One shard of an open table: the one that ``place.shard`` names."""
 
     def __init__(self, connections: Connections, place: Place, ledger: SqlLedger) -> None:
         self._connections = connections
@@ -679,14 +685,14 @@ class SqlShard:
         self._ledger = ledger
 
     def rows(self, present: Mapping[str, str]) -> str:
-        """The condition for the shard's rows; ``present`` are the table's columns with their types."""
+        """SQL: the row belongs to the shard; ``present`` are the table's columns with their types."""
         assert self._place.shard is not None  # noqa: S101  (a shard's place has it)
         column, value = self._place.shard
         name, found = next(both for both in present.items() if fold_name(both[0]) == fold_name(column))
         return f"{self._dialect.quote(name)} = {self._dialect.literal(value, found)}"
 
     def new(self, shape: TableShape) -> tuple[tuple[ShapeColumn, str], ...]:
-        """The columns that the shard's rows have no value for yet, whether the table has them or not."""
+        """Return the columns for which the shard's rows have no value yet, even if the table has them."""
         with self._connections.transaction(str(self._place.source), writes=False) as cursor:
             entry = self._ledger.read(cursor)
         return tuple((column, "") for column in new_columns(shape, entry.known if entry else None))
@@ -700,7 +706,7 @@ class SqlShard:
         defaults: Mapping[str, str],
         present: Mapping[str, str],
     ) -> None:
-        """Give the shard's rows the literal texts ``defaults``, and write down that they have the columns."""
+        """Set the shard's rows to the literals ``defaults``, and record that they have the new columns."""
         fold = folding(present, (column.name for column in shape.columns))
         given = {fold(name): text for name, text in defaults.items()}
         sets = [
@@ -713,11 +719,11 @@ class SqlShard:
         self._ledger.write(cursor, replace(entry, known=known_after(entry.known, shape)))
 
     def written(self, entry: Entry, shape: TableShape) -> Entry:
-        """The shard's entry after rows of a shape were written."""
+        """Return the shard's entry after rows of a shape were written."""
         return replace(entry, known=known_after(entry.known or (), shape))
 
     def refused(self, error: SchemaRefusedError) -> SchemaRefusedError:
-        """The error of a change that the table cannot take, with the other shards."""
+        """Return the error of a change that the table cannot make, with the other shards."""
         with self._connections.transaction(str(self._place.source), writes=False) as cursor:
             others = self._ledger.others(cursor)
         return also_of(error, self._place.shown, others) if others else error

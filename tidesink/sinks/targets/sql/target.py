@@ -1,4 +1,4 @@
-"""What the SQL targets share: tables under a template, and what is asked of them before a run."""
+"""What the SQL targets share: opening tables under a template, and the checks before a run."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 
 DEFAULT_TEMPLATE: Final = "{schema}.{table}"
-# Its schema is that of the table of cuts.
+# The table of cuts is created in this table's schema.
 CUTS_TABLE: Final = TableId("tidesink", "cuts")
 
 
 _NO_DROP: Final = (
-    "a column that a view, an index or a constraint of yours needs is not dropped: the statement fails, and "
-    "the table with it, until that is gone"
+    "A column that another view, an index or a constraint needs cannot be dropped. The statement fails, and "
+    "the table stops, until that object is removed."
 )
 
 
 _LENGTH_UNKNOWN: Final = (
-    "nothing tells how long this key gets, so that a table that is made has {} (target.key-length): a longer "
-    "value stops the table before it, and nothing is cut"
+    "The length of this key is unknown, so a new table gets {} (`target.key-length`). A longer value stops "
+    "the table before it is written; no value is cut."
 )
 
 
 def capabilities_of(dialect: Dialect) -> Capabilities:
-    """What a database of this dialect can do."""
+    """Return the capabilities of a database of this dialect."""
     return Capabilities(
         name=dialect.database,
         exactly_once=True,
@@ -58,10 +58,10 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
 
 @dataclass(frozen=True)
 class SqlTarget:
-    """Tables in a database, each under ``template`` with ``{schema}`` and ``{table}`` filled in.
+    """Tables in a database, each named by ``template`` with ``{schema}`` and ``{table}`` filled in.
 
-    ``view`` is the template of the name of a view of the living rows, beside each table; None: none is made.
-    ``cuts``: changes are gathered until all tables come to a cut together.
+    ``view``: template of the name of a view of each table's current rows; None for no view.
+    ``cuts``: changes are gathered until all tables reach a cut together.
     """
 
     connections: Connections
@@ -71,15 +71,15 @@ class SqlTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the database can do."""
+        """The abilities of the database."""
         return capabilities_of(self.connections.dialect)
 
     def place_of(self, table: TableId) -> Place:
-        """Where a table stands."""
+        """Return a table's place."""
         return place_in(self.template, table, self.connections.dialect.quote)
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> SqlTable:
-        """The table of ``shape``, created when missing."""
+        """Open the table of ``shape``, and create it if missing."""
         place = replace(self.place_of(shape.table), source=shape.source, shard=shape.shard)
         view = view_name(self.view, place)
         self.connections.add_place(place)
@@ -94,7 +94,7 @@ class SqlTarget:
         )
 
     def cut_log(self, pipeline: str) -> SqlCuts:
-        """The cuts of a pipeline, in a table beside its tables; ``tidesink`` stands for their schema."""
+        """Return the cuts of a pipeline. Their schema is the template's with ``tidesink`` as the source's."""
         return SqlCuts(self.connections, self._place_of_cuts, self._excluded(pipeline))
 
     def _excluded(self, pipeline: str) -> ExcludedTables:
@@ -105,7 +105,7 @@ class SqlTarget:
         return self.place_of(CUTS_TABLE)
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> SqlReader | None:
-        """What reads the table of ``shape``."""
+        """Return a reader of the table of ``shape``; None if it does not exist."""
         place = replace(self.place_of(shape.table), source=shape.source, shard=shape.shard)
         found = SqlReader(self.connections, place, shape, pipeline=pipeline, session=session)
         if found.exists:
@@ -115,27 +115,27 @@ class SqlTarget:
 
 
 def view_name(template: str | None, place: Place) -> str | None:
-    """The name of a table's view, by the table's own name at the target; None where none is asked for."""
+    """Return the name of a table's view, built from the table's name at the target; None for no view."""
     return None if template is None else template.replace("{table}", place.name)
 
 
 def open_sql(dialect: Dialect, config: Config) -> SqlTarget:
-    """The tables of a config."""
+    """Open the target of a config."""
     settings = cast("SqlSettings", config.target)
     connections = Connections(dialect, endpoint_of(settings))
     return SqlTarget(connections, settings.table, settings.view, cuts=config.cuts is not None)
 
 
 def shown_place(dialect: Dialect, settings: SqlSettings, table: TableId) -> str:
-    """A table's server and name, for people to read."""
+    """Return a table's server and name, for display."""
     return f"{endpoint_of(settings).shown} {place_in(settings.table, table, dialect.quote).shown}"
 
 
 def try_connection(dialect: Dialect, endpoint: Endpoint, query: str) -> str:
-    """What became of logging in and asking a question; leaves nothing behind.
+    """Log in, run a query and return its answer. Leaves no trace in the database.
 
     Raises:
-        ConfigError: the database cannot be used, with the reason.
+        ConfigError: the database cannot be used; names the reason.
     """
     with _asking(Connections(dialect, endpoint)) as cursor:
         cursor.execute(query)
@@ -145,7 +145,7 @@ def try_connection(dialect: Dialect, endpoint: Endpoint, query: str) -> str:
 
 @contextmanager
 def _asking(connections: Connections) -> Iterator[Any]:
-    """A cursor to ask questions with, before any table; its errors are the config's."""
+    """Open a cursor for queries before any table is used. Its errors are raised as ``ConfigError``."""
     try:
         with connections.transaction("target", writes=False) as cursor:
             yield cursor
@@ -156,19 +156,19 @@ def _asking(connections: Connections) -> Iterator[Any]:
 
 
 class SqlPreflight(PreflightChecks):
-    """Of the tables of a database."""
+    """Checks of a database's tables before the first run."""
 
     def __init__(self, dialect_of: Callable[[Any], Dialect]) -> None:
-        """``dialect_of``: the dialect under the settings of a target."""
+        """``dialect_of``: returns the dialect for a target's settings."""
         self._dialect_of = dialect_of
 
     def column_type(self, settings: SqlSettings, column: ShapeColumn) -> str:
-        """As a CREATE TABLE has it."""
+        """Return the column's type as in CREATE TABLE."""
         dialect = self._dialect_of(settings)
         return shown_type(column, dialect.database, dialect.key_length)
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """Names, columns and keys by the database's limits; raises as ``PreflightChecks`` says."""
+        """Check names, columns and keys against the database's limits."""
         settings = cast("SqlSettings", config.target)
         dialect = self._dialect_of(settings)
         place = place_in(settings.table, shape.table, dialect.quote)
@@ -180,7 +180,7 @@ class SqlPreflight(PreflightChecks):
         return PreflightResult(limits, tuple(_keys_without_length(shape, dialect)))
 
     def missing_grants(self, config: Config, tables: Iterable[TableId]) -> tuple[str, ...]:
-        """For the tables of the target that these go to, with their ledger and that of cuts."""
+        """Return the missing grants for the tables' target tables, their ledger and the table of cuts."""
         settings = cast("SqlSettings", config.target)
         dialect = self._dialect_of(settings)
         wanted: dict[Place, bool] = {}
@@ -199,18 +199,18 @@ class SqlPreflight(PreflightChecks):
 
 
 def _is_changed(config: Config, table: TableId) -> bool:
-    """Whether changes of columns at the source change the columns of the target's table."""
+    """Return True if column changes at the source change the target table's columns."""
     policies = config.table_config(table).schema_changes
     return "apply" in (policies.add, policies.widen, policies.drop, policies.rename)
 
 
 def _keys_without_length(shape: TableShape, dialect: Dialect) -> Iterator[str]:
-    """What is made of keys whose length nothing tells; somebody may have made the table already."""
+    """Yield warnings for keys of unknown length. A user may have created the table already."""
     for column in shape.key_columns:
         try:
             made = wanted_type(column, shape, dialect.database, key_length=dialect.key_length)
         except SchemaRefusedError as refused:
-            yield f"column {column.name}: {refused.message}"
+            yield f"Column {column.name}: {refused.message}"
             continue
         if made != shown_type(column, dialect.database):
-            yield f"column {column.name}: {_LENGTH_UNKNOWN.format(made)}"
+            yield f"Column {column.name}: {_LENGTH_UNKNOWN.format(made)}"
