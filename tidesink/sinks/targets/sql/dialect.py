@@ -295,7 +295,7 @@ class Dialect(Protocol):
         """Return the statement, for the user to run, that makes columns (with their types) nullable."""
 
     def view_text(self, cursor: Any, place: Place, name: str) -> str | None:
-        """Return the server's definition of the view ``name`` in the table's schema; None if the name is free.
+        """Return the server's definition of the view ``name`` in the schema; None if the name is free.
 
         Empty if it is not a view, or if the user may not see its definition.
         """

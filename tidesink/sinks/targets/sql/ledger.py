@@ -145,7 +145,7 @@ class SqlLedger:
         return self.place.shard is not None and any(self.others(cursor).values())
 
     def check_sharing(self, cursor: Any) -> None:
-        """Refuse a table that is used in another way: unshared, as shards, or under a name spelled differently.
+        """Refuse a table that is used in another way: unshared, as shards, or under another spelling.
 
         Raises:
             StaleProgressError: the table is used in another way; names it.
@@ -267,7 +267,7 @@ class SqlTombstones:
     held: Callable[[Any], Entry]
 
     def collect(self, horizon: int, keys: Sequence[str], *, piece: int = PIECE) -> Collected:
-        """Raise the horizon and remove the deletes up to it; ``keys``: the key's column names in the table."""
+        """Raise the horizon and remove the deletes up to it; ``keys``: the table's names of key columns."""
         removed = 0
         while True:
             with self.transaction() as cursor:

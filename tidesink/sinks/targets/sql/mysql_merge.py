@@ -1,9 +1,9 @@
-"""How a batch is merged in MySQL and MariaDB: keys, statements, ledger, errors by number.
+"""Merges a batch in MySQL and MariaDB: key checks, statements, ledger columns, and errors by number.
 
-``ON DUPLICATE KEY UPDATE`` changes *another* row where a row's value in some other unique column is that
-row's (MySQL's manual warns of it), so it is used only where the key is the one unique index there is: the
-look at the table holds off whoever would add one until the commit. Everywhere else rows that are there are
-updated by their key, and those missing inserted.
+``ON DUPLICATE KEY UPDATE`` changes *another* row if a new row's value collides with it in some other unique
+column (MySQL's manual warns of this). So it is used only if the key is the table's only unique index. Reading
+the table first prevents others from adding an index until the commit. For any other table, existing rows are
+updated by their key, and missing rows are inserted.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -38,9 +38,9 @@ _SWAPPED: Final = "`_tidesink_swapped`"
 
 
 def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
-    """Deletes, then upserts; in the source's order both at once, held to a count made before.
+    """Delete, then upsert. In the source's order do both at once, and check the count made before.
 
-    ``only_key``: the key is the table's one unique index.
+    ``only_key``: the key is the table's only unique index.
     """
     ordered = merge.sequence is not None
     deleted = _deleted(cursor, merge) if merge.deletes and not ordered else 0
@@ -55,7 +55,7 @@ def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
         counts = Counts(int(cursor.rowcount), updated, deleted, stale)
     else:
         cursor.execute(_insert(merge, missing=False) + _on_duplicate(merge))
-        # In the source's order it counts 2 for a row that is newer, which always changes, 1 for any other.
+        # In the source's order, a row that is newer always changes and counts 2; every other row counts 1.
         updated = int(cursor.rowcount) - rows if ordered else found
         if not ordered:
             check_upserted(merge, int(cursor.rowcount), found)
@@ -64,18 +64,18 @@ def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
 
 
 def check_upserted(merge: Merge, counted: int, updated: int) -> None:
-    """Hold what INSERT … ON DUPLICATE KEY UPDATE counts to the rows it was given.
+    """Check the row count of INSERT … ON DUPLICATE KEY UPDATE against the staged rows.
 
-    A row that did not change counts 1, as a new one does (``CLIENT.FOUND_ROWS``); one that changed 2, and 3
-    in a table of MariaDB's that keeps its versions.
+    A new or unchanged row counts 1 (``CLIENT.FOUND_ROWS``). A changed row counts 2, or 3 in a
+    system-versioned table of MariaDB.
 
     Raises:
-        AccountingError: fewer than there are rows, or more than ``updated`` of them can count.
+        AccountingError: the count is below the number of rows, or above what ``updated`` rows can add.
     """
     if merge.upserts <= counted <= merge.upserts + 2 * updated:
         return
     raise AccountingError(
-        f"the merge counts {counted} for {merge.upserts} upserts, of which {updated} rows were there before",
+        f"The merge counted {counted} for {merge.upserts} upserts, of which {updated} rows existed before.",
         table=str(merge.place.source),
     )
 
@@ -92,7 +92,7 @@ def _deleted(cursor: Any, merge: Merge) -> int:
 
 
 def _found(cursor: Any, merge: Merge) -> tuple[int, int]:
-    """How many of the rows are there already, and how many are not newer than what is there."""
+    """Return the numbers of rows that exist already, and of rows not newer than the stored one."""
     cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {merge.target})")
     if not cursor.fetchone()[0]:
         return 0, 0
@@ -106,7 +106,7 @@ def _found(cursor: Any, merge: Merge) -> tuple[int, int]:
 
 
 def _values(merge: Merge, alias: str) -> dict[str, str]:
-    """What each column of a row that is there becomes, the row by its alias; the position is the last."""
+    """Return the new value of each column of an existing row, which is ``alias``. The position is last."""
     values = {column.target: _written(merge, column, alias) for column in merge.values}
     values |= {name: f"IF(s.t_delete = 1, NULL, {alias}.{name})" for name in merge.beside}
     first = merge.keys[0]
@@ -114,7 +114,7 @@ def _values(merge: Merge, alias: str) -> dict[str, str]:
 
 
 def _written(merge: Merge, column: MergeColumn, alias: str) -> str:
-    """A delete that is soft leaves the values but those it tells, another leaves none."""
+    """Return a column's new value. A soft delete keeps stored values except ``on_delete`` columns."""
     stays = merge.sequence and merge.soft and column not in merge.on_delete
     value = f"s.{column.staged}"
     return f"IF(s.t_delete = 1, {alias}.{column.target}, {value})" if stays else value
@@ -135,7 +135,7 @@ def _insert(merge: Merge, *, missing: bool) -> str:
 
 
 def _on_duplicate(merge: Merge) -> str:
-    """Assignments are made from left to right, and those after see them: the position comes last."""
+    """Return the clause. Assignments run from left to right and see earlier ones, so the position is last."""
     keys, target = ", ".join(f"s.{column.staged}" for column in merge.keys), merge.target
     sets = _sets(merge, target)
     if merge.sequence:
@@ -146,9 +146,9 @@ def _on_duplicate(merge: Merge) -> str:
 
 
 def updated_rows(cursor: Any, merge: Merge, where: str) -> int:
-    """Update the rows that are there; where they swap values of a unique column, by way of a copy.
+    """Update existing rows. If they swap values of a unique column, do it by way of a copy.
 
-    ``where`` says which of the staged rows ``s`` with the stored ones ``t``.
+    ``where``: selects staged rows ``s`` and stored rows ``t``.
     """
     rows = f"{merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on}"
     try:
@@ -156,13 +156,13 @@ def updated_rows(cursor: Any, merge: Merge, where: str) -> int:
     except cursor.connection.Error as exc:
         if code_of(exc) != _DUPLICATE or _referenced(cursor, merge):
             raise
-        # InnoDB has undone the statement alone: the transaction goes on.
+        # InnoDB has rolled back only the statement, so the transaction can continue.
         return _swapped(cursor, merge, where)
     return int(cursor.rowcount)
 
 
 def _referenced(cursor: Any, merge: Merge) -> bool:
-    """Whether rows of other tables hang on this table's, which would go with a deleted row."""
+    """Return True if other tables' rows refer to this table, so that deleting a row could delete them."""
     cursor.execute(
         "SELECT COUNT(*) FROM information_schema.REFERENTIAL_CONSTRAINTS "
         "WHERE UNIQUE_CONSTRAINT_SCHEMA = %s AND REFERENCED_TABLE_NAME = %s",
@@ -172,21 +172,21 @@ def _referenced(cursor: Any, merge: Merge) -> bool:
 
 
 def is_computed(extra: str) -> bool:
-    """Whether a column takes no value, by what SHOW COLUMNS says last of it.
+    """Return True if a column is computed, given the last field of SHOW COLUMNS.
 
-    MySQL 8's DEFAULT_GENERATED is a default that is an expression: such a column has values of its own.
+    MySQL 8's DEFAULT_GENERATED only means that the default is an expression; such a column stores values.
     """
     said = extra.upper()
     return any(words in said for words in _COMPUTED)
 
 
 def _swapped(cursor: Any, merge: Merge, where: str) -> int:
-    """Uniqueness is looked at row by row: take the rows out as they are, change them, and put them back."""
+    """Uniqueness is checked row by row, so remove the rows into a copy, change them there, and insert them."""
     cursor.execute(f"SHOW COLUMNS FROM {merge.target}")
     stored = [merge.place.quote(name) for name, *_, extra in cursor.fetchall() if not is_computed(extra)]
     names = ", ".join(stored)
     keys = ", ".join(column.target for column in merge.keys)
-    # A temporary table is made and dropped without a commit. Servers may ask for a primary key of it.
+    # Creating and dropping a temporary table does not commit. Servers may require a primary key for it.
     cursor.execute(
         f"CREATE TEMPORARY TABLE {_SWAPPED} (PRIMARY KEY ({keys})) ENGINE=InnoDB AS SELECT "
         + ", ".join(f"t.{name}" for name in stored)
@@ -206,15 +206,17 @@ def _swapped(cursor: Any, merge: Merge, where: str) -> int:
 
 
 _EVERY_BYTE: Final = re.compile(r"utf8mb4_0900_bin|binary|\w+_nopad_bin")
-# Fixed lengths lose what is at the end of a value: spaces, or bytes of zero.
+# Types of fixed length lose trailing spaces or zero bytes.
 _FIXED: Final = re.compile(r"(char|binary)(\([0-9]+\))")
 
 
 def check_keys(cursor: Any, place: Place, keys: Collection[str], collation: str) -> None:
-    """Look at the key's columns (quoted, in lower case); ``collation`` is the one to name as right.
+    """Check the key's columns (quoted, in lower case).
+
+    ``collation``: the collation to recommend.
 
     Raises:
-        SchemaRefusedError: a column takes different values for one.
+        SchemaRefusedError: a column treats different values as equal.
     """
     cursor.execute(f"SHOW FULL COLUMNS FROM {place.location}")
     for name, found, compared, *_ in cursor.fetchall():
@@ -222,7 +224,7 @@ def check_keys(cursor: Any, place: Place, keys: Collection[str], collation: str)
             continue
         fixed = _FIXED.fullmatch(found)
         if fixed:
-            why, right = f"is {found}, which drops what ends a value", f"var{found}"
+            why, right = f"is {found}, which drops the end of some values", f"var{found}"
         elif compared is not None and not _EVERY_BYTE.fullmatch(compared):
             why, right = f"has the collation {compared}", found
         else:
@@ -230,8 +232,8 @@ def check_keys(cursor: Any, place: Place, keys: Collection[str], collation: str)
         if compared is not None:
             right += f" CHARACTER SET utf8mb4 COLLATE {collation}"
         raise SchemaRefusedError(
-            f"the key column {name} of {place.shown} {why}: different keys (such as 'a' and 'A', or 'a' and "
-            "'a ') would be one row there, and overwrite each other. Change it, and start again: "
+            f"The key column {name} of {place.shown} {why}: different keys (such as 'a' and 'A', or 'a' and "
+            "'a ') would be the same row there, and overwrite each other. Change it, and start again: "
             f"ALTER TABLE {place.location} MODIFY {quote_mysql(name)} {right} NOT NULL",
             table=str(place.source),
             column=name,
@@ -239,10 +241,10 @@ def check_keys(cursor: Any, place: Place, keys: Collection[str], collation: str)
 
 
 def only_unique(cursor: Any, place: Place, keys: Collection[str]) -> bool:
-    """Whether the key is the table's one unique index.
+    """Return True if the key is the table's only unique index.
 
     Raises:
-        SchemaRefusedError: it has none on the key.
+        SchemaRefusedError: the table has no unique index on the key.
     """
     cursor.execute(f"SHOW INDEX FROM {place.location}")
     unique: dict[str, set[str]] = {}
@@ -251,14 +253,14 @@ def only_unique(cursor: Any, place: Place, keys: Collection[str]) -> bool:
             unique.setdefault(row[2], set()).add(_indexed(row[4], row[7]))
     if set(keys) not in unique.values():
         raise SchemaRefusedError(
-            f"{place.shown} has no unique index on the key's columns, each as a whole: make its primary key",
+            f"{place.shown} has no unique index on the whole columns of the key. Make them its primary key.",
             table=str(place.source),
         )
     return all(found == set(keys) for found in unique.values())
 
 
 def _indexed(column: str | None, length: int | None) -> str:
-    """A part of an index, quoted and in lower case; that of an expression, or of a prefix, is no column's."""
+    """Return an index part's column, quoted and in lower case; "" for an expression or a column's prefix."""
     return fold_name(quote_mysql(column)) if column and length is None else ""
 
 
@@ -266,15 +268,15 @@ def check_kept(
     cursor: Any,
     place: Place,
     columns: Collection[str],
-    keys: Collection[str],  # noqa: ARG001  (an AUTO_INCREMENT keeps what it is given)
+    keys: Collection[str],  # noqa: ARG001  (an AUTO_INCREMENT column accepts values)
 ) -> None:
-    """Look at what a table that a person made does with its rows (``Dialect.check_kept``).
+    """Check a table created by a user (``Dialect.check_kept``).
 
-    A TIMESTAMP may be given the time by the server: at each change of its row, and, where
-    ``explicit_defaults_for_timestamp`` is off, in place of NULL.
+    The server may set a TIMESTAMP to the current time: whenever its row changes, and instead of NULL if
+    ``explicit_defaults_for_timestamp`` is off.
 
     Raises:
-        SchemaRefusedError: rows would not be kept as they are written.
+        SchemaRefusedError: rows would not be stored as written.
     """
     _check_engine(cursor, place)
     cursor.execute("SELECT @@explicit_defaults_for_timestamp")
@@ -286,8 +288,8 @@ def check_kept(
         if fold_name(name) in columns and (fills or "on update" in extra.lower()):
             right = f"{found} NULL" if key != "PRI" else f"{found} NOT NULL{default_of_key(found)}"
             raise SchemaRefusedError(
-                f"the server puts the time into the column {name} of {place.shown} by itself, in place of "
-                "the source's value, when a row is changed or has none. Change it, and start again: "
+                f"The server writes the current time into the column {name} of {place.shown}, instead of the "
+                "source's value, when a row is changed or has no value. Change it, and start again: "
                 f"ALTER TABLE {place.location} MODIFY {quote_mysql(name)} {right}",
                 table=str(place.source),
                 column=name,
@@ -295,7 +297,7 @@ def check_kept(
 
 
 def _check_engine(cursor: Any, place: Place) -> None:
-    """Refuse a table whose rows do not come with their progress: its engine has no transactions."""
+    """Refuse a table whose engine has no transactions: its rows and progress would not be committed together."""
     cursor.execute(
         "SELECT t.ENGINE FROM information_schema.TABLES t JOIN information_schema.ENGINES e USING (ENGINE) "
         "WHERE t.TABLE_SCHEMA = %s AND t.TABLE_NAME = %s AND e.TRANSACTIONS = 'NO'",
@@ -304,8 +306,8 @@ def _check_engine(cursor: Any, place: Place) -> None:
     found = cursor.fetchone()
     if found is not None:
         raise SchemaRefusedError(
-            f"{place.shown} is of the engine {found[0]}, which has no transactions: a batch could be written "
-            "in part, or twice. Change it, and start again: "
+            f"{place.shown} uses the engine {found[0]}, which has no transactions: a batch could be written "
+            "partly, or twice. Change it, and start again: "
             f"ALTER TABLE {place.location} ENGINE=InnoDB",
             table=str(place.source),
         )
@@ -314,15 +316,15 @@ def _check_engine(cursor: Any, place: Place) -> None:
 def _check_made(
     place: Place, column: tuple[str, str], *, null: str, default: Any, extra: str, columns: Collection[str]
 ) -> None:
-    """Refuse a column of the source's that the server computes, and another that must have a value."""
+    """Refuse a source column that the server computes, and a required column that the source does not have."""
     name, found = column
     quoted, written = quote_mysql(name), fold_name(name) in columns
     if written and is_computed(extra):
-        why = "is generated by the server, which takes no value for it"
-        # Neither server makes a plain column of a virtual one.
+        why = "is generated by the server, which accepts no value for it"
+        # Neither server can turn a virtual column into a plain one.
         way = f"DROP COLUMN {quoted}, ADD COLUMN {quoted} {found} NULL"
     elif not written and null != "YES" and default is None and not (extra or name.startswith(OUR_PREFIX)):
-        why = f"({found}) takes no NULL, has no default, and is not a column of the source"
+        why = f"({found}) is NOT NULL, has no default, and is not a column of the source"
         way = f"MODIFY {quoted} {found} NULL"
     else:
         return
@@ -335,10 +337,10 @@ def _check_made(
 
 
 def default_of_key(found: str) -> str:
-    """What a key's column says besides, so that a server does not change a TIMESTAMP with its row.
+    """Return a default for a key column, so that the server does not change a TIMESTAMP with its row.
 
-    Where ``explicit_defaults_for_timestamp`` is off, as it was in MariaDB before 10.10, it does so to the
-    first one that takes no NULL and has no default.
+    If ``explicit_defaults_for_timestamp`` is off, as in MariaDB before 10.10, the server does so to the first
+    TIMESTAMP column that is NOT NULL and has no default.
     """
     return " DEFAULT '1970-01-01 00:00:01'" if found.startswith("timestamp") else ""
 
@@ -360,9 +362,9 @@ _AFTER_THE_KEY: Final = MappingProxyType(
     }
 )
 _NAME_TYPE: Final = "varchar(64) NOT NULL"
-# The columns of the ledger, with their types.
+# Columns and types of the ledger.
 LEDGER_COLUMNS: Final[Mapping[str, str]] = MappingProxyType({"table_name": _NAME_TYPE, **_AFTER_THE_KEY})
-# The columns of the ledger of tables that several source tables share.
+# Columns and types of the ledger of shared tables.
 SHARDS_COLUMNS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "table_name": _NAME_TYPE,
@@ -376,7 +378,7 @@ SHARDS_COLUMNS: Final[Mapping[str, str]] = MappingProxyType(
 def prepare_ledger(
     cursor: Any, location: str, present: Mapping[str, str], columns: Mapping[str, str], collation: str
 ) -> None:
-    """Make a ledger, or give one of an earlier version the columns that there were not: they take NULL."""
+    """Create a ledger, or add the nullable columns that a ledger of an earlier version lacks."""
     if not present:
         spelt = ", ".join(f"{name} {found}" for name, found in columns.items())
         keys = ", ".join(name for name in ("table_name", "shard") if name in columns)
@@ -391,7 +393,7 @@ def prepare_ledger(
 
 
 def _add(cursor: Any, statement: str) -> None:
-    """MySQL's ADD COLUMN has no IF NOT EXISTS."""
+    """Add a column unless another worker has just added it: MySQL's ADD COLUMN has no IF NOT EXISTS."""
     try:
         cursor.execute(statement)
     except cursor.connection.Error as exc:
@@ -399,14 +401,14 @@ def _add(cursor: Any, statement: str) -> None:
             raise
 
 
-# The connection was cut (4031: for its silence) or could not be made, or the server is going down.
+# The connection was lost (4031: idle too long) or could not be made, or the server is shutting down.
 _CUT: Final = frozenset({"", "1053", "1152", "1158", "1159", "1160", "1161", "1927", "4031"}) | {
     str(number) for number in range(2000, 2062)
 }
 _LATER: Final = "Nothing of this batch was written, and it is tried again."
 _NOTHING: Final = "Nothing was written."
 
-# Numbers of MySQL's and MariaDB's errors, our class, the cause, and what to do next.
+# Error numbers of MySQL and MariaDB, our error class, the cause, and what to do next.
 NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
     (
         (1213, 1614),
@@ -469,8 +471,8 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         (1290, 1836, 1792),
         Meaning(
             TransientTargetError,
-            "The server takes no writes: it is a replica, or read-only",
-            "Let target.url name the primary, or set read_only to OFF.",
+            "The server accepts no writes: it is a replica, or read-only",
+            "Set target.url to the primary, or set read_only to OFF.",
         ),
     ),
     (
@@ -485,7 +487,7 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         (1048, 1263, 1364),
         Meaning(
             TargetError,
-            "A row has no value for a column that takes no NULL at the target",
+            "A row has no value for a column that is NOT NULL at the target",
             f"{_NOTHING} At the target: ALTER TABLE … MODIFY … NULL",
         ),
     ),
@@ -528,7 +530,9 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
     ),
     (
         (1148, 3948, 4166, 3950),
-        Meaning(TargetError, "The server takes no LOAD DATA LOCAL", "Set its variable local_infile to 1."),
+        Meaning(
+            TargetError, "The server does not allow LOAD DATA LOCAL", "Set its variable local_infile to 1."
+        ),
     ),
     (
         (1049,),
@@ -542,28 +546,28 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         (1070, 1071, 1117, 1118, 1074),
         Meaning(
             SchemaRefusedError,
-            f"MySQL has a limit that this table passes ({MYSQL_LIMITS.columns:,} columns, some "
+            f"The table exceeds a limit of MySQL ({MYSQL_LIMITS.columns:,} columns, about "
             f"{MYSQL_LIMITS.long_values} of them long texts or bytes, 65,535 bytes of a row without these, "
             f"{MYSQL_LIMITS.key_bytes:,} bytes of a key)",
-            "Leave columns out with except_column_list, or choose a shorter key.",
+            "Exclude columns with except_column_list, or choose a shorter key.",
         ),
     ),
     (
         (1005,),
         Meaning(
             SchemaRefusedError,
-            "The server's storage engine cannot make the table: in MariaDB one of more than "
-            f"{MYSQL_LIMITS.columns:,} columns, or of a name that a foreign key of another table refers to "
-            "in vain",
-            "SHOW ENGINE INNODB STATUS and the server's log say more, where it has no room or such a file "
-            "too.",
+            "The server's storage engine cannot create the table. MariaDB refuses more than "
+            f"{MYSQL_LIMITS.columns:,} columns, and a name that another table's foreign key refers to "
+            "without a match",
+            "Other causes are a full disk and an existing file. SHOW ENGINE INNODB STATUS and the server's "
+            "log have the details.",
         ),
     ),
     (
         (1059, 1102, 1103, 1166, 1300),
         Meaning(
             SchemaRefusedError,
-            "MySQL takes no such name",
+            "MySQL does not allow this name",
             "Change target.table, or give the table another name with a route.",
         ),
     ),
@@ -571,7 +575,7 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         (1146, 1051),
         Meaning(
             TransientTargetError,
-            "A table is gone that was there",
+            "A table was dropped",
             f"{_LATER} If it lasts, find the program that drops tables at the target.",
         ),
     ),
@@ -579,13 +583,13 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         (1060,),
         Meaning(TransientTargetError, "Another worker of the table added a column at this moment", _LATER),
     ),
-    # Numbers of the engine's (126, 127, 144, 145) come through as they are in MariaDB.
+    # MariaDB passes on the engine's own numbers (126, 127, 144, 145).
     (
         (126, 127, 144, 145, 1034, 1194, 1195),
         Meaning(
             TransientTargetError,
-            "A table is marked as crashed, as one of Aria or MyISAM is when the server stops in the middle",
-            "A staging table is made again by the next try; any other needs REPAIR TABLE.",
+            "A table is marked as crashed, which happens to Aria and MyISAM tables when the server is killed",
+            "The next try creates a staging table again; any other table needs REPAIR TABLE.",
         ),
     ),
     (
@@ -601,7 +605,7 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         (3750, 1173),
         Meaning(
             TargetError,
-            "The server takes no table without a primary key (sql_require_primary_key)",
+            "The server refuses a table without a primary key (sql_require_primary_key)",
             f"{_NOTHING} Give the table one, or set the variable to OFF for tidesink's user.",
         ),
     ),
@@ -610,16 +614,16 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         Meaning(
             TargetError,
             "The server refuses a statement that its GTIDs cannot carry (enforce_gtid_consistency)",
-            f"{_NOTHING} Make the table InnoDB, and drop triggers that write to tables of other engines. For "
-            "rows that swap values of a unique column MySQL 8.0.13 and binlog_format ROW are needed, or the "
-            "index must go.",
+            f"{_NOTHING} Convert the table to InnoDB, and drop triggers that write to tables of other "
+            "engines. Rows that swap values of a unique column need MySQL 8.0.13 and binlog_format ROW; "
+            "otherwise drop the index.",
         ),
     ),
     (
         (1153, 1301),
         Meaning(
             TargetError,
-            "A row is longer than the server takes in one statement",
+            "A row is longer than the server accepts in one statement",
             f"{_NOTHING} Raise its variable max_allowed_packet above twice the longest message of the topic.",
         ),
     ),
@@ -662,7 +666,7 @@ _UNKNOWN: Final = Meaning(
     "The server refuses the statement",
     f"{_NOTHING} MariaDB's or MySQL's list of error codes has the number; see the server's log too.",
 )
-# The messages of these hold names of objects, settings and users, and no value of a row.
+# Messages with these codes contain names of objects, settings and users, but no row values.
 _NAMES_ONLY: Final = frozenset(
     map(
         str,
@@ -677,7 +681,7 @@ RIGHTS: Final = frozenset({"1044", "1142", "1143", "1227", "1370", "1410"})
 
 
 class LoadRefusedError(Exception):
-    """LOAD DATA LOCAL warned of a value that it changed, as a warning with this number."""
+    """LOAD DATA LOCAL reported a changed value, as a warning with this number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -685,7 +689,7 @@ class LoadRefusedError(Exception):
 
 
 def code_of(exc: BaseException) -> str | None:
-    """The number of an error; empty where the connection was cut, None for other exceptions."""
+    """Return an error's number; "" for a lost connection, None for other exceptions."""
     import pymysql
 
     if isinstance(exc, LoadRefusedError):
@@ -699,7 +703,7 @@ def code_of(exc: BaseException) -> str | None:
 
 
 def fault_of(exc: BaseException) -> Fault | None:
-    """A PyMySQL error without values of rows; None for other exceptions."""
+    """Return a PyMySQL error without row values; None for other exceptions."""
     code = code_of(exc)
     if code is None:
         return None
@@ -710,16 +714,16 @@ def fault_of(exc: BaseException) -> Fault | None:
 def error_of(
     fault: Fault, *, table: str, committing: bool = False, user: str = "", grants: Sequence[str] = ()
 ) -> TidesinkError:
-    """The error to raise for a fault, where a commit was under way or not (``Dialect.error_of``)."""
+    """Return the error to raise for a fault (``Dialect.error_of``)."""
     code = fault.code
     if code in _CUT:
         if committing:
             return CommitUnknownError(
-                "the connection was cut during the commit, which may have happened: ask for the committed "
-                "progress first",
+                "The connection was lost during the commit, which may have happened. Read the committed "
+                "progress before anything else.",
                 table=table,
             )
-        said = ": ".join(part for part in (code or "the connection was cut", fault.words) if part)
+        said = ": ".join(part for part in (code or "the connection was lost", fault.words) if part)
         return TransientTargetError(f"The server does not answer ({said}). {_LATER}", table=table)
     meaning = _MEANINGS.get(code, _UNKNOWN)
     return explained(meaning, fault, f"error {code}", table=table, user=user, grants=grants)

@@ -1,4 +1,4 @@
-"""Postgres tables: COPY from the executors, one transaction for rows and progress."""
+"""Postgres tables: COPY from the executors, and one transaction for rows and progress."""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from tidesink.sinks.state.progress import StateStore
 
 
-# Sent as statements, not as options: poolers pass those on.
+# Sent as statements instead of connection options, which poolers pass on to other sessions.
 _SESSION: Final = (
     "SET TIME ZONE 'UTC'; SET datestyle TO 'ISO, YMD'; SET standard_conforming_strings TO on; "
     f"SET extra_float_digits TO 1; SET lock_timeout TO '{LOCK_SECONDS}s'"
 )
-# Those that take NULL may be missing in a ledger of an earlier version; they are added to it.
+# Nullable columns. They may be missing in the ledger of an earlier version, and are then added.
 _OPTIONAL: Final = MappingProxyType(
     {"progress": "text", "result": "text", "horizon": "bigint", "table_identity": "text"}
 )
@@ -72,7 +72,7 @@ _SHARDS: Final = _LEDGER.replace(
     "table_name text PRIMARY KEY",
     "table_name text NOT NULL, shard text NOT NULL, known_columns text, PRIMARY KEY (table_name, shard)",
 )
-# A column's type; what its domain is made of, if it is one; whether it is an enum, or an array of one.
+# A column's type; the base type of a domain; whether the type is an enum, or an array of one.
 _COLUMNS: Final = """
 SELECT c.relkind IN ('r', 'p'), a.attname,
 replace(format_type(a.atttypid, a.atttypmod), '(6) ', ' '),
@@ -83,15 +83,15 @@ JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type b ON b.oid = nullif(t.typ
 LEFT JOIN pg_type e ON e.oid = nullif(coalesce(b.typelem, t.typelem), 0)
 WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
-# How types begin that have casts to numbers, to times, and to JSON.
+# Prefixes of types that can be cast to numbers, to times, and to JSON.
 _CAST: Final = ("smallint", "integer", "bigint", "numeric", "real", "double", "money", "bit(", "time", "json")
 _LENGTH: Final = re.compile(r"character varying\(([0-9]+)\)")
-# IF NOT EXISTS fails in Postgres where two make the same thing at the same moment.
+# IF NOT EXISTS fails in Postgres if two sessions create the same object at the same moment.
 _ONE_MAKER: Final = f"SELECT pg_advisory_xact_lock({int.from_bytes(b'tidesink', 'big')})"
 
 
 def psycopg() -> Any:
-    """The driver.
+    """Import the driver.
 
     Raises:
         ConfigError: it is not installed.
@@ -100,17 +100,17 @@ def psycopg() -> Any:
         import psycopg as driver
     except ImportError as error:
         raise ConfigError(
-            "a postgres target needs psycopg: pip install 'tidesink[postgres]', on the executors too"
+            "A postgres target needs psycopg. Run: pip install 'tidesink[postgres]', on the executors too."
         ) from error
     return driver
 
 
 def connect(endpoint: Endpoint) -> Any:
-    """A connection; statements are in transactions.
+    """Open a connection with autocommit off.
 
     Raises:
-        TransientTargetError: it cannot be made now; says why.
-        TargetError: it cannot be made as configured.
+        TransientTargetError: the connection failed for now; names the reason.
+        TargetError: the connection cannot be made as configured.
     """
     driver = psycopg()
     try:
@@ -123,7 +123,7 @@ def connect(endpoint: Endpoint) -> Any:
 
 
 def _parameters(endpoint: Endpoint) -> dict[str, Any]:
-    """libpq's own names; it notices a peer that is gone in a minute."""
+    """Return libpq parameters. With these keepalives, a lost peer is noticed within a minute."""
     files = {"sslrootcert": endpoint.ca, "sslcert": endpoint.certificate, "sslkey": endpoint.key}
     return {
         "host": endpoint.host,
@@ -144,7 +144,7 @@ def _parameters(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> int:
-    """COPY CSV into a staging table, in one transaction; how many rows the server took."""
+    """COPY CSV into a staging table in one transaction. Returns the number of rows."""
     with kept_connection(endpoint, connect, alive) as connection, connection.cursor() as cursor:
         with cursor.copy(statement) as copy:
             for chunk in chunks:
@@ -155,7 +155,7 @@ def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> in
 
 
 def read(endpoint: Endpoint, query: str) -> Iterator[list[tuple[Any, ...]]]:
-    """The rows of a query, as COPY gives them: nothing is kept at the server, nor all of them here."""
+    """Yield a query's rows with COPY, so that neither the server nor this process keeps all of them."""
     with kept_connection(endpoint, connect, alive) as connection, connection.cursor() as cursor:
         with cursor.copy(f"COPY ({query}) TO STDOUT") as copy:
             rows = copy.rows()
@@ -165,7 +165,7 @@ def read(endpoint: Endpoint, query: str) -> Iterator[list[tuple[Any, ...]]]:
 
 
 def alive(connection: Any) -> bool:
-    """Whether a connection answers."""
+    """Return True if a connection answers."""
     try:
         connection.execute("SELECT 1")
         connection.rollback()
@@ -174,7 +174,7 @@ def alive(connection: Any) -> bool:
     return True
 
 
-# Through jsonb: Postgres 11 has no such column, and no such collations.
+# With to_jsonb, because Postgres 11 does not have this column (nor such collations).
 _LOOSE: Final = (
     "WITH compared AS (SELECT attrelid, attnum, attcollation AS how, NULL AS of FROM pg_attribute UNION ALL "
     "SELECT i.indrelid, k.attnum, k.how, c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid, "
@@ -186,10 +186,10 @@ _LOOSE: Final = (
 
 
 def check_keys(cursor: Any, place: Place, keys: Collection[str]) -> None:
-    """Look at the key's columns (quoted, in lower case), and at the unique indexes that have them.
+    """Check the key's columns (quoted, in lower case) and their unique indexes.
 
     Raises:
-        SchemaRefusedError: one takes different values for one.
+        SchemaRefusedError: one of them treats different values as equal.
     """
     cursor.execute(_LOOSE, (place.location,))
     for name, compared, index in cursor.fetchall():
@@ -199,16 +199,16 @@ def check_keys(cursor: Any, place: Place, keys: Collection[str]) -> None:
         where = f"in the index {index}" if index else "in the table"
         way = f'ALTER TABLE {place.location} ALTER {column} TYPE text COLLATE "C"'
         raise SchemaRefusedError(
-            f"the key column {name} of {place.shown} has {where} the collation {compared}, which is not "
-            "deterministic: different keys would be one row there, and overwrite each other. Change it, and "
-            f"start again: {f'DROP INDEX {place.beside(index)}' if index else way}",
+            f"The key column {name} of {place.shown} has {where} the collation {compared}, which is not "
+            "deterministic: different keys would be the same row there, and overwrite each other. Change "
+            f"it, and start again: {f'DROP INDEX {place.beside(index)}' if index else way}",
             table=str(place.source),
             column=name,
         )
 
 
 def view_text(cursor: Any, place: Place, name: str) -> str | None:
-    """The definition of the view ``name``; None where nothing has the name, empty for what is no view."""
+    """Return the definition of the view ``name``; None if nothing has the name, empty if it is not a view."""
     cursor.execute(
         "SELECT CASE relkind WHEN 'v' THEN pg_get_viewdef(oid) ELSE '' END FROM pg_class "
         "WHERE oid = to_regclass(%s)",
@@ -218,7 +218,7 @@ def view_text(cursor: Any, place: Place, name: str) -> str | None:
     return None if found is None else str(found[0])
 
 
-# What a view that is dropped takes along, each as a statement with the column it is about, or without one.
+# Properties that are lost with a dropped view: statements to restore them, each with its column or NULL.
 _RIGHTS: Final = """
 SELECT NULL, format('GRANT %%s ON %%s TO %%s%%s', a.privilege_type, c.oid::regclass, {grantee}, {option})
 FROM pg_class c, aclexplode(c.relacl) a WHERE c.oid = to_regclass(%(view)s) AND a.grantee <> c.relowner
@@ -237,7 +237,7 @@ FROM pg_class WHERE oid = to_regclass(%(view)s) AND obj_description(oid, 'pg_cla
 
 
 def view_in_the_way(cursor: Any, view: str) -> tuple[list[str], list[ForView]]:
-    """A column's type does not change under a view: it goes before, and gets its rights again after."""
+    """Drop the view before, because types of its columns cannot change, and restore its rights after."""
     cursor.execute(_RIGHTS, {"view": view})
     return [f"DROP VIEW IF EXISTS {view}"], [ForView(*found) for found in cursor.fetchall()]
 
@@ -270,20 +270,20 @@ class PostgresDialect:
 
     @cached_property
     def errors(self) -> tuple[type[BaseException], ...]:
-        """psycopg's."""
+        """psycopg's exception class."""
         return (psycopg().Error,)
 
     def is_of_rights(self, code: str) -> bool:
-        """The server has one SQLSTATE for all of them."""
+        """Return True for the server's SQLSTATE of a missing right."""
         return code == RIGHTS
 
     def literal(self, text: str, found: str) -> str:
-        """A value as a literal with its type."""
+        """Return a value as a literal with its type."""
         shown = f"\\x{text}" if found == "bytea" else text
         return f"{text_postgres(shown)}::{found}"
 
     def text_of(self, column: str, found: str) -> str:
-        """Of an instant the time of day in UTC."""
+        """Return SQL that reads a column as text; instants in UTC."""
         plain = plain_type(found)
         if plain == "bytea":
             return f"encode({column}, 'hex')"
@@ -292,7 +292,7 @@ class PostgresDialect:
         return native_text(column, found, "postgres") or f"{column}::text"
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
-        """The schema and its ledger; what is there is not touched, and needs no right to make it."""
+        """Create the schema and its ledger if missing. Existing ones need no right to create."""
         cursor.execute("SELECT to_regnamespace(%s) IS NULL", (place.quote(place.schema),))
         (no_schema,) = cursor.fetchone()
         if no_schema:
@@ -303,7 +303,7 @@ class PostgresDialect:
             self._prepare_ledger(cursor, replace(place, name=SHARDS), _SHARDS, _SHARDS_OPTIONAL)
 
     def _prepare_ledger(self, cursor: Any, ledger: Place, create: str, optional: Mapping[str, str]) -> None:
-        """Make a ledger, or give one of an earlier version the columns that there were not."""
+        """Create a ledger, or add the columns that a ledger of an earlier version lacks."""
         present = self.present(cursor, ledger)
         missing = [
             f"ADD COLUMN IF NOT EXISTS {n} {found}" for n, found in optional.items() if n not in present
@@ -314,7 +314,7 @@ class PostgresDialect:
             cursor.execute(way if present else create.format(ledger.location))
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
-        """The columns of the table; what has its name and is no table is refused."""
+        """Return the table's types by column. Refuses another object of this name."""
         cursor.execute(_COLUMNS, (place.schema, place.name))
         found = cursor.fetchall()
         if found and not found[0][0]:
@@ -322,22 +322,22 @@ class PostgresDialect:
         return {name: FoundType(spelt, base, is_enum=is_enum) for _, name, spelt, base, is_enum in found}
 
     def folds_names(self, cursor: Any) -> bool:  # noqa: ARG002
-        """Not those in quotes."""
+        """Return False: quoted names are case-sensitive."""
         return False
 
     def identity(self, cursor: Any, place: Place) -> str | None:
-        """Their OIDs: VACUUM FULL, CLUSTER, TRUNCATE and every ALTER leave them, DROP and CREATE do not."""
+        """Return their OIDs. VACUUM FULL, CLUSTER, TRUNCATE and ALTER keep them; DROP and CREATE do not."""
         query = "SELECT to_regclass(%s)::oid::text || ':' || to_regclass(%s)::oid::text"
         cursor.execute(query, (place.own_ledger, place.location))
         (found,) = cursor.fetchone()
         return None if found is None else str(found)
 
     def check_kept(self, cursor: Any, place: Place, columns: Collection[str], keys: Collection[str]) -> None:
-        """See ``postgres_merge``."""
+        """Check the table (``postgres_merge.check_kept``)."""
         check_kept(cursor, place, columns, keys)
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
-        """The table, its primary key and what its columns are at the source."""
+        """Create the table with its primary key and column comments."""
         spelt = [f"{quote_postgres(name)} {found}{' NOT NULL' * key}" for name, found, key, _ in columns]
         keys = ", ".join(quote_postgres(name) for name, _, key, _ in columns if key)
         cursor.execute(_ONE_MAKER)
@@ -355,9 +355,9 @@ class PostgresDialect:
         location: str,
         added: Mapping[str, tuple[str, str | None]],
         widened: Mapping[str, str],
-        keys: frozenset[str],  # noqa: ARG002  (they stay NOT NULL by themselves)
+        keys: frozenset[str],  # noqa: ARG002  (key columns stay NOT NULL)
     ) -> list[str]:
-        """One ALTER: a default that is a constant is given to old rows without writing them."""
+        """Return one ALTER for all columns. A constant default fills old rows without rewriting them."""
         changes = [
             f"ALTER COLUMN {quote_postgres(name)} TYPE {found} USING {quote_postgres(name)}::{found}"
             for name, found in widened.items()
@@ -374,9 +374,9 @@ class PostgresDialect:
         return [f"ALTER TABLE {location} {', '.join(part)}" for part in (changes, dropped) if part]
 
     def retyped(self, location: str, name: str, found: str, wanted: str, keys: frozenset[str]) -> list[str]:
-        """One ALTER; a column whose values have no cast to the type is made again, empty."""
+        """Return one ALTER. A column whose values cannot be cast is dropped and added again, empty."""
         quoted = quote_postgres(name)
-        if wanted == "text":  # as the source has it, which a cast does not always give (inet, an array)
+        if wanted == "text":  # in the source's form, which a cast does not always produce (inet, an array)
             text = self.text_of(quoted, found)
             return [f"ALTER TABLE {location} ALTER COLUMN {quoted} TYPE text USING {text}"]
         if fold_name(name) in keys or plain_type(found).startswith(_CAST):
@@ -384,11 +384,11 @@ class PostgresDialect:
         return [f"ALTER TABLE {location} DROP COLUMN {quoted}, ADD COLUMN {quoted} {wanted}"]
 
     def left_undone(self, cursor: Any, place: Place) -> list[str]:  # noqa: ARG002
-        """Nothing: DDL is part of the transaction."""
+        """Return nothing, because DDL is part of the transaction."""
         return []
 
     def staging_tables(self, cursor: Any, place: Place) -> list[str]:
-        """By their prefix."""
+        """Find staging tables by their prefix."""
         cursor.execute(
             "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
             "WHERE n.nspname = %s AND starts_with(c.relname, %s) AND c.relkind = 'r'",
@@ -397,17 +397,17 @@ class PostgresDialect:
         return [name for (name,) in cursor.fetchall()]
 
     def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
-        """Without a log and without vacuum: it lives for one batch."""
+        """Create the table UNLOGGED and without autovacuum, because it exists for one batch only."""
         spelt = ", ".join(f"{name} {_held(name, found)}" for name, found in columns.items())
         cursor.execute(f"CREATE UNLOGGED TABLE {stage} ({spelt}) WITH (autovacuum_enabled = off)")
 
     def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
-        """COPY takes hex digits with its prefix as they are."""
+        """Return a COPY statement. COPY reads prefixed hex digits as bytes."""
         names = ", ".join(name for name, _ in columns)
         return f"COPY {stage} ({names}) FROM STDIN (FORMAT csv, NULL 'NULL')"
 
     def required(self, cursor: Any, place: Place) -> dict[str, str]:
-        """Those with NOT NULL."""
+        """Return the NOT NULL columns."""
         cursor.execute(
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND attnotnull",
@@ -416,7 +416,7 @@ class PostgresDialect:
         return dict(cursor.fetchall())
 
     def nullable(self, cursor: Any, place: Place) -> list[str]:
-        """Whatever a column's own type, which may be a domain, says of NULL too."""
+        """Return the nullable columns. A column's domain may also forbid NULL."""
         cursor.execute(
             "SELECT attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND NOT attnotnull "
@@ -426,27 +426,27 @@ class PostgresDialect:
         return [name for (name,) in cursor.fetchall()]
 
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
-        """One ALTER."""
+        """Return one ALTER for all columns."""
         changes = ", ".join(f"ALTER COLUMN {quote_postgres(name)} DROP NOT NULL" for name in columns)
         return f"ALTER TABLE {place.location} {changes}"
 
     def view_statements(self, view: str, query: str) -> list[str]:
-        """One at a time: two who make the same view at once would be refused."""
+        """Take a lock first, because creating the same view twice at the same time fails."""
         return [_ONE_MAKER, f"CREATE OR REPLACE VIEW {view} AS {query}"]
 
     def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
-        """By the keys: in a partitioned table rows of several partitions have the same ctid."""
+        """Delete by key, because rows in different partitions can have the same ctid."""
         names = ", ".join(keys)
         chosen = f"SELECT {names} FROM {location} WHERE {where} LIMIT {most}"
         cursor.execute(f"DELETE FROM {location} WHERE ({names}) IN ({chosen})")
         return int(cursor.rowcount)
 
     def hex_of(self, expression: str) -> str:
-        """In a collation that has digits before letters."""
+        """Use a collation that sorts digits before letters."""
         return f"encode({expression}, 'hex') COLLATE \"C\""
 
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
-        """DELETE counts what TRUNCATE does not."""
+        """Use DELETE, because TRUNCATE does not count rows."""
         if mark is None:
             cursor.execute(f"DELETE FROM {location} WHERE {only}")
         else:
@@ -456,7 +456,7 @@ class PostgresDialect:
 
 
 def _held(name: str, found: str) -> str:
-    """The type of a staging table's column: a ``varchar`` would drop spaces that are too many."""
+    """Return the type of a staging column. A ``varchar`` would silently drop excess trailing spaces."""
     length = _LENGTH.fullmatch(found)
     return f"text CHECK (char_length({name}) <= {length[1]})" if length else found
 
@@ -465,21 +465,25 @@ CAPABILITIES: Final = capabilities_of(PostgresDialect())
 PREFLIGHT: Final = SqlPreflight(lambda _: PostgresDialect())
 _QUESTION: Final = (
     "SELECT format('Postgres %s: %s', current_setting('server_version'), CASE "
-    "WHEN has_database_privilege(current_database(), 'CREATE') THEN 'schemas can be made' "
-    "ELSE 'the user may make no schemas: they must be there' END)"
+    "WHEN has_database_privilege(current_database(), 'CREATE') THEN 'the user may create schemas' "
+    "ELSE 'the user may not create schemas, so they must exist' END)"
 )
 
 
 def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
-    """The Postgres tables of a config."""
+    """Open the Postgres tables of a config."""
     return open_sql(PostgresDialect(), config)
 
 
 def place_of(settings: PostgresSettings, table: TableId) -> str:
-    """A table's server, schema and name."""
+    """Return a table's server, schema and name."""
     return shown_place(PostgresDialect(), settings, table)
 
 
 def try_target(settings: PostgresSettings) -> str:
-    """The server's version, and whether the user may make schemas; raises ConfigError where it is none."""
+    """Return the server's version, and whether the user may create schemas.
+
+    Raises:
+        ConfigError: the server cannot be used.
+    """
     return try_connection(PostgresDialect(), endpoint_of(settings), _QUESTION)

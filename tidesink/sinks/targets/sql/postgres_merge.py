@@ -1,4 +1,4 @@
-"""How a batch is merged in Postgres, and Postgres' errors by SQLSTATE."""
+"""Merges a batch in Postgres, and maps Postgres errors by SQLSTATE."""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -23,13 +23,13 @@ from tidesink.sinks.targets.sql.faults import Fault, Meaning, explained
 from tidesink.sinks.targets.sql.location import Place
 from tidesink.sinks.targets.sql.merge import check_left_alone
 
-# From this many rows on a loop over the index is slower than to read the table, and a plan made for a
-# table whose statistics are old may be such a loop over the whole table.
+# From this many rows on, a nested loop over the index is slower than reading the table. With outdated
+# statistics, such a loop may even scan the whole table for each row.
 _MANY_ROWS: Final = 20_000
 
 
 def merged(cursor: Any, merge: Merge) -> Counts:
-    """Deletes, then upserts; in the source's order both at once, held to a count made before."""
+    """Delete, then upsert. In the source's order do both at once, and check the count made before."""
     prepare(cursor, merge)
     if merge.sequence:
         stale = _not_newer(cursor, merge)
@@ -39,25 +39,26 @@ def merged(cursor: Any, merge: Merge) -> Counts:
     inserted, updated = _upserted(cursor, merge) if merge.upserts else (0, 0)
     if inserted + updated != merge.upserts:
         raise AccountingError(
-            f"{inserted + updated} rows were written of {merge.upserts}: a trigger of {merge.place.shown} "
-            "leaves rows out. Drop it at the target.",
+            f"{inserted + updated} of {merge.upserts} rows were written: a trigger of {merge.place.shown} "
+            "skips rows. Drop it at the target.",
             table=str(merge.place.source),
         )
     return Counts(inserted, updated, deleted)
 
 
 def _upserted(cursor: Any, merge: Merge, *, stale: int = 0) -> tuple[int, int]:
-    """How many rows were inserted and updated; ``stale`` are left alone."""
+    """Upsert the rows except the ``stale`` ones. Returns the numbers of inserted and updated rows."""
     upsert = _upsert(merge)
     if not is_partitioned(cursor, merge):
-        # A row that was there has the lock of this transaction on its old version, a new one has none.
+        # xmax is 0 for an inserted row. An updated row's xmax is set, because this transaction locked the old
+        # version.
         cursor.execute(
             f"WITH merged AS ({upsert} RETURNING xmax = 0 AS is_new) "
             "SELECT count(*) FILTER (WHERE is_new), count(*) FILTER (WHERE NOT is_new) FROM merged"
         )
         inserted, updated = cursor.fetchone()
         return inserted, updated
-    # Of a partitioned table Postgres does not tell the rows' system columns.
+    # For a partitioned table, Postgres does not return the rows' system columns.
     cursor.execute(
         f"SELECT count(*) FROM {merge.stage} s JOIN {merge.target} t ON {merge.on} WHERE {merge.taken}"
     )
@@ -67,10 +68,9 @@ def _upserted(cursor: Any, merge: Merge, *, stale: int = 0) -> tuple[int, int]:
 
 
 def prepare(cursor: Any, merge: Merge) -> None:
-    """Settings of the transaction.
+    """Set up the transaction.
 
-    Unique constraints that may be deferred are looked at when all is written, so that rows may swap their
-    values.
+    Deferrable unique constraints are checked after all rows are written, so that rows may swap values.
     """
     cursor.execute("SET CONSTRAINTS ALL DEFERRED")
     if merge.upserts + merge.deletes > _MANY_ROWS:
@@ -88,15 +88,15 @@ def _deleted(cursor: Any, merge: Merge) -> int:
 
 
 def is_partitioned(cursor: Any, merge: Merge) -> bool:
-    """Whether the target is: Postgres does not tell which rows of it are new."""
+    """Return True if the target is partitioned. Then Postgres does not report which rows are new."""
     cursor.execute("SELECT relkind FROM pg_class WHERE oid = to_regclass(%s)", (merge.target,))
     return bool(cursor.fetchone()[0] != "r")
 
 
 def _upsert(merge: Merge) -> str:
-    """INSERT … ON CONFLICT needs no join, and so no plan that old statistics could spoil.
+    """Return INSERT … ON CONFLICT. It has no join, so outdated statistics cannot cause a bad plan.
 
-    In the order of the key it takes a third less of the server's time than as the rows come.
+    Inserting in the order of the key takes a third less server time than in the order of arrival.
     """
     values = {column.target: f"s.{column.staged}" for column in merge.columns} | merge.own
     sets = {column.target: _written(merge, column) for column in merge.values}
@@ -116,11 +116,11 @@ def _upsert(merge: Merge) -> str:
 
 
 def _not_newer(cursor: Any, merge: Merge) -> int:
-    """How many rows are not newer than what is stored: one look into the key's index for each."""
+    """Count the rows that are not newer than the stored row, with one index lookup for each."""
     cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {merge.target})")
     if not cursor.fetchone()[0]:
         return 0
-    # Statistics of a table that grew since would have it read as a whole for every row.
+    # With outdated statistics of a table that has grown, every lookup would scan the whole table.
     cursor.execute("SET LOCAL enable_seqscan TO off")
     cursor.execute(
         f"SELECT count(*) FROM {merge.stage} s WHERE {merge.counted} "
@@ -132,13 +132,14 @@ def _not_newer(cursor: Any, merge: Merge) -> int:
 
 
 def _written(merge: Merge, column: MergeColumn) -> str:
-    """A delete that is soft leaves the values but those it tells, another leaves none."""
+    """Return a column's new value. A soft delete keeps stored values except ``on_delete`` columns."""
     stays = merge.sequence and merge.soft and column not in merge.on_delete
     value = f"EXCLUDED.{column.target}"
     return f"CASE WHEN EXCLUDED.{merge.mark} THEN t.{column.target} ELSE {value} END" if stays else value
 
 
-# Of each column: name, type, whether it is generated or an identity, takes no NULL, and has a default.
+# For each column: name, type, generated, GENERATED ALWAYS AS IDENTITY, required, and whether it has a
+# default.
 _MADE: Final = """
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '', a.attidentity = 'a',
 a.attnotnull OR t.typnotnull, a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL
@@ -161,10 +162,10 @@ GROUP BY i.indexrelid, i.indimmediate, o.conname
 
 
 def check_kept(cursor: Any, place: Place, columns: Collection[str], keys: Collection[str]) -> None:
-    """Look at what a table that a person made does with its rows (``Dialect.check_kept``).
+    """Check a table created by a user (``Dialect.check_kept``).
 
     Raises:
-        SchemaRefusedError: rows would not be kept as they are written, or not be found again.
+        SchemaRefusedError: rows would not be stored as written, or not be found again.
     """
     _check_table(cursor, place)
     cursor.execute(_MADE, (place.location,))
@@ -172,12 +173,12 @@ def check_kept(cursor: Any, place: Place, columns: Collection[str], keys: Collec
         quoted, is_ours = quote_postgres(name), name.startswith(OUR_PREFIX)
         written = fold_name(name) in columns
         if written and generated:
-            why, way = "is generated by the server, which takes no value for it", "DROP EXPRESSION"
+            why, way = "is generated by the server, which accepts no value for it", "DROP EXPRESSION"
         elif written and always and (fold_name(name) not in keys or columns == keys):
-            why = "is GENERATED ALWAYS AS IDENTITY, and the server lets no row that is there change it"
+            why = "is GENERATED ALWAYS AS IDENTITY, so existing rows cannot change it"
             way = "SET GENERATED BY DEFAULT"
         elif required and not (written or filled or generated or is_ours):
-            why = f"({found}) takes no NULL, has no default, and is not a column of the source"
+            why = f"({found}) is NOT NULL, has no default, and is not a column of the source"
             way = "DROP NOT NULL"
         else:
             continue
@@ -191,18 +192,18 @@ def check_kept(cursor: Any, place: Place, columns: Collection[str], keys: Collec
 
 
 def _check_table(cursor: Any, place: Place) -> None:
-    """Refuse a table whose rows a crash, a policy or a child keeps from us."""
+    """Refuse a table whose rows may be lost in a crash, hidden by a policy, or stored in a child table."""
     cursor.execute(_KIND, (place.location,))
     _, persistence, secured, child = cursor.fetchone()
     alter = f"ALTER TABLE {place.location}"
     if persistence == "u":
-        why = "is UNLOGGED: a crash of the server empties it, and its progress stays"
+        why = "is UNLOGGED: a crash of the server empties it, but the progress stays in the ledger"
         way = f"{alter} SET LOGGED"
     elif secured:
-        why = "has row level security for tidesink's user: rows that it hides are not found again"
+        why = "has row level security for tidesink's user: rows that it hides cannot be found again"
         way = f"{alter} DISABLE ROW LEVEL SECURITY"
     elif child is not None:
-        why = f"has the child table {child}, whose rows count as its own and which its key does not cover"
+        why = f"has the child table {child}, whose rows belong to it but are not covered by its key"
         way = f"ALTER TABLE {child} NO INHERIT {place.location}"
     else:
         return
@@ -212,7 +213,7 @@ def _check_table(cursor: Any, place: Place) -> None:
 
 
 def _check_arbiter(cursor: Any, place: Place, keys: Collection[str]) -> None:
-    """Refuse a table whose only unique constraint on the key is DEFERRABLE: ON CONFLICT cannot use it."""
+    """Refuse a table whose only unique constraint on the key is DEFERRABLE, which ON CONFLICT cannot use."""
     cursor.execute(_UNIQUE_INDEXES, (place.location,))
     found = [
         (immediate, name)
@@ -220,7 +221,7 @@ def _check_arbiter(cursor: Any, place: Place, keys: Collection[str]) -> None:
         if None not in names and {fold_name(one) for one in names} == set(keys)
     ]
     if not found or any(immediate for immediate, _ in found):
-        return  # without any, the merge says so
+        return  # if there is no such index, the merge reports it
     constraint = found[0][1]
     cursor.execute(
         "SELECT pg_get_constraintdef(oid) FROM pg_constraint "
@@ -229,18 +230,18 @@ def _check_arbiter(cursor: Any, place: Place, keys: Collection[str]) -> None:
     )
     definition = cursor.fetchone()[0].partition(" DEFERRABLE")[0]
     raise SchemaRefusedError(
-        f"The constraint {constraint} on the key of {place.shown} is DEFERRABLE, and rows are found by one "
-        "that is checked at once. Change it, and start again: "
+        f"The constraint {constraint} on the key of {place.shown} is DEFERRABLE, but the merge needs a "
+        "constraint that is checked immediately. Change it, and start again: "
         f"ALTER TABLE {place.location} DROP CONSTRAINT {quote_postgres(constraint)}, ADD {definition}",
         table=str(place.source),
     )
 
 
-# The connection was cut, or the server is going down or starting up: class 08, and these.
+# The connection was lost, or the server is shutting down or starting up: class 08, and these.
 _CUT: Final = ("", "08", "57P01", "57P02", "57P03", "57P05", "25P03", "40003")
 _LATER: Final = "Nothing of this batch was written, and it is tried again."
 
-# SQLSTATE or its class, our class, the cause, and what to do next. The first row that fits wins.
+# SQLSTATE or its class, our error class, the cause, and what to do next. The first match wins.
 STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
     (
         "40001",
@@ -295,13 +296,13 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
     (
         "25006",
         TransientTargetError,
-        "The server takes no writes: it is a standby, or its transactions are read-only",
-        "Let target.url name the primary, or set default_transaction_read_only to off for the user.",
+        "The server accepts no writes: it is a standby, or its transactions are read-only",
+        "Set target.url to the primary, or set default_transaction_read_only to off for the user.",
     ),
     (
         "23502",
         TargetError,
-        "A row has no value for a column that takes no NULL at the target",
+        "A row has no value for a column that is NOT NULL at the target",
         "Nothing was written. At the target: ALTER TABLE … ALTER COLUMN … DROP NOT NULL",
     ),
     (
@@ -362,7 +363,7 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
     (
         "42P01",
         TransientTargetError,
-        "A table is gone that was there",
+        "A table was dropped",
         f"{_LATER} If it lasts, find the program that drops tables at the target.",
     ),
     (
@@ -374,14 +375,14 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
     (
         "54",
         SchemaRefusedError,
-        f"Postgres has a limit that this table passes ({POSTGRES_LIMITS.columns:,} columns, 8 kB of a row "
+        f"The table exceeds a limit of Postgres ({POSTGRES_LIMITS.columns:,} columns, 8 kB of a row "
         f"without its long values, {POSTGRES_LIMITS.key_bytes:,} bytes of a key)",
-        "Leave columns out with except_column_list, or choose a shorter key.",
+        "Exclude columns with except_column_list, or choose a shorter key.",
     ),
     (
         "2BP01",
         TargetError,
-        "A view, an index or a constraint of yours needs the column that is to be dropped",
+        "Another view, an index or a constraint needs the column that is to be dropped",
         "Drop that object at the target first, or set schema-changes: drop: ignore for the table.",
     ),
     (
@@ -442,7 +443,7 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
 _UNKNOWN: Final = Meaning(
     TargetError, "Postgres refuses the statement", "Nothing was written. The reason is in the server's log."
 )
-# The messages of these hold names of objects, settings and roles, and no value of a row.
+# Messages with these codes contain names of objects, settings and roles, but no row values.
 _NAMES_ONLY: Final = (
     "25006", "28", "2BP01", "3D000", "3F000", "40P01", "42501", "42703", "42704", "42809", "42P01", "42P07",
     "42P10", "53", "55006", "55P03", "57", "58",
@@ -454,7 +455,7 @@ RIGHTS: Final = "42501"
 
 
 def code_of(exc: BaseException) -> str | None:
-    """The SQLSTATE of a psycopg error; empty where the connection was cut, None for other exceptions."""
+    """Return the SQLSTATE of a psycopg error; "" for a lost connection, None for other exceptions."""
     import psycopg
 
     if not isinstance(exc, psycopg.Error):
@@ -465,7 +466,7 @@ def code_of(exc: BaseException) -> str | None:
 
 
 def fault_of(exc: BaseException) -> Fault | None:
-    """A psycopg error without values of rows; None for other exceptions."""
+    """Return a psycopg error without row values; None for other exceptions."""
     code = code_of(exc)
     if code is None:
         return None
@@ -476,7 +477,7 @@ def fault_of(exc: BaseException) -> Fault | None:
 
 
 def _named(diag: Any) -> str:
-    """The objects that the server names in fields of their own, in any language."""
+    """Return the objects that the server names in separate fields, whatever its language."""
     found = {name: getattr(diag, f"{name}_name", None) for name in _FIELDS}
     schema = getattr(diag, "schema_name", None)
     if schema and found["table"]:
@@ -487,16 +488,16 @@ def _named(diag: Any) -> str:
 def error_of(
     fault: Fault, *, table: str, committing: bool = False, user: str = "", grants: Sequence[str] = ()
 ) -> TidesinkError:
-    """The error to raise for a fault, where a commit was under way or not (``Dialect.error_of``)."""
+    """Return the error to raise for a fault (``Dialect.error_of``)."""
     code = fault.code
     if code.startswith(_CUT[1:]) or code == "":
         if committing:
             return CommitUnknownError(
-                "the connection was cut during the commit, which may have happened: ask for the committed "
-                "progress first",
+                "The connection was lost during the commit, which may have happened. Read the committed "
+                "progress before anything else.",
                 table=table,
             )
-        said = ": ".join(part for part in (code or "the connection was cut", fault.words) if part)
+        said = ": ".join(part for part in (code or "the connection was lost", fault.words) if part)
         return TransientTargetError(f"The Postgres server does not answer ({said}). {_LATER}", table=table)
     rows = (Meaning(error, cause, remedy) for state, error, cause, remedy in STATES if code.startswith(state))
     meaning = next(rows, _UNKNOWN)
