@@ -62,67 +62,69 @@ if TYPE_CHECKING:
     from tidesink.sinks.state.progress import StateStore
 
 
-# For rows that are staged once and read once a table without transactions costs half; the first there is.
-# Never MyISAM: servers with GTIDs, as MySQL's are wherever they are replicated, refuse it in transactions.
+# Staging engines, best first. Rows that are staged once and read once cost half without transactions (Aria).
+# Never MyISAM: servers with GTIDs, which replicated MySQL servers have, refuse it in transactions.
 _STAGING_ENGINES: Final = MappingProxyType({"ARIA": "Aria TRANSACTIONAL=0", "INNODB": "InnoDB"})
 # A server may refuse tables without a primary key (sql_require_primary_key, innodb_force_primary_key).
 _KEY_OF: Final = {"InnoDB": f"{ROW} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY, "}
 _WIDTH: Final = re.compile(r"((?:small|medium|big)?int)\([0-9]+\)")
 _BYTES: Final = frozenset({"longblob", "varbinary", "mediumblob", "blob"})
-# What SHOW COLUMNS knows as well.
+# Other objects that SHOW COLUMNS also works on.
 _NO_TABLES: Final = frozenset({"VIEW", "SYSTEM VIEW", "SEQUENCE"})
 _NO_TABLE: Final = frozenset({"1146", "1049"})
 _LONGEST_COMMENT: Final = 1000
 _NO_RENAME: Final = (
-    "columns are renamed by MySQL 8.0 and MariaDB 10.5.2 and newer: an older server refuses the statement "
-    "(error 1064), and schema-changes: rename must be pause or ignore there"
+    "Renaming columns needs MySQL 8.0 or MariaDB 10.5.2. An older server refuses the statement (error 1064); "
+    "set `schema-changes: rename` to `pause` or `ignore` there."
 )
-# What an added column says, with its type, until its default is taken away again: that or any other MODIFY
-# takes the words away as well.
+# Comment, followed by the type, of an added column until its default is removed. Any MODIFY, including the
+# one that removes the default, also removes the comment.
 _FILLING: Final = "tidesink fills rows from before this column of type "
 _TYPE: Final = re.compile(r"[a-z]+( [a-z]+)*(\([0-9, ]+\))?( [a-z]+)*")
 
 
-# A value that does not fit is an error and never changed, nor is a 0 the next number of an AUTO_INCREMENT;
-# what LOAD DATA changed is shown, whatever the server tells others; instants are written in UTC.
+# A value that does not fit is an error and never changed, and 0 in an AUTO_INCREMENT column stays 0. Changes
+# by LOAD DATA are reported as warnings, whatever the server's default. Instants are written in UTC.
 _SESSION: Final = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
     "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO', sql_notes = 1, max_error_count = 64, "
     f"time_zone = '+00:00', innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}"
 )
-# The longest that a statement of ours may take (s); a server that is gone is noticed by the socket before.
+# Longest duration of a statement in seconds. The socket notices a lost server earlier.
 _READ_SECONDS: Final = 3600
-# Older ones send everything in plain text under tls.mode prefer, and under the stricter modes where a server,
-# or whoever stands before it, says that it has no TLS.
+# Older versions send everything in plain text under tls.mode prefer; under stricter modes too if the server,
+# or whoever impersonates it, reports that it has no TLS.
 _OLDEST: Final = (1, 2)
 
 
 def pymysql() -> Any:
-    """The driver.
+    """Import the driver.
 
     Raises:
-        ConfigError: it is not installed, or it is too old to keep to ``tls.mode``.
+        ConfigError: it is not installed, or too old to enforce ``tls.mode``.
     """
     try:
         import pymysql as driver
     except ImportError as error:
         raise ConfigError(
-            "a mysql target needs PyMySQL: pip install 'tidesink[mysql]', on the executors too"
+            "A mysql target needs PyMySQL. Run: pip install 'tidesink[mysql]', on the executors too."
         ) from error
     if driver.VERSION[:2] < _OLDEST:
         raise ConfigError(
-            f"PyMySQL {driver.VERSION_STRING} falls back to plain text whatever target.tls.mode says: "
-            "pip install 'pymysql>=1.2', on the executors too"
+            f"PyMySQL {driver.VERSION_STRING} falls back to plain text whatever target.tls.mode is. "
+            "Run: pip install 'pymysql>=1.2', on the executors too."
         )
     return driver
 
 
 def connect(endpoint: Endpoint, *, loads: bool = False) -> Any:
-    """A connection; statements are in transactions. ``loads``: it may send a file of ours.
+    """Open a connection with autocommit off.
+
+    ``loads``: allow LOAD DATA LOCAL.
 
     Raises:
-        TransientTargetError: it cannot be made now; says why.
-        TargetError: it cannot be made as configured.
+        TransientTargetError: the connection failed for now; names the reason.
+        TargetError: the connection cannot be made as configured.
     """
     from pymysql.constants import CLIENT
 
@@ -151,7 +153,7 @@ def connect(endpoint: Endpoint, *, loads: bool = False) -> Any:
 
 
 def _limit(silence: int) -> str:
-    """MariaDB's is of transactions; MySQL has that of every silence alone. Each server reads its comment."""
+    """Return SQL that limits idle time: of transactions in MariaDB, of sessions in MySQL. See the comments."""
     mariadb, mysql = f", idle_transaction_timeout = {silence}", f", wait_timeout = {silence}"
     return f" /*M!100300 {mariadb} */ /*!80000 {mysql} */"
 
@@ -171,19 +173,19 @@ def _tls(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> int:
-    """LOAD DATA LOCAL of CSV into a staging table; how many rows the server took.
+    """Load CSV into a staging table with LOAD DATA LOCAL. Returns the number of rows.
 
-    The driver reads a file by its name: the lines stand in one of the task's own until they are loaded. Only
-    then is there a connection, which MySQL would close while Spark takes its time for the lines. The file
-    is in no directory, so that a killed task leaves no rows behind: its name is that of our descriptor.
+    The driver reads a named file, so the lines are first written to a temporary file of the task. The
+    connection is opened only then, because MySQL would close it while Spark computes the lines. The file is
+    in no directory and is addressed by its descriptor, so a killed task leaves no rows behind.
 
     Raises:
-        LoadRefusedError: the server changed a value, of which LOCAL makes a warning in any mode.
+        LoadRefusedError: the server changed a value. With LOCAL this is only a warning, in any SQL mode.
     """
     with TemporaryFile() as file:
         for chunk in chunks:
             file.write(chunk)
-        file.seek(0)  # flushes; where /dev/fd gives the same open file (macOS), it is read from here
+        file.seek(0)  # flushes; needed where opening /dev/fd shares the file position (macOS)
         with kept_connection(endpoint, partial(connect, loads=True), alive) as connection:
             rows = _loaded(connection, statement, f"/dev/fd/{file.fileno()}")
             connection.commit()
@@ -191,7 +193,7 @@ def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> in
 
 
 def read(endpoint: Endpoint, query: str) -> Iterator[Sequence[tuple[Any, ...]]]:
-    """The rows of a query, as the server sends them: they are never all here."""
+    """Yield a query's rows as the server sends them, so that they are never all in memory."""
     from pymysql.cursors import SSCursor
 
     with kept_connection(endpoint, connect, alive) as connection, connection.cursor(SSCursor) as cursor:
@@ -202,7 +204,7 @@ def read(endpoint: Endpoint, query: str) -> Iterator[Sequence[tuple[Any, ...]]]:
 
 
 def alive(connection: Any) -> bool:
-    """Whether a connection answers."""
+    """Return True if a connection answers."""
     try:
         connection.ping(reconnect=False)
     except (pymysql().err.MySQLError, OSError):
@@ -222,7 +224,7 @@ def _loaded(connection: Any, statement: str, name: str) -> int:
 
 
 class MysqlDialect:
-    """The side of MySQL and MariaDB of the SQL targets; remembers what the server is."""
+    """The MySQL and MariaDB side of the SQL targets. Caches the server's collation and engine."""
 
     database: Database = "mysql"
     limits = MYSQL_LIMITS
@@ -245,30 +247,30 @@ class MysqlDialect:
     check_kept = staticmethod(check_kept)
 
     def __init__(self, key_length: int = KEY_LENGTH) -> None:
-        """``key_length``: of a new key's texts (in characters) and bytes whose length nothing tells."""
+        """``key_length``: length of a new key's texts (characters) or bytes whose length is unknown."""
         self.key_length = key_length
         self._collation = ""
         self._engine = ""
 
     @cached_property
     def errors(self) -> tuple[type[BaseException], ...]:
-        """PyMySQL's, and those of its socket."""
+        """The exception classes of PyMySQL and of its socket."""
         return (pymysql().err.MySQLError, OSError)
 
     def is_of_rights(self, code: str) -> bool:
-        """The server has a number for each kind of object."""
+        """Return True for a code of a missing right. The server has one for each kind of object."""
         return code in RIGHTS
 
     def literal(self, text: str, found: str) -> str:
-        """A value as a literal, which the column's type reads."""
+        """Return a value as a literal that can be stored in a column of this type."""
         binary = found.partition("(")[0] in _BYTES
         return f"x'{text}'" if binary else text_mysql(text)
 
     def text_of(self, column: str, found: str) -> str:
-        """Of a floating-point number the double that it is: as a text a FLOAT has six digits.
+        """Return SQL that reads a column as text.
 
-        A text is one of the same collation, whatever the column's is: a UNION refuses two.
-        """
+        A FLOAT is read as a double, because its text has only six digits. All texts get the same collation,
+        because a UNION refuses different ones."""
         kind = found.partition("(")[0]
         if kind in _BYTES or kind in ("binary", "tinyblob"):
             return f"HEX({column})"
@@ -279,7 +281,7 @@ class MysqlDialect:
         return native_text(column, found, "mysql") or f"CAST({column} AS CHAR)"
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
-        """The database and its ledger; what is there is not touched, and needs no right to make it."""
+        """Create the database and its ledger if missing. Existing ones need no right to create."""
         self._look(cursor)
         cursor.execute(
             "SELECT COUNT(*) FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = %s", (place.schema,)
@@ -294,7 +296,7 @@ class MysqlDialect:
             prepare_ledger(cursor, location, self._names(cursor, location), columns, self._collation)
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
-        """The columns of the table, without the display widths of integers; a view is refused."""
+        """Return the table's types by column, without integer display widths. Refuses a view."""
         columns = self._columns(cursor, place.location)
         if columns and self._is_view(cursor, place):
             raise no_table(place)
@@ -314,21 +316,21 @@ class MysqlDialect:
         return found is not None and found[0] in _NO_TABLES
 
     def folds_names(self, cursor: Any) -> bool:
-        """As ``lower_case_table_names`` says, by the server's file system or its owner's choice."""
+        """Return True under ``lower_case_table_names``, which depends on the file system or the setting."""
         cursor.execute("SELECT @@lower_case_table_names")
         return bool(int(cursor.fetchone()[0]))
 
     def identity(self, cursor: Any, place: Place) -> str | None:  # noqa: ARG002
-        """None: InnoDB's ids and the time of creation change with an ALTER that copies the table."""
+        """Return None: InnoDB's ids and the creation time change when an ALTER copies the table."""
         return None
 
     def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
-        """See ``sql.mysql_merge``."""
+        """Check the key's columns (``mysql_merge.check_keys``)."""
         self._look(cursor)
         check_keys(cursor, place, keys, self._collation)
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
-        """The table, its primary key and what its columns are at the source."""
+        """Create the table with its primary key and column comments."""
         spelt = [
             f"{self._column(name, found, key=key)} COMMENT {text_mysql(comment[:_LONGEST_COMMENT])}"
             for name, found, key, comment in columns
@@ -346,7 +348,7 @@ class MysqlDialect:
         widened: Mapping[str, str],
         keys: frozenset[str],
     ) -> list[str]:
-        """One ALTER with the defaults for old rows, and one that takes the defaults away again."""
+        """Return one ALTER that adds defaults for old rows, and one that removes the defaults again."""
         changes = [
             f"MODIFY COLUMN {self._column(name, found, key=fold_name(name) in keys)}"
             for name, found in widened.items()
@@ -371,11 +373,11 @@ class MysqlDialect:
         wanted: str,
         keys: frozenset[str],
     ) -> list[str]:
-        """One ALTER."""
+        """Return one ALTER."""
         return self.alter(location, {}, {name: wanted}, keys)
 
     def left_undone(self, cursor: Any, place: Place) -> list[str]:
-        """The second ALTER, for columns whose worker was killed, or cut off, after the first."""
+        """Return the second ALTER for columns whose worker was stopped after the first."""
         cursor.execute(
             "SELECT COLUMN_NAME, COLUMN_COMMENT FROM information_schema.COLUMNS "
             "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND COLUMN_COMMENT LIKE %s",
@@ -388,13 +390,13 @@ class MysqlDialect:
         return [f"ALTER TABLE {place.location} {', '.join(changes)}"] if changes else []
 
     def staging_tables(self, cursor: Any, place: Place) -> list[str]:
-        """By their prefix."""
+        """Find staging tables by their prefix."""
         like = place.staging_prefix.replace("_", "\\_") + "%"
         cursor.execute(f"SHOW TABLES FROM {quote_mysql(place.schema).replace('%', '%%')} LIKE %s", (like,))
         return [name for (name,) in cursor.fetchall()]
 
     def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
-        """In the fastest engine there is, its texts compared as keys are."""
+        """Create the table in the fastest available engine, with the collation of keys."""
         self._look(cursor)
         spelt = ", ".join(f"{name} {found} NULL" for name, found in columns.items())
         cursor.execute(
@@ -403,7 +405,7 @@ class MysqlDialect:
         )
 
     def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
-        """Hex digits become bytes on the way in; the file's name is the statement's one parameter."""
+        """Return LOAD DATA, which converts hex digits to bytes. Its only parameter is the file's name."""
         names = ", ".join(f"@{name}" if hexed else name for name, hexed in columns)
         sets = ", ".join(f"{name} = UNHEX(@{name})" for name, hexed in columns if hexed)
         return (
@@ -413,14 +415,14 @@ class MysqlDialect:
         )
 
     def merge(self, cursor: Any, merge: Merge) -> Counts:
-        """See ``mysql_merge``."""
+        """Merge a staged batch (``mysql_merge.merged``)."""
         return merged(cursor, merge, only_key=self._looked_at(cursor, merge))
 
     def _looked_at(self, cursor: Any, merge: Merge) -> bool:
-        """Whether the key is the one unique index, until the commit."""
-        # A DELETE with aliases and a temporary table want a database chosen, although all names are whole.
+        """Return True if the key is the only unique index. Stays valid until the commit."""
+        # A DELETE with aliases and a temporary table need a current database, even with qualified names.
         cursor.execute(f"USE {quote_mysql(merge.place.schema)}")
-        # This look keeps the table's schema as it is until the commit.
+        # Reading the table locks its schema until the commit.
         cursor.execute(f"SELECT 1 FROM {merge.target} LIMIT 1")  # noqa: S608
         cursor.fetchall()
         keys = {fold_name(column.target) for column in merge.keys}
@@ -428,23 +430,23 @@ class MysqlDialect:
         return only_unique(cursor, merge.place, keys)
 
     def required(self, cursor: Any, place: Place) -> dict[str, str]:
-        """From SHOW COLUMNS."""
+        """Return the NOT NULL columns, from SHOW COLUMNS."""
         cursor.execute(f"SHOW COLUMNS FROM {place.location}")
         return {name: found for name, found, null, *_ in cursor.fetchall() if null != "YES"}
 
     def nullable(self, cursor: Any, place: Place) -> list[str]:
-        """From SHOW COLUMNS, too."""
+        """Return the nullable columns that are not computed, from SHOW COLUMNS."""
         cursor.execute(f"SHOW COLUMNS FROM {place.location}")
         found = [(row[0], row[2], row[-1]) for row in cursor.fetchall()]
         return [name for name, null, extra in found if null == "YES" and not is_computed(extra)]
 
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
-        """A column is spelt as a whole."""
+        """Return one ALTER. MODIFY needs the whole column definition."""
         changes = ", ".join(f"MODIFY {quote_mysql(name)} {found} NULL" for name, found in columns.items())
         return f"ALTER TABLE {place.location} {changes}"
 
     def view_text(self, cursor: Any, place: Place, name: str) -> str | None:
-        """As information_schema has it."""
+        """Return the definition from information_schema."""
         cursor.execute(
             "SELECT v.VIEW_DEFINITION FROM information_schema.TABLES t "
             "LEFT JOIN information_schema.VIEWS v USING (TABLE_SCHEMA, TABLE_NAME) "
@@ -455,7 +457,7 @@ class MysqlDialect:
         return None if found is None else str(found[0] or "")
 
     def view_statements(self, view: str, query: str) -> list[str]:
-        """With the rights of whoever made it: readers need none on the table."""
+        """Create the view with its creator's rights, so that readers need none on the table."""
         return [f"CREATE OR REPLACE VIEW {view} AS {query}"]
 
     def view_in_the_way(
@@ -463,7 +465,7 @@ class MysqlDialect:
         cursor: Any,  # noqa: ARG002
         view: str,  # noqa: ARG002
     ) -> tuple[list[str], list[ForView]]:
-        """Nothing: MySQL looks at a view's columns when it is read."""
+        """Return nothing, because MySQL resolves a view's columns when it is read."""
         return [], []
 
     def delete_some(
@@ -475,15 +477,15 @@ class MysqlDialect:
         *,
         most: int,
     ) -> int:
-        """DELETE … LIMIT."""
+        """Delete with DELETE … LIMIT."""
         return int(cursor.execute(f"DELETE FROM {location} WHERE {where} LIMIT {most}"))  # noqa: S608
 
     def hex_of(self, expression: str) -> str:
-        """HEX."""
+        """Return HEX()."""
         return f"HEX({expression})"
 
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
-        """DELETE counts, and is part of the transaction, as TRUNCATE is not."""
+        """Use DELETE, which counts rows and is part of the transaction, unlike TRUNCATE."""
         if mark is None:
             cursor.execute(f"DELETE FROM {location} WHERE {only}")  # noqa: S608
         else:
@@ -509,7 +511,7 @@ class MysqlDialect:
         return {name: found for name, found, _ in self._columns(cursor, location)}
 
     def _look(self, cursor: Any) -> None:
-        """What this server has of collations and engines."""
+        """Read which collation and staging engine the server has."""
         if self._engine:
             return
         cursor.execute(
@@ -519,8 +521,8 @@ class MysqlDialect:
         found = cursor.fetchone()
         if found is None:
             raise SchemaRefusedError(
-                "the server has no collation that tells texts apart by every byte: MySQL 8.0.17 and MariaDB "
-                "10.2 have one"
+                "The server has no collation that compares texts byte by byte. Use MySQL 8.0.17 or MariaDB "
+                "10.2, or a newer version."
             )
         cursor.execute("SELECT ENGINE FROM information_schema.ENGINES WHERE SUPPORT IN ('YES', 'DEFAULT')")
         engines = {row[0].upper() for row in cursor.fetchall()}
@@ -529,7 +531,7 @@ class MysqlDialect:
 
 
 def _narrow(collation: str | None) -> str | None:
-    """The character set of a collation that does not have every character; None for the others."""
+    """Return the character set of a collation that lacks some characters; None for other collations."""
     charset = (collation or "").partition("_")[0]
     return None if charset in ("", "utf8mb4", "binary") else charset
 
@@ -545,21 +547,26 @@ _WITHOUT: Final = "without local_infile"
 
 
 def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
-    """The MySQL tables of a config."""
+    """Open the MySQL tables of a config."""
     return open_sql(_dialect_of(cast("MysqlSettings", config.target)), config)
 
 
 def place_of(settings: MysqlSettings, table: TableId) -> str:
-    """A table's server, database and name."""
+    """Return a table's server, database and name."""
     return shown_place(MysqlDialect(), settings, table)
 
 
 def try_target(settings: MysqlSettings) -> str:
-    """The server's version; raises ConfigError where it cannot be used."""
+    """Return the server's version.
+
+    Raises:
+        ConfigError: the server cannot be used.
+    """
     endpoint = endpoint_of(settings)
     answer = try_connection(MysqlDialect(), endpoint, _QUESTION)
     if answer.endswith(_WITHOUT):
         raise ConfigError(
-            f"target.url {endpoint.shown} takes no LOAD DATA LOCAL: set its variable local_infile to 1"
+            f"The server at target.url ({endpoint.shown}) does not allow LOAD DATA LOCAL. Set its variable "
+            "local_infile to 1."
         )
-    return f"{answer}, takes LOAD DATA LOCAL"
+    return f"{answer}, allows LOAD DATA LOCAL"

@@ -181,7 +181,7 @@ def is_computed(extra: str) -> bool:
 
 
 def _swapped(cursor: Any, merge: Merge, where: str) -> int:
-    """Uniqueness is checked row by row, so remove the rows into a copy, change them there, and insert them."""
+    """Move the rows to a copy, change them there and insert them again: uniqueness is checked row by row."""
     cursor.execute(f"SHOW COLUMNS FROM {merge.target}")
     stored = [merge.place.quote(name) for name, *_, extra in cursor.fetchall() if not is_computed(extra)]
     names = ", ".join(stored)
@@ -297,7 +297,7 @@ def check_kept(
 
 
 def _check_engine(cursor: Any, place: Place) -> None:
-    """Refuse a table whose engine has no transactions: its rows and progress would not be committed together."""
+    """Refuse a table whose engine has no transactions, because rows and progress must be committed together."""
     cursor.execute(
         "SELECT t.ENGINE FROM information_schema.TABLES t JOIN information_schema.ENGINES e USING (ENGINE) "
         "WHERE t.TABLE_SCHEMA = %s AND t.TABLE_NAME = %s AND e.TRANSACTIONS = 'NO'",
@@ -316,7 +316,7 @@ def _check_engine(cursor: Any, place: Place) -> None:
 def _check_made(
     place: Place, column: tuple[str, str], *, null: str, default: Any, extra: str, columns: Collection[str]
 ) -> None:
-    """Refuse a source column that the server computes, and a required column that the source does not have."""
+    """Refuse a source column that the server computes, and a required column that the source lacks."""
     name, found = column
     quoted, written = quote_mysql(name), fold_name(name) in columns
     if written and is_computed(extra):
