@@ -139,7 +139,7 @@ def test_a_server_that_takes_no_writes_is_named(server: Server) -> None:
         server.run(statement)
     server.run(read_only)
     try:
-        with pytest.raises(TransientTargetError, match=r"takes no writes.*target\.url name the primary"):
+        with pytest.raises(TransientTargetError, match=r"accepts no writes.*target\.url to the primary"):
             server.claim()
     finally:
         if server.dialect.database == "mysql":

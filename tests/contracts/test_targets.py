@@ -187,7 +187,7 @@ def test_a_worker_that_lost_the_table_writes_nothing(bed: Bed) -> None:
 @quick_on("memory", "postgres")
 def test_writing_needs_a_claim_and_its_epoch(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
-    with pytest.raises(StaleProgressError, match="claim the table"):
+    with pytest.raises(StaleProgressError, match="must be claimed"):
         table.apply(bed.batch(SHAPE, [row(1)]), progress(1, 1))
     epoch = table.claim().epoch
     with pytest.raises(StaleProgressError, match=f"holds epoch {epoch}"):

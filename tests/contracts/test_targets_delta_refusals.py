@@ -123,7 +123,7 @@ def test_an_evolution_that_was_cut_off_is_finished(delta: Bed, tmp_path: Path, b
 
 @pytest.mark.parametrize("name", ["_metadata", "_ROW_dropped_", "_source_row_present_"])
 def test_a_column_named_as_deltas_own_is_refused(delta: Bed, name: str) -> None:
-    with pytest.raises(SchemaRefusedError, match=f"{name} for itself"):
+    with pytest.raises(SchemaRefusedError, match=f"reserves the column name {name}"):
         opened(delta, shape(ID, Column(name, ColumnType("int"))))
     assert isinstance(delta.target, DeltaTarget)
     assert not Path(delta.target.path_of(TABLE)).exists()
@@ -149,7 +149,7 @@ def test_rows_written_under_another_key_are_refused(delta: Bed) -> None:
     table.apply(delta.batch(SHAPE, [row(1)]), progress(3, 1))
     with pytest.raises(SchemaRefusedError, match=r"under the key \(id\).* now \(name\)") as refused:
         opened(delta, by_name).claim()
-    assert "set keys in the config" in str(refused.value)
+    assert "Set `keys` in the config" in str(refused.value)
     assert opened(delta, shape(replace(ID, name="ID"), NAME, AMOUNT)).claim().epoch == 4
 
 

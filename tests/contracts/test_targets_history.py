@@ -343,7 +343,7 @@ def test_a_table_does_not_change_between_rows_and_versions(bed: Bed) -> None:
 
 def test_what_has_no_place_in_a_history_is_refused(bed: Bed) -> None:
     table, epoch = held(bed)
-    for what, words in (({"truncates": True}, "empties the table"), ({"keeps": True}, "leaves out values")):
+    for what, words in (({"truncates": True}, "empties the table"), ({"keeps": True}, "omits values")):
         batch = ReducedBatch(**{**vars(batch_of(bed, [Event(10, 1, "a")])), **what})
         with pytest.raises(TargetError, match=words):
             table.apply(batch, progress(epoch, 1))

@@ -108,7 +108,7 @@ def test_rows_from_before_the_order_are_older_than_every_change(bed: Bed) -> Non
 def test_a_table_does_not_go_back_to_kafkas_order(bed: Bed) -> None:
     table, epoch = held(bed)
     table.apply(bed.batch(SHAPE, [row(1)], at=[10]), progress(epoch, 1))
-    with pytest.raises(SchemaRefusedError, match="sequence_by: source again"):
+    with pytest.raises(SchemaRefusedError, match="Set `sequence_by: source` again"):
         table.apply(bed.batch(SHAPE, [row(1, "kafka")]), progress(epoch, 2))
     assert bed.living() == [row(1)]
 

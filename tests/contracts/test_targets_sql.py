@@ -174,7 +174,7 @@ def test_rows_that_the_database_lost_are_staged_again(
     table.apply(bed.batch(SHAPE, [row(1), row(2)]), progress(1, 1))
     losing.lost = lost
     batch = bed.batch(SHAPE, [row(1, "new"), row(3)], [{"id": 2}])
-    with pytest.raises(TransientTargetError, match="lost rows since they were staged"):
+    with pytest.raises(TransientTargetError, match="lost rows after they were staged"):
         table.apply(batch, progress(1, 2))
     losing.lost = ""
     assert (bed.rows(), table.committed()) == ([row(1), row(2)], progress(1, 1))
@@ -187,7 +187,7 @@ def test_rows_of_another_kind_than_the_batch_says_are_refused(sql: Bed) -> None:
     table = sql.target.open_table(SHAPE, pipeline="shop")
     table.claim()
     batch = replace(sql.batch(SHAPE, [row(1), row(2)], [{"id": 3}]), upserts=1, deletes=2)
-    with pytest.raises(AccountingError, match="2 upserts and 1 deletes are in the staging table"):
+    with pytest.raises(AccountingError, match="staging table has 2 upserts and 1 deletes"):
         table.apply(batch, progress(1, 1))
     assert sql.rows() == []
 
@@ -228,9 +228,9 @@ def test_a_table_dropped_behind_its_progress_is_refused(sql: Bed) -> None:
     table.apply(sql.batch(SHAPE, [row(1)]), progress(1, 1))
     execute(sql, "DROP TABLE {}")
     again = sql.reopen().open_table(SHAPE, pipeline="shop")
-    with pytest.raises(StaleProgressError, match="dropped behind its progress"):
+    with pytest.raises(StaleProgressError, match="was dropped, but the ledger still has its progress"):
         again.claim()
-    with pytest.raises(StaleProgressError, match="dropped behind its progress"):
+    with pytest.raises(StaleProgressError, match="was dropped, but the ledger still has its progress"):
         again.committed()
 
 

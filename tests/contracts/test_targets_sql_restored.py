@@ -92,14 +92,14 @@ def test_a_table_brought_back_alone_is_noticed(postgres_sql: Bed) -> None:
     bed = postgres_sql
     table = loaded(bed)
     as_others(bed, *made_again("orders"))
-    with pytest.raises(StaleProgressError, match="made again behind its progress"):
+    with pytest.raises(StaleProgressError, match="created again, but the ledger"):
         table.apply(bed.batch(SHAPE, [{**ROW, "name": "new"}]), progress(1, 2))
     other = bed.reopen().open_table(SHAPE, pipeline="shop")
-    with pytest.raises(StaleProgressError, match="made again behind its progress") as raised:
+    with pytest.raises(StaleProgressError, match="created again, but the ledger") as raised:
         other.claim()
     assert bed.rows() == [ROW]
     # The way out, as it is told.
-    way = str(raised.value).partition("say so with ")[2].partition(";")[0]
+    way = str(raised.value).partition("confirm it with ")[2].partition(". Or drop")[0]
     as_others(bed, way)
     claim = other.claim()
     assert claim.progress == progress(claim.epoch, 1)

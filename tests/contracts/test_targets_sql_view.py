@@ -95,7 +95,7 @@ def test_a_view_of_others_is_neither_replaced_nor_taken_for_ours(sql: Bed, made:
     table.claim()
     answers(sql, f"CREATE VIEW [] AS {made}")
     before = answers(sql, "SELECT * FROM []")
-    with pytest.raises(SchemaRefusedError, match="a view that tidesink did not make"):
+    with pytest.raises(SchemaRefusedError, match="a view that tidesink did not create"):
         held(sql, delete_mode="soft")
     assert answers(sql, "SELECT * FROM []") == before
     answers(sql, "DROP VIEW []")
@@ -104,7 +104,7 @@ def test_a_view_of_others_is_neither_replaced_nor_taken_for_ours(sql: Bed, made:
     )
     assert answers(sql, SHOWN) == [(1, "a", 1)]
     answers(sql, "DROP VIEW []", f"CREATE VIEW [] AS {made}")
-    with pytest.raises(SchemaRefusedError, match="a view that tidesink did not make"):
+    with pytest.raises(SchemaRefusedError, match="a view that tidesink did not create"):
         held(sql, delete_mode="soft")
 
 

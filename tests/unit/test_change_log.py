@@ -44,7 +44,7 @@ def test_a_source_column_of_such_a_name_is_refused() -> None:
 
 def test_a_metadata_column_of_such_a_name_is_refused() -> None:
     topic = metadata_columns({"topic": INDEX})
-    with pytest.raises(SchemaRefusedError, match="name it otherwise under metadata"):
+    with pytest.raises(SchemaRefusedError, match="choose another name under `metadata`"):
         log_shape(replace(shape(), columns=(*shape().columns, *topic)))
 
 

@@ -333,7 +333,7 @@ class _Refusal(psycopg.Error):
         (
             _Refusal("25006", "cannot execute INSERT in a read-only transaction"),
             TransientTargetError,
-            ("standby", "target.url name the primary"),
+            ("standby", "Set target.url to the primary"),
         ),
         (_Refusal("53100", "could not extend file"), TransientTargetError, ("disk is full", "Make room")),
         (_Refusal("53300", "too many clients"), TransientTargetError, ("no connections left",)),
@@ -384,7 +384,7 @@ def test_each_refusal_of_postgres(raised: Exception, error: type[TargetError], s
         (1366, "Incorrect value: 'SECRET' for column", TargetError, ("does not fit its column",)),
         (1062, "Duplicate entry 'SECRET' for key 'code'", TargetError, ("unique index that is not the key",)),
         (1452, "a foreign key constraint fails (`shop`.`o`)", TargetError, ("Drop the foreign key",)),
-        (1290, "running with the --read-only option", TransientTargetError, ("name the primary",)),
+        (1290, "running with the --read-only option", TransientTargetError, ("to the primary",)),
         (1114, "The table 'o' is full", TransientTargetError, ("'o' is full", "Make room")),
         (1040, "Too many connections", TransientTargetError, ("no connections left",)),
         (1213, "Deadlock found", TransientTargetError, ("deadlock",)),

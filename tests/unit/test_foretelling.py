@@ -262,7 +262,7 @@ def test_a_table_of_too_many_columns_is_refused_by_target_and_plan(target: str) 
     dialect = DIALECTS[target]
     room = dialect.limits.room
     check_sql_shape(of_columns(room), dialect.limits, dialect.quote)
-    with pytest.raises(SchemaRefusedError, match="are the most that") as refused:
+    with pytest.raises(SchemaRefusedError, match="but at most") as refused:
         check_sql_shape(of_columns(room + 1), dialect.limits, dialect.quote)
     assert planned(target, of_columns(room + 1)).problem == refused.value.message
     assert planned(target, of_columns(room)).problem is None
@@ -272,7 +272,7 @@ def test_a_table_of_too_many_columns_is_refused_by_target_and_plan(target: str) 
 
 REFUSED: Final = [
     ("postgres", shape(ID, Column("ä" * 32, ColumnType("int"))), "ä" * 32),
-    ("mysql", of_columns(1100), "are the most that"),
+    ("mysql", of_columns(1100), "but at most"),
     ("delta", shape(ID, Column("_metadata", ColumnType("int"))), "_metadata"),
     ("delta", shape(ID, *(Column(name, ColumnType("int")) for name in ("ασ", "ας"))), "ασ and ας for one"),
     ("iceberg", shape(ID, *(Column(name, ColumnType("int")) for name in ("ı", "I"))), "ı and I for one"),
@@ -305,7 +305,7 @@ def test_a_mysql_key_whose_length_nothing_tells_is_made_with_the_configs() -> No
     found = planned("mysql", shape(key("code", "text")))
     assert [column.target_type for column in found.columns] == ["varchar(255)"]
     (warning,) = found.warnings
-    assert "a table that is made has varchar(255) (target.key-length): a longer value stops" in warning
+    assert "a new table gets varchar(255) (`target.key-length`). A longer value stops" in warning
     assert planned("mysql", shape(key("code", "varchar", length=9))).warnings == ()
     assert planned("postgres", shape(key("code", "text"))).warnings == ()
     longer = right({**CANAL_JSON, "target": {**TARGET["mysql"], "key-length": 700}})
@@ -317,7 +317,7 @@ def test_a_mysql_key_that_gets_no_length_is_a_warning_since_the_table_may_be_the
     assert found.problem is None
     assert [column.target_type for column in found.columns] == ["varchar(n)"]
     (warning,) = found.warnings
-    assert "make the table at the target with its primary key" in warning
+    assert "Create the table at the target with its primary key" in warning
 
 
 @pytest.mark.parametrize(

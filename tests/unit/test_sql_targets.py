@@ -232,7 +232,7 @@ def test_a_decimal_whose_digits_nothing_tells_is_not_rounded_to_those_of_a_colum
 
 def test_a_mysql_key_without_a_length_gets_the_settings_or_is_refused_with_the_way_out() -> None:
     key = Column("code", ColumnType("varchar"), nullable=False, handle=True, primary_key=True)
-    with pytest.raises(SchemaRefusedError, match=r"column=code.*needs a length.*make the table.*_0900_bin"):
+    with pytest.raises(SchemaRefusedError, match=r"column=code.*needs a length.*Create the table.*_0900_bin"):
         plan_columns({}, shape(key), "mysql")
     for one, made in ((key, "varchar(255)"), (replace(key, type=ColumnType("blob")), "varbinary(255)")):
         assert wanted_type(shape(one).columns[0], shape(one), "mysql", key_length=255) == made
@@ -266,7 +266,7 @@ def test_mysql_may_count_so_much_for_three_upserts(updated: int, least: int, mos
     for counted in (least, most):
         check_upserted(merge, counted, updated)
     for counted in (least - 1, most + 1):
-        with pytest.raises(AccountingError, match="the merge counts"):
+        with pytest.raises(AccountingError, match="The merge counted"):
             check_upserted(merge, counted, updated)
 
 

@@ -153,7 +153,7 @@ def connect(endpoint: Endpoint, *, loads: bool = False) -> Any:
 
 
 def _limit(silence: int) -> str:
-    """Return SQL that limits idle time: of transactions in MariaDB, of sessions in MySQL. See the comments."""
+    """Return SQL that limits idle time: of transactions in MariaDB, of sessions in MySQL."""
     mariadb, mysql = f", idle_transaction_timeout = {silence}", f", wait_timeout = {silence}"
     return f" /*M!100300 {mariadb} */ /*!80000 {mysql} */"
 

@@ -297,7 +297,7 @@ def check_kept(
 
 
 def _check_engine(cursor: Any, place: Place) -> None:
-    """Refuse a table whose engine has no transactions, because rows and progress must be committed together."""
+    """Refuse a table whose engine has no transactions: rows and progress must be committed together."""
     cursor.execute(
         "SELECT t.ENGINE FROM information_schema.TABLES t JOIN information_schema.ENGINES e USING (ENGINE) "
         "WHERE t.TABLE_SCHEMA = %s AND t.TABLE_NAME = %s AND e.TRANSACTIONS = 'NO'",

@@ -1,4 +1,4 @@
-"""Rows as messages of a codec, and what can be said of them before anything is sent."""
+"""Encodes rows as messages of a codec, and checks a table before anything is sent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _OURS: Final = frozenset(row.name for row in TYPES)
-# What other databases' types are written as, by how they are read.
+# Types that other databases' types are written as, by their reader.
 _WRITTEN_AS: Final[Mapping[str, ColumnType]] = {
     "boolean": ColumnType("tinyint"),
     "local_date": ColumnType("date"),
@@ -47,7 +47,7 @@ _WRITTEN_AS: Final[Mapping[str, ColumnType]] = {
     "binary": ColumnType("longblob"),
 }
 _TEXT: Final = ColumnType("longtext")
-# A value that any column of a type takes: a probe's key.
+# A value that every column of a type accepts, for the key of a trial message.
 _PROBES: Final[Mapping[str, Value]] = {
     "decimal": Decimal(0),
     "text": "",
@@ -62,22 +62,22 @@ _PROBES: Final[Mapping[str, Value]] = {
 }
 _SECONDS: Final = len("2000-01-01 00:00:00")
 _KEPT: Final = (
-    "the source did not send the value of {columns}, since it did not change, and {protocol} has a word for "
-    "that in text and binary columns alone. Set REPLICA IDENTITY FULL on the table"
+    "The source did not send the value of {columns}, because it did not change, and {protocol} can "
+    "express that only for text and binary columns. Set REPLICA IDENTITY FULL on the table."
 )
 
 
 def written_schema(shape: TableShape, protocol: str, options: CodecOptions) -> TableSchema:
-    """The columns as they are written: the source's types, and the nearest of TiDB's for other databases'.
+    """Return the schema of the messages: the source's types, or TiDB's nearest types for other databases.
 
     Raises:
-        SchemaRefusedError: a column that the protocol cannot write; names it.
+        SchemaRefusedError: the protocol cannot write a column; names it.
     """
     for column in shape.columns:
         if _lacks_precision(column, protocol, options):
             raise SchemaRefusedError(
-                f"nothing tells the precision of this decimal, which {protocol} needs: set "
-                "avro-decimal-handling-mode: string, or give the table's definition",
+                f"The precision of this decimal is unknown, but {protocol} needs it. Set "
+                "`avro-decimal-handling-mode: string`, or set the table's definition in the config.",
                 table=str(shape.table),
                 column=column.name,
             )
@@ -97,7 +97,7 @@ def written_schema(shape: TableShape, protocol: str, options: CodecOptions) -> T
 
 
 def written_type(column: ShapeColumn) -> ColumnType:
-    """The type that a column is written as."""
+    """Return the type that a column is written as."""
     row = row_of(column.type)
     if row.name in _OURS:
         return column.type
@@ -112,22 +112,22 @@ def _lacks_precision(column: ShapeColumn, protocol: str, options: CodecOptions) 
 
 
 class RegisteredSchemas(MemorySchemaRegistry):
-    """The ids that the driver got, for tasks: nothing is asked and nothing registered there."""
+    """Schema ids that the driver received, for use in tasks. Tasks neither ask nor register anything."""
 
     def __init__(self, ids: Mapping[tuple[str, str], int]) -> None:
         super().__init__({schema_id: text for (_, text), schema_id in ids.items()})
         self._known = dict(ids)
 
     def register(self, subject: str, schema_text: str) -> int:
-        """The id that the driver got."""
+        """Return the id that the driver received."""
         known = self._known.get((subject, schema_text))
         if known is None:
-            raise RegistryError("the schema was not registered before its rows", subject=subject)
+            raise RegistryError("The schema was not registered before its rows were sent.", subject=subject)
         return known
 
 
 class _Noting(MemorySchemaRegistry):
-    """Registers in the real registry and keeps the ids."""
+    """Registers schemas in the real registry and records the ids."""
 
     def __init__(self, registry: SchemaRegistry) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class _Noting(MemorySchemaRegistry):
         self.ids: dict[tuple[str, str], int] = {}
 
     def register(self, subject: str, schema_text: str) -> int:
-        """The registry's own id."""
+        """Register a schema in the registry and return its id."""
         found = self._registry.register(subject, schema_text)
         self.ids[subject, schema_text] = found
         return found
@@ -143,7 +143,7 @@ class _Noting(MemorySchemaRegistry):
 
 @dataclass(frozen=True)
 class Encoding:
-    """All that a task needs to encode a table's rows; made by ``prepare``."""
+    """All that a task needs to encode a table's rows. ``prepare`` creates it."""
 
     protocol: str
     options: CodecOptions
@@ -153,11 +153,11 @@ class Encoding:
     ids: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def reader(self) -> MessageRows:
-        """What reads a task's rows as its encoder takes them."""
+        """Return a reader of a task's rows, for its encoder."""
         return MessageRows(self.shape, self.options.time_zone)
 
     def encoder(self, sent_ms: int) -> Encoder:
-        """An encoder of one task. ``sent_ms``: the batch's wall clock, for rows without a commit_ts."""
+        """Return the encoder of one task. ``sent_ms``: the batch's wall clock, for rows without commit_ts."""
         registry = RegisteredSchemas(self.ids)
         return Encoder(self, open_codec(self.protocol, options=self.options, registry=registry), sent_ms)
 
@@ -165,11 +165,11 @@ class Encoding:
 def prepare(
     shape: TableShape, *, protocol: str, options: CodecOptions, topic: str, registry: SchemaRegistry | None
 ) -> Encoding:
-    """The encoding of a table, whose schemas are registered when this returns.
+    """Register a table's schemas and return its encoding.
 
     Raises:
-        SchemaRefusedError: the protocol or the registry does not take the table; says what to do.
-        RegistryError: the registry does not answer, or refuses us.
+        SchemaRefusedError: the protocol or the registry refuses the table; names what to do.
+        RegistryError: the registry does not answer, or refuses access.
     """
     options = _zoned(protocol, options)
     schema = written_schema(shape, protocol, options)
@@ -183,20 +183,21 @@ def prepare(
         encoder.encode(MessageRow("upsert", key, empty, 1 << 18, (), None))
     except IncompatibleSchemaError as error:
         raise SchemaRefusedError(
-            f"{error.message}. Set a compatibility level for the subject that takes it "
-            "(PUT /config/SUBJECT at the registry), or another topic rule",
+            "The schema registry refuses the table's schema. Set a compatibility level that accepts it for "
+            "the subject (PUT /config/SUBJECT at the registry), or another topic rule. The registry's "
+            f"reason: {error.message}",
             **{**error.context, "table": str(shape.table)},
         ) from error
     except EncodeError as error:
         raise SchemaRefusedError(
-            f"{protocol} cannot write this table: {error.message}",
+            f"{protocol} cannot write this table. {error.message}",
             **{**error.context, "table": str(shape.table)},
         ) from error
     return replace(encoding, ids=noting.ids if noting is not None else {})
 
 
 def _zoned(protocol: str, options: CodecOptions) -> CodecOptions:
-    """Debezium's messages have moments in UTC: through a local clock an hour of each autumn is lost."""
+    """Use UTC for Debezium, whose messages have UTC times. Local time would lose an hour each autumn."""
     return replace(options, time_zone="UTC") if protocol.startswith("debezium") else options
 
 
@@ -228,11 +229,11 @@ class Encoder:
         self._fills_deletes = encoding.protocol == "debezium-avro"
 
     def encode(self, row: MessageRow) -> EncodedRecord:
-        """A row's message.
+        """Encode a row as a message.
 
         Raises:
             EncodeError: the row has no key, or a value that the protocol cannot write.
-            ValueNotStoredError: a value was left out, and the protocol has no word for that.
+            ValueNotStoredError: a value was omitted, and the protocol cannot express that.
         """
         self._check(row)
         key, after = self._written(row.key), row.after and self._written(row.after)
@@ -247,24 +248,24 @@ class Encoder:
             row.commit_ts,
             Position(self._topic, 0, 0),
             self._schema,
-            # A canal-json message must tell a time; without a commit_ts it is that of the sending.
+            # A canal-json message needs a time. Without a commit_ts it is the time of sending.
             extension=self._extension if row.commit_ts is None else None,
         )
         record = self._codec.encode(event, topic=self._topic)
         if record is None:
-            raise EncodeError(f"{self._protocol} has no message for a row")
+            raise EncodeError(f"{self._protocol} has no message for a row.")
         return record
 
     def _check(self, row: MessageRow) -> None:
         row.check_key()
         if row.commit_ts is None and self._protocol.startswith("debezium"):
             raise EncodeError(
-                f"the source tells no commit_ts, which {self._protocol} needs: set enable-tidb-extension = "
-                "true at the changefeed, or write flat-avro or canal-json"
+                f"The source sends no commit_ts, but {self._protocol} needs one. Set enable-tidb-extension = "
+                "true at the changefeed, or write flat-avro or canal-json."
             )
 
     def _deleted(self, key: Row) -> Row:
-        """The row before a delete, of which the key alone is known."""
+        """Return the row before a delete. Only its key is known."""
         return (
             {column.name: key.get(column.name) for column in self._schema.columns}
             if self._fills_deletes
@@ -288,7 +289,7 @@ class Encoder:
 
 
 def _local(text: str, zone: ZoneInfo, column: str) -> str:
-    """A moment of UTC as a TIMESTAMP is written: by the zone's clock, without an offset."""
+    """Convert a UTC time to a TIMESTAMP's text: local time of the zone, without an offset."""
     if zone.key == "UTC":
         return text
     whole, fraction = text[:_SECONDS], text[_SECONDS:]
@@ -296,54 +297,56 @@ def _local(text: str, zone: ZoneInfo, column: str) -> str:
         moment = datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).astimezone(zone)
     except OverflowError as error:
         raise EncodeError(
-            f"{text} is beyond the years 1 to 9999 in {zone.key}: set target.time-zone: UTC", column=column
+            f"{text} is outside the years 1 to 9999 in {zone.key}. Set `target.time-zone: UTC`.",
+            column=column,
         ) from error
     local = moment.replace(tzinfo=None).isoformat(sep=" ", timespec="seconds") + fraction
     return FoldedTime(local, 1) if moment.fold else local  # for a row's checksum
 
 
 NO_TRUNCATE: Final = (
-    "the source emptied the table, and a topic has no message for that which every reader knows. Have the "
-    "connector skip truncates (skipped.operations: t, its default), delete the rows at the source in place "
-    "of it, or send the table again to another topic"
+    "The source emptied the table, but no message that every reader understands can express that. Configure "
+    "the connector to skip truncates (skipped.operations: t, its default), delete the rows at the source "
+    "instead, or send the table again to another topic."
 )
 _MAY_TRUNCATE: Final = (
-    "no message says that a table was emptied: a truncate at the source stops its table, unless the "
-    "connector skips it (skipped.operations: t, its default)"
+    "No message can express that a table was emptied. A truncate at the source stops its table, unless the "
+    "connector skips it (skipped.operations: t, its default)."
 )
 _OMITTED: Final = (
-    "no message says that a value was left out: an unchanged TOAST value stops its table. Set REPLICA "
-    "IDENTITY FULL at the source, or write debezium-json or debezium-avro"
+    "No message can express that a value was omitted. An unchanged TOAST value stops its table. Set REPLICA "
+    "IDENTITY FULL at the source, or write debezium-json or debezium-avro."
 )
 
 
 class HttpPreflight(PreflightChecks):
-    """Of rows sent as JSON."""
+    """Checks of tables that are sent as JSON."""
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
-        """What its values are in JSON."""
+        """Return the JSON type of a column's values."""
         return json_type(column.type)
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """Nothing more than the capabilities say; raises as ``PreflightChecks`` says."""
+        """Check the table. There are no limits beyond the capabilities."""
         check_shape(shape, config.table_config(shape.source).deletes)
         return PreflightResult()
 
 
 class KafkaPreflight(PreflightChecks):
-    """Of rows written by one of our codecs."""
+    """Checks of tables that are written with one of our codecs."""
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
-        """The type of TiDB's that it is written as, whatever the protocol makes of that."""
+        """Return the TiDB type that a column is written as, whatever the protocol converts it to."""
         return type_words(written_type(column))
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """What the protocol has no word for; raises as ``PreflightChecks`` says."""
+        """Return the limits of the protocol."""
         check_shape(shape, config.table_config(shape.source).deletes)
         settings = cast("KafkaSettings", config.target)
         topic = settings.rule.topic_for(shape.table)
         check_topic(topic, reads_of(config), shape.table)
-        # As for the first row, with another registry: what the real one says is known when it is asked.
+        # Encode a trial row with a registry in memory. The real registry's answer is known only when it is
+        # asked.
         prepare(
             shape,
             protocol=settings.protocol,
@@ -359,19 +362,19 @@ class KafkaPreflight(PreflightChecks):
 
 
 def reads_of(config: Config) -> Callable[[str], bool] | None:
-    """Whether a pipeline reads a topic of the brokers that it writes to; None where these are others."""
+    """Return a check for topics that the pipeline itself reads; None if it reads from other brokers."""
     settings = cast("KafkaSettings", config.target)
     return config.reads_topic if set(settings.brokers) & set(config.source.brokers) else None
 
 
 def check_topic(topic: str, reads: Callable[[str], bool] | None, table: TableId) -> None:
-    """Refuse to write what is read.
+    """Refuse to write a topic that the pipeline reads.
 
     Raises:
-        ConfigError: the pipeline reads this very topic.
+        ConfigError: the pipeline reads this topic.
     """
     if reads is not None and reads(topic):
         raise ConfigError(
-            f"the pipeline reads the topic {topic} that it would write: give target.topic a prefix",
+            f"The pipeline reads the topic {topic} that it would write. Add a prefix to `target.topic`.",
             table=str(table),
         )

@@ -1,4 +1,4 @@
-"""HTTP services as targets: slices of a batch as requests with an idempotency key."""
+"""HTTP services as targets: parts of a batch are sent as requests with an idempotency key."""
 
 from __future__ import annotations
 
@@ -63,53 +63,56 @@ CAPABILITIES: Final = Capabilities(
 )
 PREFLIGHT: Final = HttpPreflight()
 _REFUSED: Final = frozenset({401, 403})
-# 501 is what a server answers that has no HEAD.
+# 501 is the answer of a server that does not implement HEAD.
 _DOWN: Final = frozenset({500, 502, 503, 504})
 
 
 def open_target(config: Config, _spark: SparkSession, store: StateStore) -> HttpTarget:
-    """The endpoint of a config, with its ledger in the state store."""
+    """Open the endpoint of a config, with its ledger in the state store."""
     return HttpTarget(cast("HttpSettings", config.target), store)
 
 
 def place_of(settings: HttpSettings, table: TableId) -> str:
-    """A table's URL, without what may be secret in it."""
+    """Return a table's URL, without secrets."""
     return safe_url(table_url(settings.url, table))
 
 
 def try_target(settings: HttpSettings) -> str:
-    """What became of asking the endpoint with HEAD, which sends no row.
+    """Send HEAD to the endpoint and return its answer. Sends no row.
 
     Raises:
-        TidesinkError: it does not answer, or refuses us.
+        TidesinkError: the endpoint does not answer, or refuses access.
     """
     endpoint = endpoint_of(settings, TableId("tidesink", "validate"))
     with Requests(replace(endpoint, attempts=1)) as asking:
         status = asking.ask()
     if status in _REFUSED:
-        raise ConfigError(f"the endpoint refuses us (HTTP {status}): check target.auth", url=endpoint.shown)
+        raise ConfigError(
+            f"The endpoint refuses access (HTTP {status}). Check target.auth.", url=endpoint.shown
+        )
     if status in _DOWN:
         raise TransientTargetError(
-            f"the endpoint answers HTTP {status}: it, or what it forwards to, is down", url=endpoint.shown
+            f"The endpoint answers HTTP {status}. It, or the server that it forwards to, is down.",
+            url=endpoint.shown,
         )
     return f"{urlsplit(endpoint.url).netloc} answers (HTTP {status} to HEAD)"
 
 
 def table_url(template: str, table: TableId) -> str:
-    """The URL of a table: names are quoted, so that none is a step in the path."""
+    """Return the URL of a table. Names are quoted, so that none is a step in the path."""
     return template.replace("{schema}", _quoted(table.schema)).replace("{table}", _quoted(table.name))
 
 
 def _quoted(name: str) -> str:
-    # A segment of dots alone is a step upwards, quoted or not.
+    # A path segment of only dots is a step upwards, even if quoted.
     return quote(name, safe="") if name.strip(".") else "~" * len(name)
 
 
 def endpoint_of(settings: HttpSettings, table: TableId) -> Endpoint:
-    """Where a table's rows go and how.
+    """Return the endpoint of a table's rows.
 
     Raises:
-        ConfigError: a certificate is not there.
+        ConfigError: a certificate file is missing.
     """
     return Endpoint(
         url=table_url(settings.url, table),
@@ -133,15 +136,15 @@ class HttpTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What an endpoint can do."""
+        """The abilities of an endpoint."""
         return CAPABILITIES
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> HttpTable:
-        """The URL of ``shape``'s table; nothing is asked of it.
+        """Open the URL of ``shape``'s table. Does not connect to it.
 
         Raises:
-            ConfigError: a certificate is not there.
-            SchemaRefusedError: the table has no key, or is to be soft-deleted from.
+            ConfigError: a certificate file is missing.
+            SchemaRefusedError: the table has no key, or uses soft deletes.
         """
         check_shape(shape, delete_mode)
         place = place_of(self.settings, shape.table)
@@ -174,7 +177,7 @@ class HttpTable(MessageTable):
 
 
 def _in_order(frame: DataFrame, shape: TableShape, tasks: int) -> DataFrame:
-    """The rows by their keys: the same rows in the same slices, however often they are sent."""
+    """Sort the rows by key, so that requests that are sent again contain the same rows."""
     keys = [F.col("key").getField(column.name) for column in shape.key_columns]
     return frame.repartition(tasks, *keys).sortWithinPartitions(*keys)
 
@@ -183,15 +186,15 @@ _MEDIA_TYPES: Final = {"json-lines": "application/x-ndjson", "array": "applicati
 _PASSING: Final = frozenset({408, 425, 429})
 _EXCERPT: Final = 200
 _FIRST_WAIT: Final = 0.3
-# A shorter part of a header or a query (a number, a flag) is no secret, and would be cut out of any text.
+# A shorter part of a header or a query (a number, a flag) is not a secret, and would be hidden in any text.
 _LEAST_SECRET: Final = 4
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a table's rows go and how; goes to the executors as it is. Times in seconds."""
+    """The destination of a table's rows. It is sent to the executors. Times are in seconds."""
 
-    url: str = field(repr=False)  # what stands behind ? may be a secret
+    url: str = field(repr=False)  # its query may be a secret
     method: str
     format: str
     headers: Mapping[str, str] = field(repr=False)
@@ -203,11 +206,11 @@ class Endpoint:
 
     @property
     def shown(self) -> str:
-        """The URL fit to be shown."""
+        """The URL without secrets."""
         return safe_url(self.url)
 
     def secrets(self) -> tuple[str, ...]:
-        """Texts which must never be shown, in the forms in which an answer may repeat them."""
+        """Return texts that must never be shown, in all forms in which an answer may repeat them."""
         _, _, query = self.url.partition("?")
         parts = (*(part for value in self.headers.values() for part in _header_parts(value)), *_values(query))
         whole = (*self.auth.secrets(), *self.headers.values(), query)
@@ -215,7 +218,7 @@ class Endpoint:
 
 
 def _header_parts(value: str) -> Iterator[str]:
-    """The token without its scheme, and the values of a cookie."""
+    """Yield the token without its scheme, and the values of a cookie."""
     first, *rest = re.split(r"[\s;,]+", value)
     for part in (first, *rest) if "=" in first else rest:
         yield part
@@ -223,7 +226,7 @@ def _header_parts(value: str) -> Iterator[str]:
 
 
 def _values(query: str) -> Iterator[str]:
-    """The values of a query as they are written, as they are meant, and as they travel."""
+    """Yield the values of a query as written, decoded, and encoded again."""
     for pair in query.split("&"):
         name, _, value = pair.partition("=")
         written = value or name
@@ -239,7 +242,7 @@ class _PassingFault(Exception):  # noqa: N818  # never leaves this module
 
 
 class Requests:
-    """Sends bodies to one endpoint, one after the other, over one connection; close it when done."""
+    """Sends requests to one endpoint one by one, over one connection. Close it after use."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -252,11 +255,11 @@ class Requests:
         self._session.close()
 
     def send(self, body: bytes, headers: Mapping[str, str]) -> None:
-        """Send a body; returns when the endpoint took it.
+        """Send a body and return when the endpoint has accepted it.
 
         Raises:
-            TargetError: the endpoint refuses it for good; names status and the beginning of the answer.
-            TransientTargetError: no attempt got an answer that counts.
+            TargetError: the endpoint refuses it permanently; names status and beginning of the answer.
+            TransientTargetError: no attempt was accepted or refused permanently.
         """
         retrying = Retrying(
             retry=retry_if_exception_type(_PassingFault), wait=self._wait, stop=self._gives_up, reraise=True
@@ -265,15 +268,20 @@ class Requests:
             retrying(self._attempt, body, headers)
         except _PassingFault as fault:
             attempts = retrying.statistics.get("attempt_number", 1)
-            later = "" if fault.retry_after is None else f"; it asks to come back in {fault.retry_after:g} s"
+            later = "" if fault.retry_after is None else f" It asks to retry in {fault.retry_after:g} s."
             raise TransientTargetError(
-                f"the endpoint did not take a request in {attempts} attempts ({fault.reason}){later}; the "
-                "batch is sent again",
+                f"The endpoint did not accept a request in {attempts} attempts ({fault.reason}).{later} The "
+                "batch is sent again.",
                 url=self._endpoint.shown,
             ) from fault.__cause__
 
     def ask(self) -> int:
-        """The status of an answer to HEAD, whatever it is; raises as ``send`` where there is none."""
+        """Return the status of the answer to HEAD.
+
+        Raises:
+            TargetError: the endpoint's certificate is not trusted, or the request cannot be sent.
+            TransientTargetError: there is no answer.
+        """
         try:
             return self._request("HEAD", b"", {}).status_code
         except requests.RequestException as exc:
@@ -290,15 +298,15 @@ class Requests:
         if status in _PASSING or status >= 500:
             raise _PassingFault(f"HTTP {status}{self._said(response)}", retry_after_of(response))
         if 300 <= status < 400:
-            where = safe_url(response.headers.get("Location", "where it points"))
+            where = safe_url(response.headers.get("Location", "the address that it names"))
             raise TargetError(
-                f"the endpoint answers HTTP {status}, and redirects are not followed: set target.url to "
-                f"{hide(where, self._endpoint.secrets())}",
+                f"The endpoint answers HTTP {status}, but redirects are not followed. Set target.url to "
+                f"{hide(where, self._endpoint.secrets())}.",
                 url=self._endpoint.shown,
             )
         raise TargetError(
-            f"the endpoint refuses a request with HTTP {status}{self._said(response)}: "
-            f"{_REMEDIES.get(status, 'correct what it names, here or there')}",
+            f"The endpoint refuses a request with HTTP {status}{self._said(response)}. "
+            f"{_REMEDIES.get(status, 'Correct the reported problem in the config or at the endpoint.')}",
             url=self._endpoint.shown,
         )
 
@@ -330,12 +338,12 @@ class Requests:
     def _reason(self, error: requests.RequestException) -> str:
         if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes_of(error)):
             raise TargetError(
-                "the endpoint's certificate is not trusted: give its authority as target.tls.ca, or check "
-                "the host's name",
+                "The endpoint's certificate is not trusted. Set target.tls.ca to its certificate authority, "
+                "or check the host name.",
                 url=self._endpoint.shown,
             ) from error
         if isinstance(error, requests.exceptions.InvalidHeader | requests.exceptions.InvalidURL):
-            raise TargetError("target.url or a header cannot be sent", url=self._endpoint.shown) from error
+            raise TargetError("target.url or a header cannot be sent.", url=self._endpoint.shown) from error
         if isinstance(error, requests.Timeout):
             return f"no answer within {self._endpoint.timeout:g} s; target.timeout sets how long"
         return f"no connection: {_reason_of(error)}; check target.url, and that the endpoint runs"
@@ -353,7 +361,7 @@ class Requests:
 
 
 def _reason_of(error: BaseException) -> str:
-    """Why there is no connection, by the socket's error behind a library's."""
+    """Return why there is no connection, from the socket error behind a library's error."""
     for cause in causes_of(error):
         if isinstance(cause, ConnectionRefusedError):
             return "connection refused"
@@ -365,12 +373,12 @@ def _reason_of(error: BaseException) -> str:
 
 
 _REMEDIES: Final = {
-    401: "check target.auth",
-    403: "let target.auth's user write there",
-    404: "check target.url",
-    405: "check target.method",
-    413: "lower target.batch-rows",
-    415: "check target.format",
+    401: "Check target.auth.",
+    403: "Allow target.auth's user to write there.",
+    404: "Check target.url.",
+    405: "Check target.method.",
+    413: "Lower target.batch-rows.",
+    415: "Check target.format.",
 }
 
 
@@ -386,7 +394,7 @@ BATCH_HEADER: Final = "Tidesink-Batch"
 
 
 def request_headers(stamp: Stamp, body: bytes) -> dict[str, str]:
-    """The headers of a request with this body."""
+    """Return the headers of a request with this body."""
     place = orjson.dumps([stamp.pipeline, *stamp.table, stamp.batch, stamp.cut])
     return {
         IDEMPOTENCY_HEADER: hashlib.sha256(place + b"\n" + body).hexdigest(),
@@ -396,22 +404,22 @@ def request_headers(stamp: Stamp, body: bytes) -> dict[str, str]:
 
 
 def body_of(rows: Sequence[Mapping[str, Any]], form: str) -> bytes:
-    """The body of a request: one JSON object a line, or one array.
+    """Return the body of a request: one JSON object per line, or one array.
 
     Raises:
-        EncodeError: a value that JSON has no form for.
+        EncodeError: a value that JSON cannot represent.
     """
     try:
         if form == "array":
             return orjson.dumps(rows)
         return b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
     except TypeError as error:
-        raise EncodeError(f"a row cannot be written as JSON: {error}") from error
+        raise EncodeError(f"A row cannot be written as JSON ({error}).") from error
 
 
 @dataclass(frozen=True)
 class Slices:
-    """What a task does; goes to the executors as it is."""
+    """A task's work: sends its rows in requests of ``batch_rows`` rows. It is sent to the executors."""
 
     endpoint: Endpoint
     shape: TableShape
@@ -419,11 +427,11 @@ class Slices:
     batch_rows: int
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sent]:
-        """Send the rows of a task, slice by slice; each is given when the endpoint took it.
+        """Send the rows of a task, request by request. Yields each count after the endpoint accepted it.
 
         Raises:
-            TargetError: a row has no key, or the endpoint refuses a slice for good.
-            TransientTargetError: the endpoint did not take a slice now.
+            TargetError: a row has no key, or the endpoint refuses a request permanently.
+            TransientTargetError: the endpoint did not accept a request for now.
         """
         with Requests(self.endpoint) as sending:
             for rows in self._slices(batches):
@@ -433,13 +441,18 @@ class Slices:
                 yield Sent(len(rows) - deletes, deletes)
 
     def truncate(self) -> None:
-        """Send that the source emptied the table; raises as ``run``."""
+        """Send the event that the source emptied the table.
+
+        Raises:
+            TargetError: the endpoint refuses it permanently.
+            TransientTargetError: the endpoint did not accept it for now.
+        """
         body = body_of([{**self._head("truncate"), "key": None, "after": None}], self.endpoint.format)
         with Requests(self.endpoint) as sending:
             sending.send(body, request_headers(self.stamp, body))
 
     def _slices(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[MessageRow]]:
-        # Cut by their number alone, wherever Arrow's batches end: sent again, a slice is the same.
+        # Slices have a fixed number of rows, wherever Arrow's batches end, so a slice sent again is the same.
         reader = MessageRows(self.shape, self.shape.time_zone)
         waiting: list[MessageRow] = []
         for batch in batches:

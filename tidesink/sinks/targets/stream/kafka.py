@@ -1,4 +1,4 @@
-"""Kafka topics as targets: their topics, and rows produced by the tasks."""
+"""Kafka topics as targets: topic management, and rows produced by the tasks."""
 
 from __future__ import annotations
 
@@ -63,20 +63,20 @@ PREFLIGHT: Final = KafkaPreflight()
 
 
 def open_target(config: Config, _spark: SparkSession, store: StateStore) -> KafkaTarget:
-    """The topics of a config, with their ledger in the state store."""
+    """Open the topics of a config, with their ledger in the state store."""
     return KafkaTarget(cast("KafkaSettings", config.target), store, reads=reads_of(config))
 
 
 def place_of(settings: KafkaSettings, table: TableId) -> str:
-    """A table's topic."""
+    """Return a table's topic."""
     return f"kafka:{settings.rule.topic_for(table)}"
 
 
 def try_target(settings: KafkaSettings) -> str:
-    """What became of asking the brokers, and the registry where there is one; nothing is made.
+    """Ask the brokers, and the registry if configured, and return their answers. Creates nothing.
 
     Raises:
-        TidesinkError: they do not answer, or refuse us.
+        TidesinkError: they do not answer, or refuse access.
     """
     found = len(TargetTopics(settings).names())
     answer = f"{settings.bootstrap_servers} answers with {found} topics"
@@ -91,7 +91,7 @@ def try_target(settings: KafkaSettings) -> str:
 
 @dataclass(frozen=True)
 class KafkaTarget:
-    """The topics of ``settings``. ``reads``: whether the pipeline reads a topic of these same brokers."""
+    """The topics of ``settings``. ``reads``: returns True if the pipeline reads a topic of these brokers."""
 
     settings: KafkaSettings
     store: StateStore
@@ -99,15 +99,15 @@ class KafkaTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What a topic can do."""
+        """The abilities of a topic."""
         return CAPABILITIES
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> KafkaTable:
-        """The topic of ``shape``'s table, made when missing.
+        """Open the topic of ``shape``'s table, and create it if missing.
 
         Raises:
-            ConfigError: the pipeline reads this very topic.
-            SchemaRefusedError: the table has no key, or is to be soft-deleted from.
+            ConfigError: the pipeline reads this topic.
+            SchemaRefusedError: the table has no key, or uses soft deletes.
             TransientTargetError: no broker answers.
         """
         check_shape(shape, delete_mode)
@@ -146,7 +146,7 @@ class KafkaTable(MessageTable):
         self._encoding: Encoding | None = None
 
     def close(self) -> None:
-        """Let go of the registry."""
+        """Close the registry."""
         if self._registry is not None:
             self._registry.close()
             self._registry = None
@@ -191,48 +191,48 @@ BATCH_HEADER: Final = "tidesink-batch"
 SOURCE_HEADER: Final = "tidesink-source"
 Place = tuple[str, int, int]
 Headers = list[tuple[str, str | bytes | None]]
-# A message that no broker took for so long fails, and its batch is tried again.
+# A message fails if no broker accepts it for this long. Then its batch is tried again.
 _DELIVERY_MS: Final = 60_000
 _POLL_SECONDS: Final = 0.2
 _QUIET: Final[Mapping[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
 
-# What the same batch would meet again; anything else may pass.
+# Errors that the same batch would meet again, with the remedy. Any other error may pass.
 _PERMANENT: Final = {
-    KafkaError.MSG_SIZE_TOO_LARGE: "the topic's max.message.bytes must be target.max-message-bytes or more, "
-    "since messages are sent together up to that size: raise the one, or lower the other",
-    KafkaError.RECORD_LIST_TOO_LARGE: "raise the topic's max.message.bytes",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "let target.kafka's user write to the topic",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "let target.kafka's user write idempotently to the cluster",
-    KafkaError.SASL_AUTHENTICATION_FAILED: "check sasl.username and sasl.password under target.kafka",
-    KafkaError._AUTHENTICATION: "check security.protocol and sasl settings under target.kafka",
-    KafkaError.TOPIC_EXCEPTION: "Kafka takes no topic of this name: change target.topic",
-    KafkaError.INVALID_RECORD: "the broker refuses the record: has the topic cleanup.policy compact and the "
-    "message no key, as canal-json has none?",
-    KafkaError.POLICY_VIOLATION: "a policy of the broker refuses it",
-    KafkaError._INVALID_ARG: "check target.kafka",
+    KafkaError.MSG_SIZE_TOO_LARGE: "The topic's max.message.bytes must be at least target.max-message-bytes, "
+    "because messages are sent together up to that size. Raise the one, or lower the other.",
+    KafkaError.RECORD_LIST_TOO_LARGE: "Raise the topic's max.message.bytes.",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow target.kafka's user to write to the topic.",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow target.kafka's user to write idempotently to the cluster.",
+    KafkaError.SASL_AUTHENTICATION_FAILED: "Check sasl.username and sasl.password under target.kafka.",
+    KafkaError._AUTHENTICATION: "Check security.protocol and the sasl settings under target.kafka.",
+    KafkaError.TOPIC_EXCEPTION: "Kafka does not allow a topic of this name. Change target.topic.",
+    KafkaError.INVALID_RECORD: "The broker refuses the record. A topic with cleanup.policy compact needs "
+    "messages with keys, and canal-json has none.",
+    KafkaError.POLICY_VIOLATION: "A policy of the broker refuses it.",
+    KafkaError._INVALID_ARG: "Check target.kafka.",
 }
-# What the client itself refuses, before a broker is asked: here the topic's limit is not what was met.
+# Errors of the client itself, before a broker is asked: the topic's limit was not reached yet.
 _UNSENT: Final = {
     **_PERMANENT,
-    KafkaError.MSG_SIZE_TOO_LARGE: "with its headers it is above target.max-message-bytes: "
-    "raise target.max-message-bytes, and the topic's max.message.bytes with it",
+    KafkaError.MSG_SIZE_TOO_LARGE: "With its headers it exceeds target.max-message-bytes. "
+    "Raise target.max-message-bytes, and the topic's max.message.bytes with it.",
 }
 
 
 def delivery_error(
     error: KafkaError, topic: str, which: str = "a message", *, sent: bool = True
 ) -> TargetError:
-    """A failed delivery as an error of ours, by its code; not ``sent``: no broker was asked."""
+    """Return a failed delivery as our error, by its code. ``sent`` False: no broker was asked."""
     remedy = (_PERMANENT if sent else _UNSENT).get(error.code())
     if remedy is not None:
-        return TargetError(f"Kafka did not take {which} ({error.name()}): {remedy}", topic=topic)
+        return TargetError(f"Kafka did not accept {which} ({error.name()}). {remedy}", topic=topic)
     return TransientTargetError(
-        f"Kafka did not take {which} ({error.name()}); the batch is sent again", topic=topic
+        f"Kafka did not accept {which} ({error.name()}). The batch is sent again.", topic=topic
     )
 
 
 class Parcel(NamedTuple):
-    """What is known of a message while it is under way, without its bytes: its size, and its row's place."""
+    """A message in flight without its bytes: its operation, its size, and its row's origin."""
 
     op: str
     size: int
@@ -240,32 +240,32 @@ class Parcel(NamedTuple):
 
     @classmethod
     def of(cls, row: MessageRow, record: EncodedRecord) -> Parcel:
-        """What is known of a row's message."""
+        """Return the parcel of a row's message."""
         return cls(row.op, len(record.key or b"") + len(record.value or b""), row.place)
 
     @property
     def shown(self) -> str:
-        """The message, for a person who looks for its row."""
+        """The message, described for a user who looks for its row."""
         return f"the message of {self.size} bytes{_origin(self.place)}"
 
 
 def shown_place(place: Place) -> str:
-    """A place in the source as one text."""
+    """Return a place in the source as one text."""
     return "/".join(map(str, place))
 
 
 def _origin(place: Place | None) -> str:
-    return f", whose row is from {shown_place(place)}" if place else ""
+    return f" (row from {shown_place(place)})" if place else ""
 
 
 def partition_of(key: Row, names: Sequence[str], partitions: int) -> int:
-    """The partition of a row: by its key's values, so that a new schema of the key moves nothing."""
+    """Return a row's partition. It depends on the key's values, so a new key schema moves no row."""
     text = json.dumps([json_value(key.get(name)) for name in names], ensure_ascii=False)
     return zlib.crc32(text.encode("utf-8", "surrogatepass")) % partitions
 
 
 def message_headers(stamp: Stamp, row: MessageRow) -> Headers:
-    """The headers of a row's message."""
+    """Return the headers of a row's message."""
     said: dict[str, object] = {
         IDEMPOTENCY_HEADER: f"{stamp.pipeline}/{stamp.table}/{stamp.batch}/{stamp.cut}",
         EPOCH_HEADER: stamp.epoch,
@@ -278,9 +278,10 @@ def message_headers(stamp: Stamp, row: MessageRow) -> Headers:
 
 @dataclass(frozen=True)
 class Delivery:
-    """What a task does; goes to the executors as it is.
+    """A task's work: encodes and sends rows. It is sent to the executors.
 
-    ``properties`` are confluent-kafka's and may hold secrets. ``sent_ms`` is the batch's wall clock.
+    ``properties``: settings of confluent-kafka, which may hold secrets.
+    ``sent_ms``: the batch's wall clock.
     """
 
     encoding: Encoding
@@ -290,11 +291,11 @@ class Delivery:
     sent_ms: int
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sent]:
-        """Send the rows of a task, and say once how many were acknowledged.
+        """Send the rows of a task, and yield the number of acknowledged rows once.
 
         Raises:
-            TargetError: a row cannot be written, or Kafka refuses it for good.
-            TransientTargetError: Kafka did not take a message now.
+            TargetError: a row cannot be written, or Kafka refuses it permanently.
+            TransientTargetError: Kafka did not accept a message for now.
         """
         sending = _Sending(self)
         for batch in batches:
@@ -342,7 +343,7 @@ class _Sending:
                     headers=message_headers(self._delivery.stamp, row),
                     on_delivery=self._delivered(parcel),
                 )
-            except BufferError:  # as much as fits is under way
+            except BufferError:  # the send queue is full
                 self._producer.poll(_POLL_SECONDS)
                 continue
             except KafkaException as exc:
@@ -355,7 +356,7 @@ class _Sending:
             if error is None:
                 self._acknowledged[parcel.op] += 1
             elif self._failed is None or self._failed[0].code() == error.code():
-                # A broker refuses messages by the dozen: the largest is the one to look at.
+                # A broker may refuse many messages at once. The largest is the most useful to report.
                 refused = [parcel] if self._failed is None else [self._failed[1], parcel]
                 self._failed = error, max(refused, key=lambda one: one.size)
 
@@ -369,7 +370,7 @@ class _Sending:
 
 
 def producer_settings(delivery: Delivery) -> dict[str, Any]:
-    """What an idempotent producer has beside the user's properties."""
+    """Return the settings of an idempotent producer, in addition to the user's properties."""
     return {
         **_QUIET,
         "linger.ms": 20,
@@ -381,27 +382,27 @@ def producer_settings(delivery: Delivery) -> dict[str, Any]:
 
 _TIMEOUT: Final = 15.0
 _PAUSE: Final = 0.2
-# What Kafka answers about a topic for good, and what to do.
+# Kafka's permanent errors about a topic, and what to do.
 _REFUSED: Final[Mapping[int, str]] = MappingProxyType(
     {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED: "let the user of target.kafka describe and write the topic, "
-        "and create it if it is not there",
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED: "let the user of target.kafka create topics and write with "
-        "idempotence (IDEMPOTENT_WRITE), or create the topic",
-        KafkaError.SASL_AUTHENTICATION_FAILED: "check sasl.username and sasl.password under target.kafka",
-        KafkaError._AUTHENTICATION: "check sasl.username, sasl.password and sasl.mechanism under "
-        "target.kafka",
-        KafkaError.TOPIC_EXCEPTION: "Kafka takes no topic of this name: change target.topic",
-        KafkaError.INVALID_REPLICATION_FACTOR: "there are fewer brokers: lower target.replication-factor",
-        KafkaError.INVALID_PARTITIONS: "change target.partition-num",
-        KafkaError.POLICY_VIOLATION: "a policy of the brokers refuses it: create the topic yourself",
-        KafkaError._INVALID_ARG: "check target.kafka",
+        KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow the user of target.kafka to describe and write the topic, "
+        "and to create it if it does not exist.",
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow the user of target.kafka to create topics and to write "
+        "with idempotence (IDEMPOTENT_WRITE), or create the topic yourself.",
+        KafkaError.SASL_AUTHENTICATION_FAILED: "Check sasl.username and sasl.password under target.kafka.",
+        KafkaError._AUTHENTICATION: "Check sasl.username, sasl.password and "
+        "sasl.mechanism under target.kafka.",
+        KafkaError.TOPIC_EXCEPTION: "Kafka does not allow a topic of this name. Change target.topic.",
+        KafkaError.INVALID_REPLICATION_FACTOR: "There are fewer brokers. Lower target.replication-factor.",
+        KafkaError.INVALID_PARTITIONS: "Change target.partition-num.",
+        KafkaError.POLICY_VIOLATION: "A policy of the brokers refuses it. Create the topic yourself.",
+        KafkaError._INVALID_ARG: "Check target.kafka.",
     }
 )
 
 
 class OpenTopic(NamedTuple):
-    """A topic that is there, under Kafka's own id, which a topic made again does not share."""
+    """An existing topic with Kafka's id. A topic that is created again has another id."""
 
     name: str
     topic_id: str
@@ -409,7 +410,7 @@ class OpenTopic(NamedTuple):
 
 
 class TargetTopics:
-    """Asks the target's brokers; used by one thread at a time."""
+    """Queries and creates topics at the target's brokers. Used by one thread at a time."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -417,10 +418,10 @@ class TargetTopics:
         self._admin = self._renewed()
 
     def open(self, topic: str) -> OpenTopic:
-        """A topic, made where it is not there.
+        """Return a topic, and create it if missing.
 
         Raises:
-            TargetError: it is not there and may not be made, or Kafka refuses us.
+            TargetError: the topic is missing and may not be created, or Kafka refuses access.
             TransientTargetError: no broker answers.
         """
         try:
@@ -430,20 +431,32 @@ class TargetTopics:
             raise self._error(exc, topic) from exc
 
     def check(self, opened: OpenTopic) -> None:
-        """Refuse a topic that is not the one that was opened; raises as ``open``, and StaleProgressError."""
+        """Check that a topic is still the one that was opened.
+
+        Raises:
+            StaleProgressError: the topic was deleted or created again.
+            TargetError: Kafka refuses access.
+            TransientTargetError: no broker answers.
+        """
         try:
             found = self._find(opened.name)
         except KafkaException as exc:
             raise self._error(exc, opened.name) from exc
         if found is None or found.topic_id != opened.topic_id:
             raise StaleProgressError(
-                "the topic was deleted or made again since the table was opened, and what was sent is gone: "
-                "start the worker again, and the table is sent again from the start of its source's topic",
+                "The topic was deleted or created again after the table was opened, so the sent messages "
+                "are lost. Start the worker again. It then sends the table again from the start of its "
+                "source topic.",
                 topic=opened.name,
             )
 
     def names(self) -> tuple[str, ...]:
-        """Every topic; raises as ``open``."""
+        """Return the names of all topics.
+
+        Raises:
+            TargetError: Kafka refuses access.
+            TransientTargetError: no broker answers.
+        """
         try:
             return tuple(self._admin.list_topics(timeout=_TIMEOUT).topics)
         except KafkaException as exc:
@@ -476,7 +489,8 @@ class TargetTopics:
         settings = self._settings
         if not settings.auto_create_topic:
             raise TargetError(
-                "the topic is not there, and target.auto-create-topic is false: make it", topic=topic
+                "The topic does not exist, and target.auto-create-topic is false. Create the topic.",
+                topic=topic,
             )
         new = NewTopic(topic, settings.partition_num, settings.replication_factor)
         try:
@@ -489,8 +503,8 @@ class TargetTopics:
             found = self._find(topic)
             if found is not None:
                 return found
-            time.sleep(_PAUSE)  # not every broker knows at once
-        raise TransientTargetError("the topic was made, and Kafka does not show it yet", topic=topic)
+            time.sleep(_PAUSE)  # brokers learn of the topic at different times
+        raise TransientTargetError("The topic was created, but Kafka does not list it yet.", topic=topic)
 
 
 # Requests that no broker answered, and why a connection is not made although something listens.
@@ -499,7 +513,7 @@ _LET_IN: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 
 def admin_error(exc: KafkaException, topic: str | None, brokers: str = "") -> TargetError:
-    """What Kafka answers about a topic as an error of ours, by its code; ``brokers``: who was asked."""
+    """Return Kafka's answer about a topic as our error, by its code. ``brokers``: their addresses."""
     error: KafkaError = exc.args[0]
     if error.code() == KafkaError._SSL:
         # A certificate may be renewed at the broker.
@@ -511,6 +525,6 @@ def admin_error(exc: KafkaException, topic: str | None, brokers: str = "") -> Ta
         )
     remedy = _REFUSED.get(error.code())
     if remedy is not None:
-        return TargetError(f"the target's Kafka refuses ({error.name()}): {remedy}", topic=topic)
+        return TargetError(f"The target's Kafka refuses the request ({error.name()}). {remedy}", topic=topic)
     why = f" {why_silent(brokers, 'target')}" if brokers else " check target.brokers"
-    return TransientTargetError(f"the target's Kafka does not answer ({error.name()}):{why}", topic=topic)
+    return TransientTargetError(f"The target's Kafka does not answer ({error.name()}):{why}", topic=topic)

@@ -1,13 +1,13 @@
-"""A table that is sent on as messages: its ledger, its batches, its rows, and what sending tasks report.
+"""A table that is sent as messages: its ledger, batches and rows, and the results of sending tasks.
 
-The ledger is a document of the state store for each table. A topic or an HTTP endpoint has no transaction
-with our progress, so it is written after all that a batch sends was acknowledged: what was sent and not
-written down is sent again. Every change is a compare-and-set in the store, so that of two workers one holds
-the table; a worker that lost it learns so before it sends and after, but what it was sending when it lost the
-table is sent all the same.
+The ledger is a document in the state store for each table. A topic or an HTTP endpoint cannot be part of a
+transaction with our progress, so the ledger is written after everything that a batch sends is acknowledged.
+What was sent but not recorded is sent again. Every change is a compare-and-set in the store, so only one of
+two workers holds the table. A worker that lost the table notices it before and after sending, but messages
+that it was just sending are still delivered.
 
-The store may be lost or brought back from a backup, and epochs that are counted in it go back with it. What
-readers are sent therefore takes the clock: milliseconds since 1970, or one more than what was sent last.
+The store may be lost or restored from a backup, and its epoch counter with it. So the epoch that readers
+receive uses the clock: milliseconds since 1970, or one more than the last epoch sent.
 """
 
 from __future__ import annotations
@@ -80,12 +80,13 @@ _APART: Final = "send it to a place of its own (target.topic, target.url or rout
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """What the store holds of one table. ``columns``: Spark types by name, of all that was ever sent.
+    """The store's record of one table.
 
-    ``sent_epoch`` is the epoch in what is sent: greater with each claim, whatever became of the store.
-    ``follows`` is the one in which the batch before was written down, of a first batch that of the first
-    claim. It is the same however often a batch is sent again, and another where the same number was given to
-    a batch once more, since the store was lost.
+    ``columns``: Spark types by name, of all columns that were ever sent.
+    ``sent_epoch``: the epoch in messages. It rises with each claim, even if the store is lost.
+    ``follows``: ``sent_epoch`` at the time when the previous batch was recorded; the first claim's for the
+        first batch. It stays the same however often a batch is sent again. It differs if the store was lost
+        and a batch number was used again.
     """
 
     pipeline: str
@@ -99,11 +100,11 @@ class LedgerEntry:
 
     @property
     def hold(self) -> Hold:
-        """Both numbers: a store that was lost, or is an older one, counts the same epochs once more."""
+        """Both numbers, because a store that was lost or restored hands out the same epochs again."""
         return self.epoch, self.sent_epoch
 
     def as_document(self) -> dict[str, Any]:
-        """The entry as a JSON-able mapping."""
+        """Return the entry as a JSON-compatible mapping."""
         result = self.result
         return {
             "version": _VERSION,
@@ -118,10 +119,10 @@ class LedgerEntry:
         }
 
     def claimed(self, now: int) -> LedgerEntry:
-        """The entry of the next claim, at ``now`` by the clock."""
+        """Return the entry of the next claim; ``now`` is the clock's time."""
         epoch, reported = self.epoch + 1, max(self.sent_epoch + 1, now)
         progress = self.progress and replace(self.progress, epoch=epoch)
-        # The result was of another epoch's batch.
+        # The result belongs to a batch of the earlier epoch.
         return replace(
             self,
             epoch=epoch,
@@ -132,19 +133,19 @@ class LedgerEntry:
         )
 
     def done(self, progress: Progress) -> ApplyResult | None:
-        """The result of this very batch where it is written down; None where it is to be sent.
+        """Return the result of this batch if it is recorded; None if it must be sent.
 
         Raises:
-            StaleProgressError: as ``check_follows`` says.
+            StaleProgressError: a later batch is applied already, or the progress does not follow the recorded
+                one.
         """
         return done_before(progress, self.progress, self.result)
 
     def cut(self, progress: Progress) -> str:
-        """Stands for where a batch begins and ends, in keys of idempotency.
+        """Return a hash of a batch's boundaries, for idempotency keys.
 
-        It is the same when the batch is sent again, and another where a batch of its number ends elsewhere:
-        since more had come, its rows may be newer than those sent before, though they look the same.
-        """
+        It is the same if the batch is sent again. It differs if a batch with the same number ends at other
+        offsets, because more records had arrived and its rows may be newer than those sent before."""
         ends = [
             [
                 name,
@@ -158,13 +159,12 @@ class LedgerEntry:
 
 @dataclass(frozen=True)
 class Stamp:
-    """What tells one batch from all others; the epoch is no part of a key of idempotency.
+    """Identifies a batch in messages. The epoch is not part of idempotency keys.
 
-    A batch that is sent again after a restart is of another epoch, and its messages have the same keys. One
-    that was cut at other offsets has others, since its rows may be newer though they look the same, and so
-    has one whose number comes again since the store was lost (``LedgerEntry.follows``): what came between may
-    be older.
-    """
+    A batch that is sent again after a restart has another epoch, but its messages have the same keys. A batch
+    cut at other offsets has other keys, because its rows may be newer even if they look the same. So has a
+    batch whose number is used again after the store was lost (``LedgerEntry.follows``), because batches in
+    between may be older."""
 
     pipeline: str
     table: TableId
@@ -174,7 +174,7 @@ class Stamp:
 
     @classmethod
     def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
-        """The stamp of a batch that is sent on what the ledger's entry says."""
+        """Return the stamp of a batch that is sent while the ledger has this entry."""
         return cls(entry.pipeline, progress.table, entry.sent_epoch, progress.batch, entry.cut(progress))
 
 
@@ -182,15 +182,15 @@ def _read(document: Any) -> LedgerEntry:
     try:
         if document["version"] != _VERSION:
             raise ProgressError(
-                f"the ledger in the state store has format {document['version']!r}, this tidesink reads "
-                f"{_VERSION}: run the tidesink version that wrote it, or a newer one"
+                f"The ledger in the state store has format {document['version']!r}, but this tidesink reads "
+                f"format {_VERSION}. Run the tidesink version that wrote it, or a newer one."
             )
         columns, progress, result = (document[name] for name in ("columns", "progress", "result"))
         return LedgerEntry(
             pipeline=document["pipeline"],
             keys=tuple(document["keys"]),
             epoch=int(document["epoch"]),
-            # Older ledgers lack these two: what was sent then is less than any clock.
+            # Older ledgers lack these two. 0 is below any clock.
             sent_epoch=int(document.get("sent_epoch", 0)),
             follows=int(document.get("follows", 0)),
             columns=None if columns is None else dict(columns),
@@ -199,17 +199,17 @@ def _read(document: Any) -> LedgerEntry:
         )
     except (KeyError, TypeError, ValueError) as exc:
         raise ProgressError(
-            f"the ledger in the state store is damaged ({type(exc).__name__}: {exc})"
+            f"The ledger in the state store is damaged ({type(exc).__name__}: {exc})."
         ) from exc
 
 
 def sent_result(upserts: int, deletes: int, version: str) -> ApplyResult:
-    """The result of rows that were sent: nobody says which were there before, so none counts as absent."""
+    """Return the result of sent rows. It is unknown which rows existed before, so none counts as absent."""
     return ApplyResult(upserts, 0, deletes, 0, version)
 
 
 def ledger_name(place: tuple[str, ...], table: TableId) -> str:
-    """The document's name: what the table is sent to, and the table; a long place by its hash."""
+    """Return the document's name: the destination and the table. A long destination is hashed."""
     shown = [
         part if len(part) <= _LONGEST_PLACE else hashlib.sha256(part.encode()).hexdigest() for part in place
     ]
@@ -217,14 +217,16 @@ def ledger_name(place: tuple[str, ...], table: TableId) -> str:
 
 
 def now_ms() -> int:
-    """The clock, in milliseconds since 1970."""
+    """Return the clock's time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 class StoreLedger:
-    """One table's entry; used by one thread at a time. ``place``: the kind of target, and where it is.
+    """The ledger of one table. Used by one thread at a time.
 
-    ``table`` is the table's name there, ``source`` the source table where a route gave it another.
+    ``place``: the kind of target, and the destination.
+    ``table``: the table's name there.
+    ``source``: the source table, if a route gave it another name.
     """
 
     def __init__(
@@ -245,41 +247,43 @@ class StoreLedger:
         self._claimed: Hold | None = None
 
     def claim(self) -> Claim:
-        """Take the next epoch, then say what is applied.
+        """Take the next epoch, then return what is applied.
 
         Raises:
-            StaleProgressError: the table belongs to another pipeline, or another source table was sent.
-            SchemaRefusedError: its rows were sent under another key.
-            TransientTargetError: others kept claiming.
+            StaleProgressError: the table belongs to another pipeline, or another source table was sent there.
+            SchemaRefusedError: the rows were sent under another key.
+            TransientTargetError: other workers kept claiming.
         """
         entry = self._changed(lambda entry: entry.claimed(self._clock()))
         self._claimed = entry.hold
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
-        """The progress that is written down."""
+        """Return the recorded progress."""
         return self.entry().progress
 
     def entry(self) -> LedgerEntry:
-        """What the store holds now; an entry of its own where it holds nothing.
+        """Return the store's current entry; a new one if there is none.
 
-        Raises: as ``claim``.
+        Raises:
+            StaleProgressError: the table belongs to another pipeline, or another source table was sent there.
+            SchemaRefusedError: the rows were sent under another key.
         """
         return self._checked(self._store.load_document(KIND, self._name))
 
     def held(self, epoch: int | None = None) -> LedgerEntry:
-        """What the store holds now; refused where another worker took the table.
+        """Return the store's current entry, which must be ours.
 
         Raises:
-            StaleProgressError: the table is not held, or ``epoch`` is another one than is held.
+            StaleProgressError: another worker holds the table, or ``epoch`` is not the claimed one.
         """
         return self._mine(self.entry(), epoch)
 
     def write(self, progress: Progress, result: ApplyResult) -> None:
-        """Write a batch down, all of which was acknowledged.
+        """Record a batch after all of it was acknowledged.
 
         Raises:
-            StaleProgressError: another worker took the table meanwhile.
+            StaleProgressError: another worker claimed the table meanwhile.
         """
 
         def written(entry: LedgerEntry) -> LedgerEntry:
@@ -288,7 +292,11 @@ class StoreLedger:
         self._changed(written)
 
     def write_columns(self, columns: Mapping[str, str]) -> None:
-        """Write down which columns rows may have; raises as ``write``."""
+        """Record which columns rows may have.
+
+        Raises:
+            StaleProgressError: another worker claimed the table meanwhile.
+        """
         self._changed(lambda entry: replace(self._mine(entry), columns=dict(columns)))
 
     def _mine(self, entry: LedgerEntry, batch: int | None = None) -> LedgerEntry:
@@ -301,7 +309,9 @@ class StoreLedger:
             new = change(self._checked(old))
             if self._store.swap_document(KIND, self._name, old=old, new=new.as_document()):
                 return new
-        raise TransientTargetError("others kept writing to the table's ledger", table=str(self._owner.table))
+        raise TransientTargetError(
+            "Other workers kept writing to the table's ledger.", table=str(self._owner.table)
+        )
 
     def _checked(self, document: Any | None) -> LedgerEntry:
         entry = LedgerEntry(self._owner.pipeline, self._owner.keys) if document is None else _read(document)
@@ -311,7 +321,7 @@ class StoreLedger:
 
 
 class MessageTable(TargetTable, ABC):
-    """One table, open for one worker thread; its progress is in the ledger."""
+    """One table, open for one worker thread. Its progress is in the ledger."""
 
     def __init__(self, shape: TableShape, *, ledger: StoreLedger) -> None:
         self._shape = shape
@@ -319,7 +329,7 @@ class MessageTable(TargetTable, ABC):
         self._created = False
 
     def claim(self) -> Claim:
-        """Take the table's next epoch in the ledger, then say what is applied."""
+        """Take the table's next epoch in the ledger, then return what is applied."""
         self._created = self._ledger.entry().columns is None
         claim = self._ledger.claim()
         if self._created:
@@ -327,16 +337,16 @@ class MessageTable(TargetTable, ABC):
         return claim
 
     def committed(self) -> Progress | None:
-        """The progress that the ledger holds."""
+        """Return the progress in the ledger."""
         return self._ledger.committed()
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """What the columns that were sent until now lack."""
+        """Return the difference between a shape and the columns sent until now."""
         present = dict(self._ledger.entry().columns or {})
         return gap_of(present, plan_evolution(present, shape))
 
     def evolve(self, shape: TableShape) -> EvolveResult:
-        """Make ready for rows of ``shape``; what was sent stays as it is."""
+        """Prepare for rows of ``shape``. Messages sent before do not change."""
         present = dict(self._ledger.held().columns or {})
         plan = plan_evolution(present, shape)
         self._prepare(shape)
@@ -347,7 +357,7 @@ class MessageTable(TargetTable, ABC):
         return EvolveResult(created, tuple(column.name for column in plan.added), tuple(plan.widened))
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
-        """Send a batch, wait until all of it is acknowledged, and write its progress down."""
+        """Send a batch, wait until all of it is acknowledged, and record its progress."""
         entry = self._ledger.held(progress.epoch)
         done = entry.done(progress)
         if done is not None:
@@ -359,20 +369,21 @@ class MessageTable(TargetTable, ABC):
         return result
 
     def _prepare(self, shape: TableShape) -> None:
-        """What must be there before rows of a shape are sent."""
+        """Prepare what must exist before rows of a shape are sent."""
 
     @abstractmethod
     def _send(self, batch: ReducedBatch, stamp: Stamp) -> Sent:
-        """Send a batch that is not empty; what was acknowledged."""
+        """Send a batch that is not empty. Returns what was acknowledged."""
 
 
 _NO_WORD: Final = (
-    "the source did not send the value of {columns}, since it did not change, and {protocol} has no word for "
-    "that. Set REPLICA IDENTITY FULL on the table, or write debezium-json or debezium-avro, which have one"
+    "The source did not send the value of {columns}, because it did not change, and {protocol} cannot "
+    "express that. Set REPLICA IDENTITY FULL on the table, or write debezium-json or debezium-avro, which "
+    "can."
 )
 _AGAIN: Final = (
-    "the source did not send the value of {columns}, and the row was deleted before it in the same batch: "
-    "nobody has the value. Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row"
+    "The source did not send the value of {columns}, and the row was deleted earlier in the same batch, "
+    "so the value is lost. Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row."
 )
 
 
@@ -380,43 +391,47 @@ def check_shape(shape: TableShape, delete_mode: DeleteMode) -> None:
     """Refuse a table that cannot be sent as messages.
 
     Raises:
-        SchemaRefusedError: it has no key, or is to be soft-deleted from.
+        SchemaRefusedError: it has no key, or uses soft deletes.
     """
     if not shape.keys:
         raise SchemaRefusedError(
-            "the table has no key that tells its rows apart: set keys in the config to columns that do",
+            "The table has no key to identify its rows. Set `keys` in the config to columns that identify a "
+            "row.",
             table=str(shape.table),
         )
     if delete_mode == "soft":
         raise SchemaRefusedError(
-            "this target sends deletes as messages and keeps no row to mark: set deletes: hard",
+            "This target sends deletes as messages and stores no rows that it could mark. Set `deletes: "
+            "hard`.",
             table=str(shape.table),
         )
 
 
 def batch_frame(batch: ReducedBatch) -> DataFrame:
-    """The rows of a batch with the columns that tasks look at.
+    """Return a batch's frame with the columns that tasks read.
 
     Raises:
-        TargetError: the batch has rows, which are another kind of target's.
+        TargetError: the batch has rows instead of a frame, or is sequenced.
     """
     if batch.frame is None:
-        raise TargetError("this target takes a frame, and the batch has rows", table=str(batch.shape.table))
+        raise TargetError(
+            "This target needs the batch as a frame, but the batch has rows.", table=str(batch.shape.table)
+        )
     if batch.sequenced:
         raise TargetError(
-            "this target keeps no row whose position could be compared: set sequence_by: kafka",
+            "This target stores no rows whose position could be compared. Set `sequence_by: kafka`.",
             table=str(batch.shape.table),
         )
     return batch.frame.select(*message_columns(batch, batch.frame.columns))
 
 
 def check_kept(frame: DataFrame, batch: ReducedBatch, protocol: str, *, tells: bool) -> None:
-    """Refuse values that the source left out where no message can say so; nothing was sent.
+    """Refuse omitted values that the messages cannot express. Nothing was sent yet.
 
-    ``tells``: the protocol has a word for them, unless the row is not the one that was stored.
+    ``tells``: the protocol can express them, except for a row that is not the stored one.
 
     Raises:
-        ValueNotStoredError: names the columns and where the row came from.
+        ValueNotStoredError: names the columns and the row's origin.
     """
     if not batch.keeps or batch.frame is None:
         return
@@ -436,9 +451,10 @@ ToSource = Callable[[Any], Value]
 
 
 class MessageRow(NamedTuple):
-    """One row to send. ``after`` is None for a delete, and has no ``kept`` columns.
+    """One row to send.
 
-    ``place`` is the topic, partition and offset of the event it came from, where the frame says them.
+    ``after``: None for a delete. It does not contain ``kept`` columns.
+    ``place``: topic, partition and offset of the row's event, if the frame has them.
     """
 
     op: ReducedOp
@@ -449,29 +465,33 @@ class MessageRow(NamedTuple):
     place: tuple[str, int, int] | None
 
     def check_key(self) -> None:
-        """Raises EncodeError where a column of the key is NULL, or there is no key."""
+        """Check that the row has a key.
+
+        Raises:
+            EncodeError: a key column is NULL, or there is no key.
+        """
         empty = [name for name, value in self.key.items() if value is None]
         if empty or not self.key:
             raise EncodeError(
-                "a key column is NULL, so that the message names no row", column=", ".join(empty)
+                "A key column is NULL, so the message would not identify a row.", column=", ".join(empty)
             )
 
 
 def message_columns(batch: ReducedBatch, present: Sequence[str]) -> list[str]:
-    """What of a frame's columns is sent to the tasks."""
+    """Return the frame's columns that are sent to the tasks."""
     more = ["_kept"] if batch.keeps else []
     return ["_op", "key", "after", *more, *(name for name in (COMMIT_TS, *PLACE_COLUMNS) if name in present)]
 
 
 class MessageRows:
-    """Reads the rows of Arrow batches. ``time_zone``: in which TIMESTAMP texts are written."""
+    """Reads rows from Arrow batches. ``time_zone``: zone in which TIMESTAMP texts are written."""
 
     def __init__(self, shape: TableShape, time_zone: str) -> None:
         zone = ZoneInfo(time_zone)
         self._readers = {column.name: _to_source(column, zone) for column in shape.columns}
 
     def read(self, batch: pa.RecordBatch) -> Iterator[MessageRow]:
-        """The rows of one batch of a frame of ``message_columns``."""
+        """Yield the rows of one batch of a frame with ``message_columns``."""
         names = batch.schema.names
         count = batch.num_rows
         kept = _listed(batch, "_kept", names) or [None] * count
@@ -487,7 +507,7 @@ class MessageRows:
             yield MessageRow(op, key, None if op == "delete" else after, commit_ts[at], omitted, known[at])
 
     def _rows(self, structs: pa.StructArray) -> list[dict[str, Value] | None]:
-        # Payloads may have columns that the target is not given.
+        # Payloads may have columns that the target does not get.
         names = [member.name for member in structs.type if member.name in self._readers]
         columns = [self._values(structs.field(name), name) for name in names]
         there = structs.is_valid().to_pylist()
@@ -498,7 +518,7 @@ class MessageRows:
 
     def _values(self, values: pa.Array, name: str) -> list[Value]:
         if pa.types.is_timestamp(values.type):
-            values = values.cast(pa.timestamp("us"))  # of an instant: its UTC clock
+            values = values.cast(pa.timestamp("us"))  # for an instant: the time in UTC
         found: list[Value] = values.to_pylist()
         read = self._readers[name]
         return found if read is None else [None if value is None else read(value) for value in found]
@@ -509,7 +529,7 @@ def _listed(batch: pa.RecordBatch, name: str, names: Sequence[str]) -> list[Any]
 
 
 def _to_source(column: ShapeColumn, zone: ZoneInfo) -> ToSource | None:
-    """What turns a target's value back into the source's; None where it is that already."""
+    """Return a function that converts a target's value back to the source's; None if they are equal."""
     reader = row_of(column.type).reader
     if reader in ("integer", "unsigned64", "bit") and column.spark.startswith("decimal"):
         return int
@@ -529,7 +549,7 @@ def _to_source(column: ShapeColumn, zone: ZoneInfo) -> ToSource | None:
 
 
 def _number_or_label(text: str) -> Value:
-    """Of an ENUM or SET whose members nothing tells, canal-json has the numbers."""
+    """Convert an ENUM or SET value of unknown members: canal-json sends numbers for them."""
     return int(text) if _NUMBER.fullmatch(text) else text
 
 
@@ -538,13 +558,13 @@ def _in_zone(value: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _folded(local: datetime, column_type: ColumnType) -> str:
-    """A TIMESTAMP's text; a row's checksum asks which time is meant, of those that come twice."""
+    """Return a TIMESTAMP's text. If the local time occurs twice, it records which one, for row checksums."""
     text = _clock(local, column_type)
     return FoldedTime(text, 1) if local.fold else text
 
 
 def _clock(value: datetime, column_type: ColumnType) -> str:
-    """A moment's text: as many digits of a second as the type has, or as few as tell it."""
+    """Return a time's text with as many fraction digits as the type has, or as few as it needs."""
     text = value.isoformat(sep=" ", timespec="microseconds")
     whole, _, fraction = text.partition(".")
     if column_type.fsp is not None:
@@ -563,19 +583,19 @@ Task = Callable[[Iterator[pa.RecordBatch]], Iterator["Sent"]]
 
 
 class Sent(NamedTuple):
-    """How many rows of each kind were acknowledged."""
+    """Number of acknowledged rows of each kind."""
 
     upserts: int
     deletes: int
 
 
 def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
-    """Give every task's Arrow batches to ``task``; the rows that all of them sent.
+    """Pass every Spark task's Arrow batches to ``task``. Returns the rows that all tasks sent.
 
     Raises:
         TidesinkError: reading the rows failed in a task.
-        TargetError: the first error that a task gave, of its own class.
-        TransientTargetError: Spark could not run the tasks to their end.
+        TargetError: the first error that a task reported, in its own class.
+        TransientTargetError: Spark could not finish the tasks.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -585,10 +605,10 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
         with raised_task_errors(table=table):
             rows = frame.mapInArrow(Reporting(run), OUTCOME_DDL).collect()
     except PythonException as exc:
-        raise TargetError("a task that sends rows failed; report this with the log", table=table) from exc
+        raise TargetError("A task that sends rows failed. Report this with the log.", table=table) from exc
     except SPARK_ERRORS as exc:
         raise TransientTargetError(
-            f"the tasks that send rows were cut off ({type(exc).__name__}): some may have been sent",
+            f"The tasks that send rows were interrupted ({type(exc).__name__}). Some rows may have been sent.",
             table=table,
         ) from exc
     for row in rows:
@@ -598,9 +618,12 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
 
 
 def send_rows(batch: ReducedBatch, task: Task) -> Sent:
-    """Give a batch's rows to ``task``: as its tasks packed them where they are there so, else its frame.
+    """Pass a batch's rows to ``task``: its packed payloads if it has any, otherwise its frame.
 
-    Raises: as ``batch_frame`` and ``run_tasks``.
+    Raises:
+        TidesinkError: reading the rows failed in a task.
+        TargetError: the batch has no frame, is sequenced, or a task reported an error.
+        TransientTargetError: Spark could not finish the tasks.
     """
     frame, table = batch_frame(batch), str(batch.shape.table)
     if batch.payloads is None:
@@ -610,13 +633,13 @@ def send_rows(batch: ReducedBatch, task: Task) -> Sent:
 
 @dataclass(frozen=True)
 class PayloadTask:
-    """A task on packed payloads: their rows to apply, with the columns that it looks at."""
+    """Runs a task on packed payloads: it gets their applied rows, with the columns that it reads."""
 
     task: Task
     columns: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sent]:
-        """As the task."""
+        """Run the task."""
         return self.task(self._rows(batches))
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
