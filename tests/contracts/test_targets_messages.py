@@ -154,7 +154,7 @@ def test_a_value_that_was_left_out(messages: Bed) -> None:
     table.apply(kept, progress(epoch, 1))
     assert messages.rows() == [row(1, None, 5)]  # the member is not there
     after_delete = messages.batch(SHAPE, [row(1, None, 6)], kept=("name",), after_delete=True)
-    with pytest.raises(ValueNotStoredError, match="nobody has the value"):
+    with pytest.raises(ValueNotStoredError, match="so the value is lost"):
         table.apply(after_delete, progress(epoch, 2))
 
 
@@ -164,7 +164,9 @@ def test_a_truncate(messages: Bed) -> None:
     table.apply(messages.batch(SHAPE, [row(1), row(2)]), progress(epoch, 1))
     empty = ReducedBatch(SHAPE, 0, 0, truncates=True)
     if messages.name == "kafka":
-        with pytest.raises(TargetError, match="no message for that"):
+        with pytest.raises(
+            TargetError, match="but no message that every reader understands can express that"
+        ):
             table.apply(empty, progress(epoch, 2))
         assert len(messages.rows()) == 2
         return
@@ -222,7 +224,7 @@ def test_a_topic_that_was_made_again_is_another(kafka: Bed, brokers: str) -> Non
     table.apply(kafka.batch(SHAPE, [row(1)]), progress(epoch, 1))
     topic = kafka.target.settings.rule.topic_for(SHAPE.table)
     delete_topic(brokers, topic)
-    with pytest.raises(StaleProgressError, match="start the worker again"):
+    with pytest.raises(StaleProgressError, match="Start the worker again"):
         table.apply(kafka.batch(SHAPE, [row(2)]), progress(epoch, 2))
     again = kafka.reopen().open_table(SHAPE, pipeline="shop")
     assert again.claim() == Claim(1, None)
@@ -252,7 +254,7 @@ def test_a_message_above_the_topics_limit_ends_the_batch_and_is_not_lost(kafka: 
     table.apply(kafka.batch(SHAPE, [row(1)]), progress(epoch, 1))
     large = kafka.batch(SHAPE, [row(1, "b"), row(2, "x" * 30_000), row(3)], [{"id": 4}])
     with pytest.raises(
-        TargetError, match=r"of 30\d{3} bytes, whose row is from shop_orders/0/1 .*max.message"
+        TargetError, match=r"of 30\d{3} bytes \(row from shop_orders/0/1\) .*max.message"
     ) as caught:
         table.apply(large, progress(epoch, 2))
     assert not isinstance(caught.value, TransientTargetError)
@@ -270,7 +272,7 @@ def test_messages_are_sent_together_up_to_the_size_that_the_target_says(kafka: B
     store = SqlStateStore(":memory:")
     rows = [row(number, "x" * 500) for number in range(300)]
     table = KafkaTarget(settings_of(kafka), store).open_table(SHAPE, pipeline="shop")
-    with pytest.raises(TargetError, match=r"must be target\.max-message-bytes or more"):
+    with pytest.raises(TargetError, match=r"must be at least target\.max-message-bytes"):
         table.apply(kafka.batch(SHAPE, rows), progress(table.claim().epoch, 1))
     fitting = KafkaTarget(settings_of(kafka, max_message_bytes=20_000), store)
     table = fitting.open_table(SHAPE, pipeline="shop")
@@ -297,7 +299,7 @@ def test_debezium_says_that_a_value_was_left_out(
     assert batch.frame is not None
     batch = replace(batch, frame=batch.frame.withColumn("_commit_ts", lit(1 << 20).cast("bigint")))
     if after_delete:
-        with pytest.raises(ValueNotStoredError, match="nobody has the value"):
+        with pytest.raises(ValueNotStoredError, match="so the value is lost"):
             table.apply(batch, progress(epoch, 1))
         return
     table.apply(batch, progress(epoch, 1))

@@ -145,7 +145,7 @@ def test_a_topic_that_the_pipeline_reads_is_no_target(
     target = kafka_target(servers, "canal-json", topic=f"{servers['prefix']}bank_account")
     report = run(load_config(config_for(tmp_path, "canal", servers, target, 900)), until="drained")
     assert report.exit_code != 0
-    assert "give target.topic a prefix" in (report.tables[0].error or "")
+    assert "Add a prefix to `target.topic`" in (report.tables[0].error or "")
 
 
 @FULL

@@ -358,11 +358,11 @@ def test_what_kafka_would_refuse_at_the_first_row_is_a_problem() -> None:
     avro = {**TARGET["kafka"], "protocol": "flat-avro", "schema-registry": "http://r"}
     decimal = shape(ID, Column("d", ColumnType("decimal")))
     unknown = plan_of(right({**CANAL_JSON, "target": avro}), "app", decimal, types_from="rows")
-    assert "nothing tells the precision" in (unknown.problem or "")
+    assert "The precision of this decimal is unknown" in (unknown.problem or "")
     same = {**TARGET["kafka"], "brokers": "a:1", "topic": "{schema}_{table}"}
     reading = changed(CANAL_JSON, source__topics=["shop_orders"])
     found = plan_of(right({**reading, "target": same}), "shop_orders", shape(), types_from="rows")
-    assert "the pipeline reads the topic shop_orders" in (found.problem or "")
+    assert "The pipeline reads the topic shop_orders" in (found.problem or "")
 
 
 def test_every_kind_of_limit_is_on_the_page() -> None:

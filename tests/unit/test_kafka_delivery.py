@@ -43,7 +43,7 @@ def test_a_message_above_the_clients_limit_says_to_raise_it_and_the_topics_with_
     batch = arrow_batch(SHAPE, [("upsert", {"id": 1, "note": "x" * 5000}, {"id": 1})], _commit_ts=[COMMIT_TS])
     with pytest.raises(
         TargetError,
-        match=r"of [5-9]\d{3} bytes.*: raise target\.max-message-bytes, and the topic's max\.message\.bytes",
+        match=r"of [5-9]\d{3} bytes.*\. Raise target\.max-message-bytes, and the topic's max\.message\.bytes",
     ) as caught:
         list(_delivery(5000).run(iter([batch])))
     assert not isinstance(caught.value, TransientTargetError)
@@ -55,7 +55,7 @@ def test_the_producer_is_idempotent() -> None:
 
 def test_a_broker_that_refuses_a_message_says_that_the_topics_limit_is_the_smaller_one() -> None:
     refused = delivery_error(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), "t")
-    assert "max.message.bytes must be target.max-message-bytes or more" in refused.message
+    assert "max.message.bytes must be at least target.max-message-bytes" in refused.message
 
 
 class _Admin:

@@ -196,11 +196,11 @@ def test_a_delivery_that_failed_is_judged_by_its_code(code: int, passes: bool) -
 def test_what_brokers_answer_is_judged_by_its_code() -> None:
     refused = admin_error(KafkaException(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR)), "t")
     assert type(refused) is TargetError
-    assert "lower target.replication-factor" in refused.message
+    assert "Lower target.replication-factor" in refused.message
     for code, remedy in (
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, "describe and write the topic"),
         (KafkaError.SASL_AUTHENTICATION_FAILED, "sasl.password under target.kafka"),
-        (KafkaError.TOPIC_EXCEPTION, "change target.topic"),
+        (KafkaError.TOPIC_EXCEPTION, "Change target.topic"),
     ):
         assert remedy in admin_error(KafkaException(KafkaError(code)), "t").message
     silent = admin_error(KafkaException(KafkaError(KafkaError._TRANSPORT)), None)
@@ -222,7 +222,9 @@ def test_validate_asks_an_endpoint_and_sends_nothing() -> None:
         assert {request.method for request in receiver.requests} == {"HEAD"}
         assert receiver.taken == set()
         receiver.faults = [Fault(503)]
-        with pytest.raises(TransientTargetError, match="HTTP 503: it, or what it forwards to, is down"):
+        with pytest.raises(
+            TransientTargetError, match="HTTP 503. It, or the server that it forwards to, is down"
+        ):
             http_target.try_target(settings)
     with pytest.raises(TransientTargetError, match=r"no connection: connection refused; check target\.url"):
         http_target.try_target(settings)

@@ -1,12 +1,11 @@
-"""A batch as files of a lake's table, without MERGE: what tasks write, and which rows they replace.
+"""Writes a batch as files of a lake's table, without MERGE: new rows, and the positions of replaced rows.
 
-``RowsTask`` writes the rows that a batch's payloads hold as Parquet files, and gives their keys.
-``LocateTask`` finds the rows of a table that have one of these keys, and writes their positions. Where rows
-depend on stored ones (``lake.rows``, ``lake.versions``), ``KeysTask`` gives the keys, ``LocateTask`` the
-stored values as well, and ``RowsTask`` comes last. ``FileSink`` writes the rows before they are payloads, in
-the tasks that reduce them. None of them reads a row on the driver but these: keys and
-stored values travel as Arrow data, and what comes back is a line for each file (``FILE_DDL``). A format's own
-part plans the files, and commits them.
+``RowsTask`` writes the rows of a batch's payloads as Parquet files, and returns their keys. ``LocateTask``
+finds the table's rows that have one of these keys, and writes their positions. If new rows depend on stored
+ones (``lake.rows``, ``lake.versions``), the order differs: ``KeysTask`` returns the keys, ``LocateTask`` also
+returns the stored values, and ``RowsTask`` comes last. ``FileSink`` writes rows before they are payloads, in
+the tasks that reduce them. Only keys and stored values pass through the driver, as Arrow data; every task
+returns one line per file (``FILE_DDL``). Each table format plans and commits the files with its own code.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ from tidesink.sinks.targets.lake.versions import (
 )
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
 
-# ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``, ``stale``: a bit for each of the batch's
-# keys, whether its stored row is replaced, or newer. ``stored``: values as an Arrow IPC stream.
-# ``partition``: its values. ``details``: what else the format's commit says of the file; of keys, the columns
-# that rows leave out. ``counts``: what becomes of a history's events, as JSON (``versions.Counts``).
+# ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``, ``stale``: one bit for each of the batch's
+# keys: its stored row is replaced, or is newer. ``stored``: values as an Arrow IPC stream. ``partition``: the
+# file's partition values. ``details``: what the format's commit also needs to know about the file; for keys,
+# the columns that rows omit. ``counts``: the outcome of a history's events, as JSON (``versions.Counts``).
 FILE_DDL: Final = (
     "path string, size bigint, rows bigint, upserts binary, deletes binary, found binary, stale binary, "
     "stored binary, partition string, details string, counts string"
@@ -77,24 +76,24 @@ _FILES: Final = pa.schema(
         ("counts", pa.string()),
     ]
 )
-# In the name of a new file: each attempt of a task writes files of its own.
+# Placeholder in the name of a new file. Each attempt of a task replaces it, so that it writes its own files.
 ATTEMPT: Final = "ATTEMPT"
-# A task writes what is as large as this in memory into one file.
+# A task writes rows of this size in memory to one file.
 _FILE_BYTES: Final = 256 << 20
-# Stored values that a batch needs pass the driver, up to so many bytes.
+# Most bytes of stored values that a batch may need. They pass through the driver.
 _MOST_STORED: Final = 64 << 20
-# What a stored version says of its ends.
+# Columns with the ends of a stored version.
 _SPAN: Final = (FROM_COLUMN, TO_COLUMN, READ_COLUMN)
-# As many rows of a file are read at once for their stored values.
+# Number of rows of a file that are read at once for their stored values.
 _READ_ROWS: Final = 65_536
 
 
 class FileRefusedError(NotAsFilesError):
-    """A file of the table, its context's ``url``, cannot be looked into here: Spark may still read it."""
+    """A file of the table (``url`` in the context) cannot be read here. Spark may still be able to."""
 
 
 class WrittenFile(NamedTuple):
-    """A line about what a task wrote, as ``FILE_DDL`` has it; ``path`` is None where there was nothing."""
+    """A task's line about a written file, as in ``FILE_DDL``. ``path`` is None if nothing was written."""
 
     path: str | None = None
     size: int | None = None
@@ -110,7 +109,7 @@ class WrittenFile(NamedTuple):
 
 
 class DataFile(NamedTuple):
-    """A file with rows of a table; ``deletes`` say which are deleted, in the format\'s words."""
+    """A file with rows of a table. ``deletes``: its deleted rows, in the format's own form."""
 
     path: str
     rows: int
@@ -120,9 +119,11 @@ class DataFile(NamedTuple):
 
 @dataclass(frozen=True)
 class NewFiles:
-    """Where tasks write Parquet files: ``location`` has ``ATTEMPT`` in its name; folders go before the name.
+    """Where and how tasks write Parquet files.
 
-    ``describe`` gives the ``details`` of a file of rows, ``metadata`` is written into its footer.
+    ``location``: path with ``ATTEMPT`` in the file name. Partition folders are inserted before the name.
+    ``describe``: returns the ``details`` of a file of rows.
+    ``metadata``: key-value pairs for the file's footer.
     """
 
     location: str
@@ -132,23 +133,23 @@ class NewFiles:
     storage: Storage = LOCAL
 
     def path(self, part: str, folder: str = "") -> str:
-        """Where this attempt of a task writes a part of its files."""
+        """Return the path of a part of the files of this attempt of a task."""
         place, _, name = self.location.rpartition("/")
         name = name.replace(ATTEMPT, f"{_attempt()}-{part}")
         return "/".join(filter(None, (place, folder, name)))
 
     def renamed(self, word: str) -> NewFiles:
-        """The same in the same place, with a word in their names."""
+        """Return new files in the same folder, with a word added to their names."""
         place, slash, name = self.location.rpartition("/")
         return replace(self, location=f"{place}{slash}{name.replace(ATTEMPT, f'{word}-{ATTEMPT}')}")
 
     def write(self, table: pa.Table, part: str, partition: Partition) -> WrittenFile:
-        """Write a file; its line."""
+        """Write a file and return its line."""
         path = self.path(part, partition.folder)
-        # Spark's own files have decimals as integers too, where they fit. One row group: Arrow says no range
-        # of a row group with a text of more than 4 KiB, and Iceberg would take that of the others for the
-        # file's, so that readers skip it. No dictionary of floats: Spark looks for 0.0 in it, and passes over
-        # -0.0, which equals it.
+        # Decimals are stored as integers where they fit, as Spark does. One row group: Arrow writes no range
+        # for a row group with a text of more than 4 KiB, and Iceberg would use the range of the other row
+        # groups for the whole file, so readers would skip it. No dictionary for floats: Spark looks for 0.0
+        # in it and misses -0.0, which is equal.
         with self.storage.writing(path) as file:
             pq.write_table(
                 table.replace_schema_metadata(self.metadata) if self.metadata else table,
@@ -165,14 +166,14 @@ class NewFiles:
 
 
 class MarkedRows(NamedTuple):
-    """``rows`` of files to be marked as deleted, counted through the files, which begin at ``starts``."""
+    """``rows`` of files to mark as deleted, numbered through all files. Each file begins at ``starts``."""
 
     files: Sequence[DataFile]
     starts: Places
     rows: Places
 
     def by_file(self) -> Iterator[tuple[DataFile, Places]]:
-        """Each file that has such rows, with their positions in it."""
+        """Yield each file that has such rows, with their positions in it."""
         ends = np.searchsorted(self.rows, self.starts)
         for at, file in enumerate(self.files):
             positions = self.rows[ends[at] : ends[at + 1]] - self.starts[at]
@@ -181,32 +182,32 @@ class MarkedRows(NamedTuple):
 
 
 class Marks(Protocol):
-    """How a format's files say which rows are deleted."""
+    """How a table format stores which rows of its files are deleted."""
 
     @property
     def storage(self) -> Storage:
-        """What opens the table's files."""
+        """The storage that opens the table's files."""
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
-        """What a file of this schema calls a column; None where it has none."""
+        """Return the name of a column in a file with this schema; None if the file does not have it."""
 
     def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
-        """What all rows of a file have in a column that the file leaves out; None where nothing says it."""
+        """Return the value that all rows of a file have in a column it does not store; None if unknown."""
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """The rows of files that are deleted already, counted through them all."""
+        """Return the files' rows that are deleted already, numbered through all files."""
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
-        """Write which rows are deleted now; at least one is."""
+        """Write which rows are deleted now. There is at least one."""
 
 
 @dataclass(frozen=True)
 class RowsTask:
-    """Writes the rows that payloads become in files; for ``mapInArrow``, as the tasks after it.
+    """Writes the rows of payloads to files. For ``mapInArrow``, like the tasks below.
 
-    ``packed``: it is given payloads; else the rows as they are.
-    ``stored``: what the table has of the batch's keys, as ``rules.written`` takes it, as Arrow IPC streams;
-    None where it has nothing, or where the rules ask for nothing. The keys are then given.
+    ``packed``: True if the input is payloads, False if it is plain rows.
+    ``stored``: the table's values for the batch's keys, as ``rules.written`` expects them, as Arrow IPC
+        streams. None if the rules need no stored values; the task then returns the keys.
     """
 
     columns: tuple[FileColumn, ...]
@@ -217,18 +218,18 @@ class RowsTask:
     stored: tuple[bytes, bytes] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """A line for each file; one without a path where there are no rows, but keys to delete."""
+        """Yield a line for each file; one without a path if there are no rows, but keys to delete."""
         with reported():
             for one in self.written(batches):
                 yield _line(one)
 
     def written(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
-        """The lines.
+        """Yield the lines.
 
         Raises:
-            TargetError: a row has no value in a column that takes no NULL, or as ``split`` says.
-            ValueNotStoredError: a row leaves out a value that the table does not have.
-            NotAsFilesError: rows are of too many partitions.
+            TargetError: a row has no value in a NOT NULL column, or ``split`` refuses it.
+            ValueNotStoredError: a row omits a value that the table does not have.
+            NotAsFilesError: the rows belong to too many partitions.
         """
         stored = None if self.stored is None else (_read_stream(self.stored[0]), _read_stream(self.stored[1]))
         for number, rows in enumerate(self.rows(batches)):
@@ -240,7 +241,11 @@ class RowsTask:
             yield from files
 
     def write(self, rows: pa.Table, number: int) -> list[WrittenFile]:
-        """Write rows to files; a task has a ``number`` once. Raises NotAsFilesError as ``written``."""
+        """Write rows to files. Each call of a task has its own ``number``.
+
+        Raises:
+            NotAsFilesError: the rows belong to too many partitions.
+        """
         try:
             return [
                 self.files.write(part, f"rows-{number}-{at}", partition)
@@ -250,16 +255,16 @@ class RowsTask:
             raise NotAsFilesError(f"the batch has rows of more than {MOST_PARTITIONS:,} partitions") from None
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """The batch's rows, as many at once as one file has."""
+        """Yield the batch's rows in tables of one file each."""
         return _file_sized(unpack(batches) if self.packed else batches, self.rules.fields)
 
     def ended(self, versions: pa.Table, number: int) -> list[WrittenFile]:
-        """Write stored versions of a history as they end; ``number`` as for ``write``."""
+        """Write a history's stored versions that end. Each call of a task has its own ``number``."""
         assert isinstance(self.rules, VersionRules)  # noqa: S101  (``LocateTask.ends``)
         return self.write(self.rules.changed(self.columns, versions), number)
 
     def is_like(self, other: RowsTask) -> bool:
-        """Whether both write the same files for rows that depend on no stored ones, but for their names."""
+        """Return True if both write the same files, apart from names, for rows that need no stored values."""
         mine, theirs = (
             (one.columns, one.split, one.files.compression, one.files.describe, one.files.metadata)
             for one in (self, other)
@@ -267,13 +272,13 @@ class RowsTask:
         return mine == theirs
 
     def given(self, lines: Sequence[WrittenFile], *, ended: bool = False) -> tuple[RowsTask, WrittenFile]:
-        """The same with what was found of the batch's keys, and a line about what is made of it.
+        """Return this task with the values found for the batch's keys, and a line with the counts.
 
-        ``ended``: the versions of a history that end are written (``LocateTask.ends``).
+        ``ended``: the versions of a history that end are written elsewhere (``LocateTask.ends``).
 
         Raises:
             AccountingError: the table has several rows of one key, or of one version.
-            NotAsFilesError: the stored values are too many, or versions overlap.
+            NotAsFilesError: there are too many stored values, or versions overlap.
         """
         keys, names = joined_keys(lines), [column.name for column in self.columns if column.key]
         rows = [_read_stream(one.stored) for one in lines if one.stored is not None]
@@ -289,40 +294,40 @@ class RowsTask:
 
 @dataclass(frozen=True)
 class FileSink:
-    """Writes the rows of a range as files, in the task that reduces them: a ``RowSink``.
+    """Writes a range's rows as files, in the task that reduces them: a ``RowSink``.
 
-    The ``files`` of what it answers are lines. Its rows are no payloads.
+    The ``files`` of its result are lines. Its input is plain rows, not payloads.
     """
 
     rows: RowsTask
 
     def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
-        """What became of the rows."""
-        # A task may be given several ranges, one after the other.
+        """Write the rows and return the result."""
+        # A task may get several ranges, one after the other.
         task = replace(self.rows, files=self.rows.files.renamed(uuid4().hex), packed=False)
         try:
             lines = tuple(task.written(rows))
-        except (NotAsFilesError, StorageError) as exc:  # Spark may take the batch still
+        except (NotAsFilesError, StorageError) as exc:  # Spark may still be able to write the batch
             return StagedPart(0, 0, exc.message)
-        except OSError as exc:  # the tasks that are given payloads say more
+        except OSError as exc:  # the later tasks over the payloads report the details
             return StagedPart(0, 0, type(exc).__name__)
         return StagedPart(0, sum(one.rows for one in lines), files=lines)
 
 
 @dataclass(frozen=True)
 class KeysTask:
-    """Gives the keys of a batch whose rows depend on stored ones, and the columns that they leave out."""
+    """Returns the keys of a batch whose rows depend on stored ones, and the columns that the rows omit."""
 
     rows: RowsTask
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """A line for as many rows as one file has."""
+        """Yield a line for the rows of each file."""
         with reported():
             for one in self.keys(batches):
                 yield _line(one)
 
     def keys(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
-        """The lines.
+        """Yield the lines.
 
         Raises:
             TargetError: a key has no value.
@@ -337,10 +342,13 @@ class KeysTask:
 class LocateTask:
     """Finds the rows of groups of files that have one of the batch's keys, and writes their positions.
 
-    ``batch_keys``: as ``joined_keys`` gives them. A task is given the numbers of its groups. It holds the
-    keys of ``rows_at_once`` rows, or of one file that has more. ``stored``: the columns whose values it gives
-    of the rows that need them. ``ends``: what writes the versions of a history that end; their values are
-    then not given.
+    Its input is the numbers of its groups.
+
+    ``batch_keys``: the result of ``joined_keys``.
+    ``rows_at_once``: the task holds the keys of this many stored rows in memory, or of one file that has
+        more.
+    ``stored``: columns whose values it returns for rows that need them.
+    ``ends``: writes the versions of a history that end. Their values are then not returned.
     """
 
     groups: tuple[tuple[DataFile, ...], ...]
@@ -352,7 +360,7 @@ class LocateTask:
     ends: RowsTask | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """A line for each file, of ``rows`` positions; one without a path for a group that has none."""
+        """Yield a line for each file of ``rows`` positions; one without a path if a group has no such rows."""
         with reported():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
@@ -360,11 +368,11 @@ class LocateTask:
                         yield _line(one)
 
     def located(self, number: int, wanted: pa.Table) -> Iterator[WrittenFile]:
-        """The lines of a group: the first has the keys that were found.
+        """Yield the lines of a group. The first has the keys that were found.
 
         Raises:
-            FileRefusedError: a file is not what the table says, or lacks a key column.
-            NotAsFilesError: the stored values are too many.
+            FileRefusedError: a file does not match the table's metadata, or lacks a key column.
+            NotAsFilesError: there are too many stored values.
             AccountingError: the batch has a key twice.
         """
         files = sorted(filter(_has_rows, self.groups[number]), key=lambda file: file.path.encode())
@@ -405,9 +413,9 @@ class LocateTask:
     def _changed(
         self, rows: MarkedRows, at: Places, events: Events, whole: pa.Table, stored: _Stored
     ) -> MarkedRows:
-        """Of versions of the batch's keys those that change; ``stored`` gets all that are next to an event.
+        """Return the versions of the batch's keys that change. ``stored`` gets all that are next to an event.
 
-        ``at``: the number of the key of each row of ``whole``.
+        ``at``: the key's number for each row of ``whole``.
         """
         names = {column.source: column.name for column in self.columns}
         keys = at[rows.rows]
@@ -429,14 +437,14 @@ class LocateTask:
         return rows
 
     def _is_newer(self, rows: MarkedRows, ours: pa.ChunkedArray) -> Mask:
-        """Whether the batch's positions are newer than those of these rows."""
+        """Return which of the batch's positions are newer than those of these stored rows."""
         column = next(one for one in self.columns if one.source == SEQUENCE_COLUMN)
         tables = self.marks.storage.each(partial(self._read_rows, (column,)), [*rows.by_file()])
         stored = pa.concat_tables(tables)[column.name]
         return newer(ours.combine_chunks(), stored.combine_chunks())
 
     def _values(self, marked: MarkedRows) -> Iterator[tuple[Places, pa.Table]]:
-        """The stored values of rows, file by file, with the rows' numbers."""
+        """Yield the stored values of rows, file by file, with the rows' numbers."""
         first = 0
         for file, positions in marked.by_file():
             yield marked.rows[first : first + len(positions)], self._read(self.stored, file, positions)
@@ -446,10 +454,10 @@ class LocateTask:
         return self._read(columns, *rows)
 
     def _read(self, columns: Sequence[FileColumn], file: DataFile, rows: Places | None = None) -> pa.Table:
-        """Columns of all rows of a file, or of those at these positions; one that it does not have is NULL.
+        """Read columns of all rows of a file, or of the rows at these positions. A missing column is NULL.
 
         Raises:
-            FileRefusedError: it is not what the table says, or lacks a key column.
+            FileRefusedError: the file does not match the table's metadata, or lacks a key column.
         """
         with (
             self.marks.storage.reading(file.path) as source,
@@ -465,7 +473,7 @@ class LocateTask:
             if missing or parquet.metadata.num_rows != file.rows:
                 what = f"has no column {missing[0]}" if missing else f"has {parquet.metadata.num_rows} rows"
                 raise FileRefusedError(
-                    f"the file {file.path} {what}, which is not what the table says of it", url=file.path
+                    f"the file {file.path} {what}, which does not match the table's metadata", url=file.path
                 )
             there = [name for name in names if name is not None]
             found = _rows_of(parquet, there, rows) if there else pa.table({})
@@ -482,7 +490,7 @@ def _repeated(value: pa.Scalar | None, kind: pa.DataType, count: int) -> pa.Arra
 
 
 def _rows_of(parquet: pq.ParquetFile, names: Sequence[str], rows: Places | None) -> pa.Table:
-    """Columns of all rows, or of those at these positions; then only a part of the file is held at once."""
+    """Read columns of all rows, or of the rows at these positions. The latter reads the file in parts."""
     if rows is None:
         return parquet.read(columns=names)
     parts, first = list[pa.RecordBatch](), 0
@@ -495,40 +503,40 @@ def _rows_of(parquet: pq.ParquetFile, names: Sequence[str], rows: Places | None)
 
 
 def _beside(rows: pa.Table, values: pa.Table) -> pa.Table:
-    """Rows with more columns."""
+    """Return rows with more columns."""
     for name in values.column_names:
         rows = rows.append_column(name, values[name])
     return rows
 
 
 class _Stored:
-    """Stored values of rows that need them, with their keys; ``ended``: versions that end."""
+    """Stored values of rows that need them, with their keys. ``ended``: versions that end."""
 
     def __init__(self, keys: pa.Table) -> None:
         self.keys = keys
         self.ended, self._parts, self._size = list[pa.Table](), list[pa.Table](), 0
 
     def add(self, part: pa.Table) -> None:
-        """Values of rows, with their keys."""
+        """Add rows' values with their keys."""
         self._parts.append(part)
         self._size += part.nbytes
         _check_stored(self._size)
 
     def stream(self) -> bytes | None:
-        """As an Arrow IPC stream; None where there are none."""
+        """Return the values as an Arrow IPC stream; None if there are no values."""
         whole = [one for one in self._parts if one.num_rows]
         return stream_of(pa.concat_tables(whole, promote_options="default")) if whole else None
 
 
 @dataclass(frozen=True)
 class SmallBatchTask:
-    """Writes the rows of a batch, and locates its keys, in one task: it gets all payloads."""
+    """Writes the rows of a small batch and locates its keys, in one task that gets all payloads."""
 
     rows: RowsTask
     locate: LocateTask
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The lines of both."""
+        """Yield the lines of both steps."""
         with reported():
             for one in self._lines([*batches]):
                 yield _line(one._replace(stored=None))
@@ -545,21 +553,21 @@ class SmallBatchTask:
 
 
 def joined_keys(rows: Sequence[WrittenFile]) -> pa.Table:
-    """The keys of a batch in one table, those to upsert first."""
+    """Return the keys of a batch in one table. Keys to upsert come first."""
     streams = (*(one.upserts for one in rows), *(one.deletes for one in rows))
     tables = [_read_stream(data) for data in streams if data is not None]
     return pa.concat_tables(tables) if tables else pa.table({})
 
 
 class FoundKeys(NamedTuple):
-    """Of each of a batch's keys, those to upsert first, whether its stored row is replaced, or newer."""
+    """Flags for each of a batch's keys, upserts first: its stored row is replaced, or is newer."""
 
     found: Mask
     stale: Mask
 
 
 def found_keys(lines: Sequence[WrittenFile]) -> FoundKeys:
-    """What tasks found of the keys that tasks gave.
+    """Combine the keys that tasks found in the table.
 
     Raises:
         AccountingError: the table has several rows of one key.
@@ -571,15 +579,15 @@ def found_keys(lines: Sequence[WrittenFile]) -> FoundKeys:
     positions = sum(one.rows for one in located)
     if found.sum() != positions or (found & stale).any():
         raise AccountingError(
-            f"the table has {positions + stale.sum()} rows of {(found | stale).sum()} keys of the batch: "
-            "another program wrote rows of keys that were there already. Remove the rows that are too many; "
-            "nothing was written"
+            f"The table has {positions + stale.sum()} rows for {(found | stale).sum()} keys of the batch: "
+            "another program wrote rows with keys that existed already. Remove the duplicate rows. Nothing "
+            "was written."
         )
     return FoundKeys(found, stale)
 
 
 def _any_of(flags: Sequence[bytes | None], count: int) -> Mask:
-    """Whether some of these bits are set, for each of so many keys."""
+    """Return for each of ``count`` keys whether one of the bit strings has its bit set."""
     whole = np.zeros(count, bool)
     for bits in flags:
         whole |= np.unpackbits(np.frombuffer(bits or b"", np.uint8), count=count).astype(bool)
@@ -587,7 +595,7 @@ def _any_of(flags: Sequence[bytes | None], count: int) -> Mask:
 
 
 def locating(task: LocateTask, rules: RowRules | VersionRules, lines: Sequence[WrittenFile]) -> LocateTask:
-    """The task with the columns whose stored values a batch needs, whose keys tasks gave."""
+    """Return the task with the columns whose stored values the batch needs, given the lines with its keys."""
     omitted = {name for one in lines for name in json.loads(one.details or "[]")} if rules.keeps else set()
     return replace(task, stored=rules.stored_columns(task.columns, omitted))
 
@@ -602,7 +610,7 @@ def _attempt() -> str:
 def _file_sized(batches: Iterable[pa.RecordBatch], fields: list[str]) -> Iterator[pa.Table]:
     rows, size = list[pa.RecordBatch](), 0
     for batch in batches:
-        # Bad records and events that are no row travel in payloads as well.
+        # Payloads also contain bad records, and events that are not rows.
         of_rows, own = pc.is_in(batch["_op"], pa.array(ROW_KINDS)), batch.select(fields)
         rows.append(own if pc.all(of_rows).as_py() else own.filter(of_rows))
         size += rows[-1].nbytes
@@ -618,7 +626,7 @@ def _has_rows(file: DataFile) -> bool:
 
 
 def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
-    """Files in their order, as many at once as have so many rows, or one with more."""
+    """Yield files in order, in groups of at most ``rows`` rows, or a single file that has more."""
     some = list[DataFile]()
     for file in files:
         if some and sum(one.rows for one in some) + file.rows > rows:
@@ -635,7 +643,7 @@ def _check_stored(size: int) -> None:
 
 
 def stream_of(keys: pa.Table) -> bytes:
-    """A table as an Arrow IPC stream."""
+    """Return a table as an Arrow IPC stream."""
     out = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(out, keys.schema, options=options) as writer:

@@ -1,21 +1,20 @@
-"""The statements that merge a batch into a lake's table, by key and as a history.
+"""The statements that merge a batch into a lake's table, by key or as a history.
 
-A history's batch is a frame of what it changes in the stored versions of its keys, by the law of
+A history's batch becomes a frame of changes to the stored versions of its keys, by the rules of
 ``targets.modes``:
 
 =========  =================================================================================
-``_op``    what is to be done with the row of ``key``
-=========  =================================================================================
-``begin``  write the version ``after``; a mark, or a read's version, may stand in its place
-``end``    a stored version ends at ``_to``
-``mark``   write the mark of a delete that ended no version; a read's version may stand in its place
-``forget`` remove a mark whose delete ends a version that came later, or a version whose read does not count
-null       nothing: an event that needs no row of its own, or one that is stored already
+``_op``    the operation on the row of ``key`` =========
+=================================================================================
+``begin``  write the version ``after``; it may replace a mark, or the version of a read
+``end``    end a stored version at ``_to``
+``mark``   write the mark of a delete that ended no version; it may replace the version of a read
+``forget`` remove a mark whose delete now ends a version, or the version of a read that does not count
+null       nothing: the event needs no row of its own, or is stored already
 =========  =================================================================================
 
-``key`` is a struct of the key columns and ``FROM_COLUMN``, ``_to`` the end, null for none, ``_read`` whether
-the version begins with a read. Rows with and without an ``_op`` are counted by ``count``, in one job.
-"""
+``key`` is a struct of the key columns and ``FROM_COLUMN``. ``_to`` is the version's end, or null. ``_read``
+is true if the version begins with a read. ``count`` counts rows with and without an ``_op`` in one job."""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -55,7 +54,7 @@ BEGIN: Final = "begin"
 END: Final = "end"
 MARK: Final = "mark"
 FORGET: Final = "forget"
-# What a moment of a key is: of several at one commit_ts the greatest counts.
+# Kinds of events at a moment of a key. Of several at one commit_ts the greatest counts.
 _READ, _DELETE, _WRITE = range(3)
 
 
@@ -67,17 +66,18 @@ def difference_frame(
     types: Mapping[str, str] | None = None,
     reads: bool = False,
 ) -> DataFrame:
-    """What a batch of a history changes; lazy.
+    """Return what a batch of a history changes, as a lazy frame.
 
-    ``stored`` has the key columns, ``FROM_COLUMN``, ``TO_COLUMN`` and ``READ_COLUMN`` of the rows without an
-    end, or with one not before the batch's first event; with ``reads`` of all rows. None for a table without
-    rows. ``types`` are the target's types of the key columns, where they may differ from the shape's.
+    ``stored``: key columns, ``FROM_COLUMN``, ``TO_COLUMN`` and ``READ_COLUMN`` of the rows that have no end,
+        or an end that is not before the batch's first event; of all rows if ``reads``. None if the table has
+        no rows.
+    ``types``: the target's types of key columns, where they may differ from the shape's.
     """
     names = [column.name for column in shape.key_columns]
     keys = [f"key_{number}" for number in range(len(names))]
     events = _events(batch, shape, keys, types or {}, reads=reads)
     moments = events.repartition(*keys) if stored is None else _joined(events, stored, names, keys)
-    # A read counts as the first moment of its key, and those that do not are passed over.
+    # A read counts only as the first moment of its key. Reads that do not count are skipped.
     timeline = Window.partitionBy(*keys).orderBy("at")
     kinds = moments.withColumn("kind", F.greatest("stored", "sent"))
     counted = kinds.withColumn("counts", (F.col("kind") != _READ) | F.lag("at").over(timeline).isNull())
@@ -108,7 +108,7 @@ def difference_frame(
 
 
 def count(difference: DataFrame) -> Counts:
-    """What a difference holds; one job."""
+    """Count the operations and events of a difference, in one job."""
     op, stored, sent = (F.col(name) for name in ("_op", "stored", "sent"))
     known = F.coalesce(stored >= sent, F.lit(False))
     deleted = (sent == _DELETE) & ~known
@@ -128,7 +128,7 @@ def count(difference: DataFrame) -> Counts:
 def _events(
     batch: DataFrame, shape: TableShape, keys: Sequence[str], types: Mapping[str, str], *, reads: bool
 ) -> DataFrame:
-    """The batch's events or reads, of each key one a moment; ``sent`` is what it is."""
+    """Return the batch's events or reads, one per key and moment. ``sent`` is the kind."""
     values = [
         F.col("key").getField(column.name).cast(types.get(column.name, column.spark)).alias(name)
         for name, column in zip(keys, shape.key_columns, strict=True)
@@ -145,9 +145,9 @@ def _events(
 
 
 def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Sequence[str]) -> DataFrame:
-    """The events of a batch and those that the stored rows of its keys tell of, one a key and moment.
+    """Return the batch's events and those recorded by the stored rows of its keys, one per key and moment.
 
-    They are spread by key alone, so that the windows after it move nothing again.
+    They are partitioned by key only, so that later windows need no further shuffle.
     """
     named = [F.col(f"`{name.replace('`', '``')}`").alias(key) for name, key in zip(names, keys, strict=True)]
     times = {"start": FROM_COLUMN, "until": TO_COLUMN, "read": READ_COLUMN}
@@ -169,7 +169,7 @@ def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Se
 
 
 def _reported() -> Column:
-    """What one stored row tells of: a version's write or read, and the delete it may have ended with."""
+    """Return the events that a stored row records: a write or read, and the delete that ended it, if any."""
     start, until = F.col("start"), F.col("until")
     mark = F.coalesce(start == until, F.lit(False))
     begin = F.struct(
@@ -207,7 +207,7 @@ _MARKS: Final[Mapping[str, str]] = {
     quote_identifier(SOFT_DELETE_COLUMN): _IS_DELETE,
     quote_identifier(SEQUENCE_COLUMN): quote_path(SOURCE, "_seq"),
 }
-# What the error of a failed commit says: where the row came from, and what it leaves out.
+# Text of the error of a failed commit: the row's origin, and the columns that it omits.
 _PLACE: Final = (
     f"to_json(struct({', '.join(quote_path(SOURCE, name) for name in (*PLACE_COLUMNS, '_kept'))}))"
 )
@@ -216,9 +216,10 @@ _PLACE: Final = (
 def merge_statement(
     location: str, view: str, batch: ReducedBatch, present: Mapping[str, str], *, beside: Iterable[str] = ()
 ) -> str:
-    """The MERGE of a batch; ``present`` are the target's columns by name with their types.
+    """Return the MERGE of a batch.
 
-    ``beside`` are columns that the batch has not, which a delete in the source's order empties as well.
+    ``present``: the target's types by column name.
+    ``beside``: columns that the batch does not have, and that a delete in source order empties too.
     """
     if batch.sequenced:
         return _sequenced_merge(location, view, batch, present, beside)
@@ -245,7 +246,7 @@ def merge_statement(
 def _sequenced_merge(
     location: str, view: str, batch: ReducedBatch, present: Mapping[str, str], beside: Iterable[str]
 ) -> str:
-    """The MERGE of a batch in the source's order: what is not newer than the stored row leaves it alone."""
+    """Return the MERGE of a batch in the source's order. Rows not newer than the stored row are skipped."""
     at, stored = quote_path(SOURCE, "_seq"), quote_path(TARGET, SEQUENCE_COLUMN)
     newer = f"({stored} IS NULL OR {at} > {stored})"
     values = _values(batch, present)
@@ -264,7 +265,7 @@ def _sequenced_merge(
 
 
 def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """Counts the rows of a batch that are not newer than what ``location``, a version, has of them."""
+    """Return a query that counts the batch's rows that are not newer than those in a version (``location``)."""
     found = " AND ".join(same_key(batch, present))
     return (
         f"SELECT count(*) AS stale FROM {location} AS {quote_identifier(TARGET)} "
@@ -274,7 +275,7 @@ def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapp
 
 
 def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
-    """The columns that a soft delete writes besides its mark."""
+    """Return the columns that a soft delete writes in addition to its mark."""
     known = {fold_name(name): ddl for name, ddl in present.items()}
     return {
         quote_identifier(name): _value(batch.shape.by_name[fold_name(name)], known[fold_name(name)])
@@ -283,13 +284,13 @@ def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str
 
 
 def _emptied(batch: ReducedBatch, beside: Iterable[str]) -> dict[str, str]:
-    """What is deleted leaves no values behind but its key."""
+    """Return NULL for every column except the key, as a delete leaves them."""
     names = [column.name for column in batch.shape.columns if not column.key]
     return {quote_identifier(name): "NULL" for name in (*names, *beside)}
 
 
 def _with_keys(batch: ReducedBatch, present: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """The values of a row to insert, whose key comes from the key itself: a delete has no other column."""
+    """Return an inserted row's values. Its key comes from ``key``, because a delete has no other columns."""
     known = {fold_name(name): ddl for name, ddl in present.items()}
     keys = {
         quote_identifier(column.name): _as_target(
@@ -309,7 +310,7 @@ def _insertion(values: Mapping[str, str]) -> str:
 
 
 def append_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """The INSERT of a batch's upserts into an empty table, where there is nothing to match."""
+    """Return the INSERT of a batch's upserts into an empty table, where nothing can match."""
     values = _values(batch, present)
     values = _with_keys(batch, present, values) if batch.sequenced else values
     rows = (
@@ -320,23 +321,23 @@ def append_statement(location: str, view: str, batch: ReducedBatch, present: Map
 
 
 def truncate_statement(location: str, batch: ReducedBatch) -> str:
-    """The statement that empties a table, or its batch's shard, or marks every row that lives as deleted."""
+    """Return the statement that empties a table or the batch's shard, or marks its rows as deleted."""
     if batch.delete_mode == "hard" and batch.shape.shard is None:
-        return f"DELETE FROM {location}"  # without a condition no row is looked at
+        return f"DELETE FROM {location}"  # without a condition, no row is read
     mark = f"UPDATE {location} SET {quote_identifier(SOFT_DELETE_COLUMN)} = true"
     words = mark if batch.delete_mode == "soft" else f"DELETE FROM {location}"
     return f"{words} WHERE {living_rows(batch)}"
 
 
 def living_rows(batch: ReducedBatch) -> str:
-    """The condition for the rows of a batch's table, or of its shard, that live."""
+    """SQL: the row is a current row of the batch's table or shard."""
     mark, shard = quote_identifier(SOFT_DELETE_COLUMN), batch.shape.shard
     lives = f"{mark} IS DISTINCT FROM true" if batch.delete_mode == "soft" else "true"
     return lives if shard is None else f"{lives} AND {rows_of(shard)}"
 
 
 def rows_that_live(frame: DataFrame, columns: Sequence[ShapeColumn], shard: Shard | None) -> DataFrame:
-    """The rows of a lake's table, or of a shard of it, that live, with these columns in their order."""
+    """Return the current rows of a lake's table, or of a shard of it, with these columns in their order."""
     if SOFT_DELETE_COLUMN in frame.columns:
         frame = frame.where(f"{quote_identifier(SOFT_DELETE_COLUMN)} IS NOT TRUE")
     if shard is not None:
@@ -345,18 +346,17 @@ def rows_that_live(frame: DataFrame, columns: Sequence[ShapeColumn], shard: Shar
 
 
 def rows_of(shard: Shard) -> str:
-    """The condition for the rows of a shard."""
+    """SQL: the row belongs to the shard."""
     return f"{quote_identifier(shard.column)} = {quote_text(shard.value)}"
 
 
 def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
-    """What a commit of ours did, from its own metrics.
+    """Return the result of our commit, from its own metrics.
 
-    Soft deletes are updates to Delta: of the rows updated, those which are not among the upserts are
-    rows marked deleted.
+    To Delta, soft deletes are updates: updated rows that are not among the upserts are rows marked deleted.
 
     Raises:
-        AccountingError: more or fewer rows than a batch of this size can have touched.
+        AccountingError: more or fewer rows than a batch of this size can change.
     """
     if commit.operation == "WRITE":
         inserted = commit.metrics.get("numOutputRows", 0)
@@ -378,20 +378,20 @@ def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
         updated -= deleted
     if not 0 <= deleted <= batch.deletes or updated < 0:
         raise AccountingError(
-            f"the merge says {inserted} rows inserted, {updated} updated and {deleted} deleted, of "
-            f"{batch.upserts} upserts and {batch.deletes} deletes",
+            f"The merge reports {inserted} rows inserted, {updated} updated and {deleted} deleted, for "
+            f"{batch.upserts} upserts and {batch.deletes} deletes.",
             table=str(batch.shape.table),
         )
     return ApplyResult(inserted, updated, deleted, batch.deletes - deleted, str(commit.version))
 
 
 def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = False) -> dict[str, str]:
-    """What each column is written as; ``stored``: there is a row, whose values may be kept."""
+    """Return the SQL value of each column. ``stored``: there is a stored row, whose values may be kept."""
     known = {fold_name(name): ddl for name, ddl in present.items()}
     missing = [column.name for column in batch.shape.columns if fold_name(column.name) not in known]
     if missing:
         raise SchemaRefusedError(
-            f"the target has no column {', '.join(missing)}: evolve it before the batch is applied",
+            f"The target has no column {', '.join(missing)}. Call evolve before the batch is applied.",
             table=str(batch.shape.table),
         )
     values = {
@@ -403,13 +403,15 @@ def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = F
         absent = values[name] if batch.lenient else f"raise_error({_PLACE})"
         soft = SOFT_DELETE_COLUMN in known
         values[name] = _kept_or(values[name], column, absent, stored=stored, soft=soft)
-    if SOFT_DELETE_COLUMN in known:  # also after a change back to hard deletes: an upsert lives
+    if (
+        SOFT_DELETE_COLUMN in known
+    ):  # also after a change back to hard deletes, because an upserted row is current
         values[quote_identifier(SOFT_DELETE_COLUMN)] = "false"
     return values
 
 
 def _kept_or(value: str, column: ShapeColumn, absent: str, *, stored: bool, soft: bool) -> str:
-    """The value, or where the source left it out the stored one; without one ``absent``."""
+    """Return the value, or the stored one if the source omitted it; ``absent`` if there is no stored row."""
     omitted = f"array_contains({quote_path(SOURCE, '_kept')}, {quote_text(column.name)})"
     if not stored:
         return f"CASE WHEN {omitted} THEN {absent} ELSE {value} END"
@@ -429,16 +431,17 @@ def _as_target(source: str, column: ShapeColumn, ddl: str) -> str:
 
 
 def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
-    """Equality of the keys, which are never null, and their range for Delta to pass over other files."""
+    """Return conditions: keys are equal (they are never null) and in a range, so that Delta skips files."""
     known = {fold_name(name): ddl for name, ddl in present.items()}
-    # Left to itself, Spark compares text with a decimal as doubles, to which long numbers are equal.
+    # Without a cast, Spark compares text with a decimal as doubles, and different long numbers would be
+    # equal.
     terms = [
         f"{quote_path(TARGET, column.name)} = "
         + _as_target(quote_path(SOURCE, "key", column.name), column, known[fold_name(column.name)])
         for column in batch.shape.key_columns
     ]
     shard = batch.shape.shard
-    if shard is not None:  # as a literal it tells Delta which files, and which others' commits, matter
+    if shard is not None:  # a literal, so that Delta knows which files and concurrent commits matter
         terms.append(f"{quote_path(TARGET, shard.column)} = {quote_text(shard.value)}")
     for name, (least, greatest) in batch.key_range.items():
         low, high = (range_literal(value, known[fold_name(name)]) for value in (least, greatest))
@@ -449,7 +452,7 @@ def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
 
 
 def range_literal(value: Any, ddl: str) -> str | None:
-    """A literal of exactly the column's type, as Delta's data skipping needs it; None where it cannot be."""
+    """Return a literal of exactly the column's type, as Delta's data skipping needs; None if impossible."""
     if ddl in _RANGE_LITERALS and value is not None:
         return _RANGE_LITERALS[ddl].format(literal_text(value))
     if ddl == "string" and isinstance(value, str):
@@ -464,7 +467,7 @@ _RANGE_LITERALS: Final[Mapping[str, str]] = {
     "bigint": "{}L",
     "date": "DATE'{}'",
     "timestamp_ntz": "TIMESTAMP_NTZ'{}'",
-    # None for timestamp: Python would say the instant in the machine's zone, Spark read it in UTC.
+    # None for timestamp: Python formats the instant in the machine's zone, but Spark reads it in UTC.
 }
 
 
@@ -476,16 +479,20 @@ _FROM, _TO, _IS_READ = map(quote_identifier, (FROM_COLUMN, TO_COLUMN, READ_COLUM
 def compared(
     session: SparkSession, location: str, batch: ReducedBatch, present: Mapping[str, str], *, empty: bool
 ) -> Iterator[tuple[DataFrame, Counts]]:
-    """What a batch changes in the table, kept while this holds, and its counts. ``empty``: it has no rows.
+    """Compute a batch's changes to the table, and yield them with their counts. Cached until the block ends.
+
+    ``empty``: the table has no rows.
 
     Raises:
         SchemaRefusedError: the target lacks a column of the batch.
-        TargetError: the batch has rows instead of a frame, or leaves out values.
+        TargetError: the batch has rows instead of a frame, or omits values.
     """
 
     check_versions(batch)
     if batch.frame is None:
-        raise TargetError("a lake takes a frame, and the batch has rows", table=str(batch.shape.table))
+        raise TargetError(
+            "A lake needs the batch as a frame, but the batch has rows.", table=str(batch.shape.table)
+        )
     known = _known(batch, present)
     types = {column.name: known[fold_name(column.name)] for column in batch.shape.key_columns}
     stored = None if empty else session.sql(relevant_statement(location, batch, known))
@@ -498,7 +505,7 @@ def compared(
 
 
 def relevant_statement(location: str, batch: ReducedBatch, known: Mapping[str, str]) -> str:
-    """The spans of a table that a batch may change."""
+    """Return the query of the table's versions that a batch may change."""
     names = ", ".join(quote_identifier(column.name) for column in batch.shape.key_columns)
     target = quote_identifier(TARGET)
     return f"SELECT {names}, {_FROM}, {_TO}, {_IS_READ} FROM {location} AS {target} WHERE " + " AND ".join(
@@ -507,7 +514,7 @@ def relevant_statement(location: str, batch: ReducedBatch, known: Mapping[str, s
 
 
 def insert_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """The INSERT of the rows to write into a table that has none."""
+    """Return the INSERT of the new versions into a table without rows."""
     values = _version_values(batch, _known(batch, present))
     written = ", ".join(map(quote_text, _WRITTEN))
     return (
@@ -517,7 +524,7 @@ def insert_statement(location: str, view: str, batch: ReducedBatch, present: Map
 
 
 def history_merge_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """The MERGE of what a batch changes; ``view`` has nothing else."""
+    """Return the MERGE of a batch's changes; ``view`` has nothing else."""
     known = _known(batch, present)
     values = _version_values(batch, known)
     names = [column.name for column in batch.shape.key_columns] + [FROM_COLUMN]
@@ -539,22 +546,24 @@ def history_merge_statement(location: str, view: str, batch: ReducedBatch, prese
 def history_result(
     counts: Counts, rows: tuple[int, int, int], batch: ReducedBatch, *, version: str
 ) -> ApplyResult:
-    """What a commit did to a history; ``rows`` it inserted, updated and deleted, by its own metrics.
+    """Return the result of a commit to a history.
+
+    ``rows``: the rows that it inserted, updated and deleted, by its own metrics.
 
     Raises:
-        AccountingError: they are not those that were to be.
+        AccountingError: they differ from the expected numbers.
     """
     if counts.rows != rows:
         raise AccountingError(
-            f"the commit says {rows[0]} rows inserted, {rows[1]} updated and {rows[2]} deleted, and of a "
-            f"batch with {batch.upserts} writes and {batch.deletes} deletes it should be {counts.rows}",
+            f"The commit reports {rows[0]} rows inserted, {rows[1]} updated and {rows[2]} deleted, but "
+            f"{counts.rows} are expected for a batch with {batch.upserts} writes and {batch.deletes} deletes.",
             table=str(batch.shape.table),
         )
     return counts.result(version)
 
 
 def _relevant(batch: ReducedBatch, known: Mapping[str, str]) -> list[str]:
-    """The condition for the rows that a batch may change, by their end and the range of their keys."""
+    """Return conditions for the rows that a batch may change, by their end and the range of their keys."""
     until = quote_path(TARGET, TO_COLUMN)
     terms = [] if batch.since is None else [f"({until} IS NULL OR {until} >= {batch.since}L)"]
     for name, (least, greatest) in batch.key_range.items():
@@ -566,20 +575,20 @@ def _relevant(batch: ReducedBatch, known: Mapping[str, str]) -> list[str]:
 
 
 def _known(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
-    """The target's types by lower-case name."""
+    """Return the target's types by lower-case name."""
     known = {fold_name(name): ddl for name, ddl in present.items()}
     wanted = history_shape(batch.shape, _names(batch)).columns
     missing = [column.name for column in wanted if fold_name(column.name) not in known]
     if missing:
         raise SchemaRefusedError(
-            f"the target has no column {', '.join(missing)}: evolve it before the batch is applied",
+            f"The target has no column {', '.join(missing)}. Call evolve before the batch is applied.",
             table=str(batch.shape.table),
         )
     return known
 
 
 def _version_values(batch: ReducedBatch, known: Mapping[str, str]) -> dict[str, str]:
-    """What each column of a row to write is written as."""
+    """Return the SQL value of each column of a row to write."""
     values = {}
     for column in batch.shape.columns:
         source = quote_path(SOURCE, "key" if column.key else "after", column.name)

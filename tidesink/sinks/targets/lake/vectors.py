@@ -1,6 +1,6 @@
-"""Deletion vectors as lakes keep them in files: Roaring bitmap arrays in the portable layout.
+"""Deletion vectors as lakes store them in files: Roaring bitmap arrays in the portable layout.
 
-Delta's and Iceberg's have the same bytes: the length, the array, a checksum.
+Delta and Iceberg use the same bytes: the length, the array, a checksum.
 """
 
 from __future__ import annotations
@@ -17,33 +17,38 @@ from tidesink.sinks.targets.lake.files import FileRefusedError
 from tidesink.sinks.targets.lake.rows import Places
 from tidesink.sinks.targets.lake.storage import Storage
 
-# What a vector in a file has around its array.
+# Length and checksum around a vector's array.
 FRAME_BYTES: Final = 8
 
 
 def framed_vector(positions: Places) -> bytes:
-    """Sorted distinct positions as a file has them."""
+    """Return sorted distinct positions as the bytes of a file."""
     data = roaring_array(positions)
     return struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
 
 
 def read_vector(storage: Storage, path: str, offset: int, size: int, *, of: str) -> bytes:
-    """The array of ``size`` bytes, with its frame, that a file has from ``offset`` on.
+    """Read an array from a file. ``size`` includes its frame, which begins at ``offset``.
 
     Raises:
-        FileRefusedError: it is not what the table says; names the data file ``of``.
+        FileRefusedError: the bytes do not match the table's metadata; names the data file ``of``.
     """
     with storage.reading(path) as file:
         found = file.read_at(size, offset)
     data: bytes = found[4:-4]
     ends = struct.pack(">i", size - FRAME_BYTES), struct.pack(">I", zlib.crc32(data))
     if (found[:4], found[-4:]) != ends:
-        raise FileRefusedError(f"the deletion vector in {path} is not what the table says", url=of)
+        raise FileRefusedError(f"the deletion vector in {path} does not match the table's metadata", url=of)
     return data
 
 
 def array_positions(data: bytes, rows: int, *, of: str) -> Places:
-    """The ``rows`` positions of an array, in their order; raises as ``read_vector``."""
+    """Return the ``rows`` positions of an array, in order.
+
+    Raises:
+        FileRefusedError: the array has another number of positions, or an unknown layout; names the data file
+            ``of``.
+    """
     positions = np.concatenate([np.empty(0, np.int64), *_bitmaps(data, of)])
     if len(positions) != rows:
         raise FileRefusedError(f"the deletion vector of {of} has {len(positions)} rows", url=of)
@@ -53,13 +58,13 @@ def array_positions(data: bytes, rows: int, *, of: str) -> Places:
 _ARRAY_MAGIC: Final = 1_681_511_377
 _WITHOUT_RUNS: Final = 12_346
 _WITH_RUNS: Final = 12_347
-# A container of more values than this is a bitmap of 8 KiB.
+# A container with more values than this is a bitmap of 8 KiB.
 _MOST_LISTED: Final = 4096
 _Lows = npt.NDArray[np.uint16]
 
 
 def roaring_array(positions: Places) -> bytes:
-    """Sorted distinct positions as a Roaring bitmap array."""
+    """Encode sorted distinct positions as a Roaring bitmap array."""
     highs = positions >> 32
     parts = [struct.pack("<iq", _ARRAY_MAGIC, len(np.unique(highs)))]
     for high in np.unique(highs):
@@ -103,7 +108,7 @@ def _bitmaps(data: bytes, of: str) -> Iterator[Places]:
             count, at = struct.unpack_from("<I", data, at + 4)[0], at + 8
             runs = np.zeros(count, bool)
         heads = np.frombuffer(data, "<u2", 2 * count, at).reshape(count, 2).astype(np.int64)
-        # The offsets of the containers, which follow each other anyway.
+        # Skip the containers' offsets: the containers follow each other.
         at += 4 * count + (4 * count if cookie == _WITHOUT_RUNS or count >= 4 else 0)
         for (key, less), is_run in zip(heads, runs, strict=False):
             lows, at = _lows(data, at, int(less) + 1, is_run=bool(is_run))

@@ -1,10 +1,10 @@
-"""What a batch of a history becomes in a lake's files, by the versions that the table has of its keys.
+"""Computes what a history's batch writes to a lake's files, given the stored versions of its keys.
 
-The law is that of ``targets.modes``, which ``lake.merge`` has on frames. A stored version ends with the first
-event of its key after its begin, and one that begins with a read goes with any event before. Nothing else
-decides it: the tasks that locate it know it (``Events``). What becomes of events, of reads and of the marks
-of deletes depends on all that is stored next to them (``changes``).
-"""
+The rules are those of ``targets.modes``, which ``lake.merge`` implements on frames. A stored version ends
+with the first event of its key after its beginning. A version that begins with a read is removed by any
+earlier event. Nothing else affects a stored version, so the tasks that locate it can decide this
+(``Events``). The outcome of events, reads and marks of deletes depends on all stored rows next to them
+(``changes``)."""
 
 from __future__ import annotations
 
@@ -36,22 +36,25 @@ from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, Hi
 from tidesink.typemap.arrow import canonical_floats
 
 COMMIT_TS: Final = "_commit_ts"
-# In a table of events or reads: what each is. Of several at one commit_ts the greatest counts.
+# In a table of events or reads: the kind of each. Of several at one commit_ts the greatest counts.
 _KIND: Final = "_tidesink_kind"
 _READ, _DELETE, _WRITE = range(3)
-# In a table of stored versions: whether each begins with a read.
+# In a table of stored versions: True if the version begins with a read.
 _BEGAN_READ: Final = "_tidesink_began_read"
-# In a table of stored versions: the commit_ts of the event that may change each, null where none does.
+# In a table of stored versions: commit_ts of the event that may change the version, or null.
 CHANGED_BY: Final = "_tidesink_changed_by"
 
 
 class Counts(NamedTuple):
-    """What a batch changes in a history, in rows, and what became of its events.
+    """The changes that a batch makes to a history, in rows, and the outcome of its events.
 
-    ``begun`` and ``marked``, of which ``replaced`` stand in a stored row's place, ``ended`` and ``forgotten``
-    are rows to write or remove. Of the events ``ends`` are new deletes that ended a version, ``absent`` those
-    that did not, ``stale`` what was known, and reads that do not count. ``kept``: marks that were located,
-    and are written to files as they were.
+    ``begun``, ``marked``: versions and marks to write; ``replaced`` of them replace a stored row.
+    ``ended``: stored versions that end.
+    ``forgotten``: rows to remove.
+    ``ends``: new deletes that ended a version.
+    ``absent``: new deletes that ended no version.
+    ``stale``: events that were applied earlier, and reads that do not count.
+    ``kept``: marks that were located, and are written to files again unchanged.
     """
 
     begun: int = 0
@@ -66,23 +69,23 @@ class Counts(NamedTuple):
 
     @property
     def rows(self) -> tuple[int, int, int]:
-        """Rows that the target inserts, updates and deletes."""
+        """Numbers of rows that the target inserts, updates and deletes."""
         return self.begun - self.replaced + self.marked, self.ended + self.replaced, self.forgotten
 
     @property
     def in_files(self) -> tuple[int, int]:
-        """Rows that files get, and rows of files that are marked as deleted."""
+        """Numbers of rows that are written to files, and of rows in files that are marked as deleted."""
         again = self.ended + self.kept
         return self.begun + self.marked + again, self.replaced + self.forgotten + again
 
     def result(self, version: str) -> ApplyResult:
-        """What the batch did."""
+        """Return the result of the batch."""
         return ApplyResult(self.begun, 0, self.ends, self.absent, version, self.stale)
 
 
 @dataclass(frozen=True)
 class VersionRules:
-    """How a batch's events become versions, as ``RowRules`` has it of rows. ``reads``: they are reads."""
+    """How a batch's events become versions, like ``RowRules`` for rows. ``reads``: the events are reads."""
 
     names: HistoryNames
     reads: bool = False
@@ -91,20 +94,20 @@ class VersionRules:
     fields: ClassVar = ["_op", "key", "after", COMMIT_TS]
 
     def compares(self, _files: Collection[object]) -> bool:
-        """Always: events of one batch end each other's versions, and may be in several tasks."""
+        """Return True: events of one batch end each other's versions, and may be in different tasks."""
         return True
 
     def stored_columns(self, columns: Sequence[FileColumn], _kept: Collection[str]) -> tuple[FileColumn, ...]:
-        """The columns whose stored values a version keeps when it ends."""
+        """Return the columns whose stored values a version keeps when it ends."""
         own = {*self.names.own} - {READ_COLUMN}
         return tuple(one for one in columns if not one.key and one.source not in own)
 
     def omitted(self, _rows: pa.Table) -> list[str]:
-        """None."""
+        """Return nothing, because a history's events omit no values."""
         return []
 
     def keys(self, rows: pa.Table, columns: Sequence[FileColumn]) -> tuple[pa.Table, pa.Table]:
-        """The events, as ``changes`` takes them, and no others.
+        """Return the events as ``changes`` expects them, and an empty table.
 
         Raises:
             TargetError: a key has no value.
@@ -117,12 +120,12 @@ class VersionRules:
     def written(
         self, rows: pa.Table, columns: Sequence[FileColumn], stored: tuple[pa.Table, pa.Table] | None
     ) -> pa.Table:
-        """What is written to files for a batch's rows: versions and marks, and stored ones that they change.
+        """Return the rows to write to files: versions and marks of a batch, and stored ones that it changes.
 
         ``stored``: ``written`` and ``again`` of ``Changes``.
 
         Raises:
-            TargetError: a row has no value in a column that takes no NULL.
+            TargetError: a row has no value in a NOT NULL column.
         """
         assert stored is not None  # noqa: S101  (``compares``)
         written, again = stored
@@ -142,12 +145,12 @@ class VersionRules:
         return pa.concat_tables([found, self.changed(columns, mine)])
 
     def changed(self, columns: Sequence[FileColumn], stored: pa.Table) -> pa.Table:
-        """Stored versions as they are written to files, with the ends that they have in ``stored``."""
+        """Return stored versions as rows to write to files, with their ends in ``stored``."""
         names = stored.column_names
 
         def kept(column: FileColumn) -> pa.Array:
             found = stored[column.name] if column.name in names else pa.nulls(len(stored), column.type)
-            # A mark that is made of a version's end has no stored row of its own.
+            # A mark that replaces a version's end has no stored row of its own.
             is_known = column.source == READ_COLUMN and _BEGAN_READ in names
             return pc.coalesce(found, stored[_BEGAN_READ]) if is_known else found
 
@@ -174,26 +177,26 @@ class VersionRules:
 
 
 def rules_of(batch: ReducedBatch) -> RowRules | VersionRules:
-    """The rules of a batch."""
+    """Return the rules of a batch."""
     return RowRules.of(batch) if batch.history is None else VersionRules(batch.history, batch.reads)
 
 
 def _events_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
-    """The keys of events, and their commit_ts behind these."""
+    """Return the events' keys, with their commit_ts as the last column."""
     return keys_of(rows, columns).append_column(COMMIT_TS, rows[COMMIT_TS])
 
 
 def _microseconds(moments: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The instants of commit timestamps, to the millisecond."""
+    """Convert commit timestamps to microseconds, with millisecond precision."""
     return pc.multiply(pc.shift_right(moments, LOGICAL_BITS), 1000)
 
 
-# A number that is no commit_ts: there is none, or none yet.
+# Stands for a missing commit_ts.
 NO_MOMENT: Final = -1
 
 
 class Spans(NamedTuple):
-    """Ends of stored versions, and which of them begin with a read. Both ends equal: a delete's mark."""
+    """Ends of stored versions, and which of them begin with a read. A delete's mark has two equal ends."""
 
     begin: Places
     end: Places
@@ -201,31 +204,33 @@ class Spans(NamedTuple):
 
     @classmethod
     def of(cls, rows: pa.Table, begin: str, end: str, read: str) -> Spans:
-        """Those of rows, in columns of these names."""
+        """Return the spans of rows, from columns of these names."""
         flags = pc.fill_null(rows[read], False)
         return cls(numbers_of(rows[begin]), numbers_of(rows[end]), np.asarray(flags, bool))
 
     @property
     def mark(self) -> Mask:
-        """Which are marks."""
+        """Which spans are marks."""
         found: Mask = self.begin == self.end
         return found
 
     @property
     def kinds(self) -> Places:
-        """What each begins with."""
+        """The kind of event that each span begins with."""
         found: Places = np.where(self.mark, _DELETE, np.where(self.read, _READ, _WRITE))
         return found
 
     def filtered(self, wanted: Mask) -> Spans:
-        """Some of them."""
+        """Return the selected spans."""
         return Spans(self.begin[wanted], self.end[wanted], self.read[wanted])
 
 
 class Near(NamedTuple):
-    """Of stored versions: which ``changes`` must know, the event or read that each changes by, which go.
+    """Flags of stored versions.
 
-    ``by`` is its commit_ts, -1 for none.
+    ``near``: ``changes`` needs the version.
+    ``by``: commit_ts of the event or read that changes it; -1 for none.
+    ``goes``: the version is removed.
     """
 
     near: Mask
@@ -234,7 +239,7 @@ class Near(NamedTuple):
 
 
 class Events:
-    """A batch's events or reads, to be asked about stored versions one by one; ``keys`` has each key once."""
+    """A batch's events or reads, to be compared with stored versions. ``keys`` has each key once."""
 
     def __init__(self, events: pa.Table, names: Sequence[str]) -> None:
         number = numbered([canonical_floats(events[name]) for name in names], events.num_rows)
@@ -242,7 +247,7 @@ class Events:
         self.keys = events.select(names).take(pa.array(firsts))
         at, kinds = events[COMMIT_TS].to_numpy(), events[_KIND].to_numpy()
         order = np.lexsort((at, number))
-        # Behind the last event one of no key, for what finds none.
+        # The last entry belongs to no key. A search without result finds it.
         self._key = np.append(number[order], NO_MOMENT)
         self._at = np.append(at[order], NO_MOMENT)
         self._writes = np.append(kinds[order] == _WRITE, False)
@@ -251,13 +256,13 @@ class Events:
         self._places = self._place(number[order], at[order], "left")
 
     def changing(self, keys: Places, spans: Spans) -> Near:
-        """What the events say of stored versions. A mark may stay, where something stored is between the two.
+        """Return how the events change stored versions. A mark may stay if a stored version precedes it.
 
-        ``keys`` are numbers of ``self.keys``.
+        ``keys``: index in ``self.keys`` for each version.
         """
         first = self._at[np.searchsorted(self._key[:-1], keys)]
         if self._are_reads:
-            # Only the first that is stored of a key matters: no version of an event ends with a read.
+            # Only a key's first stored version matters, because no version of an event ends with a read.
             least = np.full(self.keys.num_rows, np.iinfo(np.int64).max)
             np.minimum.at(least, keys, spans.begin)
             near = spans.begin == least[keys]
@@ -276,22 +281,22 @@ class Events:
         return Near(near, np.where(spans.mark, mark, version), goes)
 
     def _place(self, keys: Places, at: Places, side: Literal["left", "right"]) -> Places:
-        """Numbers that are in the order of key and moment."""
+        """Return numbers that sort by key, then by moment."""
         found: Places = keys * (len(self._moments) + 1) + np.searchsorted(self._moments, at, side)
         return found
 
     def _of(self, keys: Places, events: Places) -> Places:
-        """The numbers of events, -1 for those of another key."""
+        """Return the events' numbers, or -1 for events of another key."""
         found: Places = np.where(self._key[events] == keys, events, -1)
         return found
 
 
 class Changes(NamedTuple):
-    """What a batch changes.
+    """The changes that a batch makes.
 
-    ``written``: the events that make a row, by key and commit_ts, with its end. ``again``: rows of what is
-    stored: versions and marks as they will be, and marks of deletes that end no version any more.
-    Each is written with the event ``CHANGED_BY``.
+    ``written``: events that become a row, by key and commit_ts, with its end.
+    ``again``: rows from stored ones: versions and marks in their new form, and marks of deletes that no
+        longer end a version. Each is written together with the event in ``CHANGED_BY``.
     """
 
     written: pa.Table
@@ -300,9 +305,11 @@ class Changes(NamedTuple):
 
 
 def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *, ended: bool) -> Changes:
-    """What a batch's events make of what is stored next to them, in ``parts``.
+    """Compute how a batch's events change the stored versions next to them.
 
-    ``names`` are the key's columns. ``ended``: versions that end are written by whoever located them.
+    ``parts``: the stored versions.
+    ``names``: the key's columns.
+    ``ended``: versions that end are written by the task that located them.
 
     Raises:
         AccountingError: the table has several rows of one version.
@@ -325,9 +332,9 @@ def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *
     of_event, of_begin, of_end = np.split(moments.numbers, (count, count + rows))
     if len(np.unique(of_begin)) != rows:
         raise AccountingError(
-            f"the table has {rows} rows of {len(np.unique(of_begin))} versions next to the batch's events: "
-            "another program wrote rows of versions that were there already. Remove the rows that are too "
-            "many; nothing was written"
+            f"The table has {rows} rows for {len(np.unique(of_begin))} versions next to the batch's events: "
+            "another program wrote rows of versions that existed already. Remove the duplicate rows. Nothing "
+            "was written."
         )
     sent = moments.greatest(of_event, events[_KIND].to_numpy())
     held = moments.greatest(of_begin, spans.kinds)
@@ -366,9 +373,11 @@ def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *
 
 
 class _Moments:
-    """The distinct moments of keys, in their order; ``numbers``: that of each one that was given.
+    """The distinct moments of keys, in order.
 
-    ``at``: their commit_ts. ``first``: the moment is the first of its key.
+    ``numbers``: index of the moment for each input row.
+    ``at``: commit_ts of each moment.
+    ``first``: True for the first moment of a key.
     """
 
     def __init__(self, keys: Places, at: Places) -> None:
@@ -381,9 +390,9 @@ class _Moments:
         self.first = np.append(True, self._keys[1:] != self._keys[:-1])[: len(self.at)]
 
     def beside(self, counted: Mask) -> tuple[Places, Places]:
-        """Of each moment the commit_ts of its key's next that is counted, and the number of the last one.
+        """Return for each moment the commit_ts of its key's next counted moment, and the last one's index.
 
-        -1 where there is none.
+        The value is -1 if there is no such moment.
         """
         counts = len(self.at)
         numbers = np.arange(counts)
@@ -397,14 +406,14 @@ class _Moments:
         )
 
     def greatest(self, moments: Places, values: npt.NDArray[Any]) -> Places:
-        """The greatest of the values that are given for each moment, -1 where there is none."""
+        """Return the greatest of the values at each moment, or -1."""
         found = np.full(len(self.at), -1)
         np.maximum.at(found, moments, values.astype(np.int64))
         return found
 
 
 def spans_of(rows: pa.Table, spans: Spans, by: Places, wanted: Mask) -> pa.Table:
-    """Rows of a table that has the key columns, with the ends and the event of each version."""
+    """Return rows of a table of key columns, with the ends and the event of each version."""
     columns = {
         FROM_COLUMN: _optional(spans.begin),
         TO_COLUMN: _optional(spans.end),
@@ -418,11 +427,11 @@ def spans_of(rows: pa.Table, spans: Spans, by: Places, wanted: Mask) -> pa.Table
 
 
 def numbers_of(moments: pa.ChunkedArray) -> Places:
-    """Commit timestamps, -1 for null."""
+    """Return commit timestamps as numbers, with -1 for null."""
     found: Places = pc.fill_null(moments, NO_MOMENT).to_numpy()
     return found
 
 
 def _optional(moments: Places) -> pa.Array:
-    """Commit timestamps as a column, null for none."""
+    """Return commit timestamps as a column, with null for -1."""
     return pa.array(moments, pa.int64(), mask=moments == NO_MOMENT)

@@ -202,7 +202,7 @@ _PERMANENT: Final = {
     "because messages are sent together up to that size. Raise the one, or lower the other.",
     KafkaError.RECORD_LIST_TOO_LARGE: "Raise the topic's max.message.bytes.",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow target.kafka's user to write to the topic.",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow target.kafka's user to write idempotently to the cluster.",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow target.kafka's user to write with idempotence.",
     KafkaError.SASL_AUTHENTICATION_FAILED: "Check sasl.username and sasl.password under target.kafka.",
     KafkaError._AUTHENTICATION: "Check security.protocol and the sasl settings under target.kafka.",
     KafkaError.TOPIC_EXCEPTION: "Kafka does not allow a topic of this name. Change target.topic.",
@@ -385,9 +385,9 @@ _PAUSE: Final = 0.2
 # Kafka's permanent errors about a topic, and what to do.
 _REFUSED: Final[Mapping[int, str]] = MappingProxyType(
     {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow the user of target.kafka to describe and write the topic, "
+        KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow target.kafka's user to describe and write the topic, "
         "and to create it if it does not exist.",
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow the user of target.kafka to create topics and to write "
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow target.kafka's user to create topics and to write "
         "with idempotence (IDEMPOTENT_WRITE), or create the topic yourself.",
         KafkaError.SASL_AUTHENTICATION_FAILED: "Check sasl.username and sasl.password under target.kafka.",
         KafkaError._AUTHENTICATION: "Check sasl.username, sasl.password and "

@@ -608,7 +608,7 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
         raise TargetError("A task that sends rows failed. Report this with the log.", table=table) from exc
     except SPARK_ERRORS as exc:
         raise TransientTargetError(
-            f"The tasks that send rows were interrupted ({type(exc).__name__}). Some rows may have been sent.",
+            f"The tasks that send rows failed ({type(exc).__name__}). Some rows may have been sent.",
             table=table,
         ) from exc
     for row in rows:
