@@ -1,4 +1,4 @@
-"""A batch as files of a lake's table, on the driver: whether it can be, the tasks that run, what they did."""
+"""Writes a batch as files of a lake's table, on the driver: the decision, the tasks, and their results."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ if TYPE_CHECKING:
     from tidesink.config.targets import LakeSettings
 
 
-# The keys of a batch go to each task that locates them.
+# Most keys of a batch. All of them are sent to each task that locates them.
 _MOST_KEYS: Final = 2_000_000
-# A task that locates keys reads those of about so many rows.
+# A task that locates keys reads those of about this many rows.
 _ROWS_A_TASK: Final = 500_000
-# Records of a range whose rows are worth files of their own.
+# A range with fewer records than this is not written to files of its own.
 FEWEST_STAGED: Final = 50_000
-# Names of what compresses Parquet files, with Arrow's.
+# Compression of Parquet files -> Arrow's name for it.
 COMPRESSIONS: Final[Mapping[str, str]] = {
     "zstd": "zstd",
     "snappy": "snappy",
@@ -74,20 +74,20 @@ COMPRESSIONS: Final[Mapping[str, str]] = {
     "uncompressed": "none",
     "none": "none",
 }
-# Types whose equality is not that of their bits.
+# Types whose values can be equal with different bits.
 _FLOATS: Final = ("float", "double")
 _WIDER: Final = frozenset({("int", "bigint"), ("float", "double")})
-# Key columns of these types leave out files by the range of a batch's keys.
+# Key columns of these types skip files by the range of a batch's keys.
 RANGES: Final = ("int", "bigint", "string")
 
 
 def written(
     batch: ReducedBatch, files: Sequence[DataFile], rows: RowsTask, marks: Marks, *, session: SparkSession
 ) -> tuple[list[WrittenFile], BatchCounts]:
-    """Write what the rows of a batch become, and mark those in ``files`` that it replaces and deletes.
+    """Write the rows of a batch to new files, and mark the rows in ``files`` that it replaces and deletes.
 
     Raises:
-        AccountingError: what tasks wrote is not what the batch has, or the table has several rows of a key.
+        AccountingError: the written rows do not match the batch, or the table has several rows of a key.
         NotAsFilesError: the batch needs too many stored values.
     """
     try:
@@ -141,13 +141,13 @@ def _written(
 
 
 def new_paths(batch: ReducedBatch, lines: Iterable[WrittenFile]) -> tuple[str, ...]:
-    """The files that were written for an attempt to commit a batch: not those that it came in."""
+    """Return the files written for an attempt to commit a batch, without those that it was staged in."""
     staged = {line.path for part in batch.staged or () for line in part.files}
     return tuple(one.path for one in lines if one.path is not None and one.path not in staged)
 
 
 def paths_of(parts: Iterable[StagedPart]) -> tuple[str, ...]:
-    """The files that staged rows are in."""
+    """Return the files of staged rows."""
     return tuple(line.path for part in parts for line in part.files if line.path is not None)
 
 
@@ -156,9 +156,9 @@ def _run(frame: DataFrame, task: RowsTask | KeysTask | LocateTask | SmallBatchTa
 
 
 class BatchCounts(NamedTuple):
-    """What a batch does, without a version; the rows that its files have, and the rows that it marks.
+    """A batch's result without a version, the rows in its files, and the rows that it marks as deleted.
 
-    ``versions``: of a history.
+    ``versions``: the counts of a history.
     """
 
     result: ApplyResult
@@ -168,10 +168,10 @@ class BatchCounts(NamedTuple):
 
 
 def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
-    """What a batch does by what tasks wrote and found.
+    """Return a batch's counts from the lines of its tasks.
 
     Raises:
-        AccountingError: that is not what the batch has, or a key has several rows.
+        AccountingError: the lines do not match the batch, or a key has several rows.
     """
     keys, wanted = joined_keys(lines).num_rows, batch.upserts + batch.deletes
     if batch.mode == "history":
@@ -184,9 +184,9 @@ def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
     rows = sum(one.rows for one in lines if one.found is None)
     if (rows, keys) != (counts.rows, wanted):
         raise AccountingError(
-            f"{rows} rows were written to files, of {keys} keys, and the batch has {batch.upserts} upserts "
-            f"and {batch.deletes} deletes, for {counts.marked} of which there was a row to replace, and for "
-            f"{counts.result.stale} a newer one; nothing is visible"
+            f"{rows} rows of {keys} keys were written to files, but the batch has {batch.upserts} upserts "
+            f"and {batch.deletes} deletes. {counts.marked} of them replace a stored row, and "
+            f"{counts.result.stale} have a newer stored row. Nothing is visible."
         )
     return counts
 
@@ -202,19 +202,19 @@ def _counted_rows(batch: ReducedBatch, keys: int, found: Mask, stale: Mask) -> B
     return BatchCounts(result, batch.upserts + marks, replaced + deleted)
 
 
-# Where a batch goes. Each gives the reason for a MERGE.
+# The decision between files and MERGE. Each function returns the reason for a MERGE.
 
 
 class FilePlan(Protocol):
-    """What a format plans for a batch that can be files: what its tasks write, and the table's files."""
+    """A format's plan for a batch that can be written as files."""
 
     @property
     def rows(self) -> RowsTask:
-        """What the tasks write."""
+        """The task that writes the rows."""
 
     @property
     def files(self) -> Sequence[DataFile]:
-        """The table's, of which the batch may replace rows."""
+        """The table's files in which the batch may replace rows."""
 
 
 Plan = TypeVar("Plan", bound=FilePlan)
@@ -222,7 +222,7 @@ Done = TypeVar("Done")
 
 
 def planned_as_staged(batch: ReducedBatch, plan: Plan | str, sink: FileSink | None) -> Plan | str:
-    """The plan of a batch; a reason where its rows are in files already, which would now be others."""
+    """Return the plan of a batch; a reason if its rows are staged in files that would be different now."""
     if batch.staged is None or isinstance(plan, str):
         return plan
     if sink is None or not plan.rows.is_like(sink.rows):
@@ -231,9 +231,9 @@ def planned_as_staged(batch: ReducedBatch, plan: Plan | str, sink: FileSink | No
 
 
 class FilesOrMerge:
-    """Whether a table's batches are files or left to Spark; the log says why, once as long as it stays so.
+    """Decides whether a table's batches are written as files or by Spark. Logs the reason when it changes.
 
-    ``reason``: of the last batch, if it was left.
+    ``reason``: why the last batch was left to Spark; None if it was written as files.
     """
 
     def __init__(
@@ -246,11 +246,13 @@ class FilesOrMerge:
     ) -> None:
         self._table, self._log, self._fewest, self._forget = table, log, fewest, forget
         self.reason: str | None = None
-        # Files of the table that were refused: to try again would write the batch's rows for nothing.
+        # Files of the table that were refused. Trying again would write the batch's rows for nothing.
         self._refused: dict[str, str] = {}
 
     def write(self, batch: ReducedBatch, plan: Plan | str, write: Callable[[Plan], Done]) -> Done | str:
-        """What writing a batch as planned gave; as text, the reason for a MERGE. A plan can be one.
+        """Write a batch as planned and return the result; or, as text, the reason for a MERGE.
+
+        ``plan``: may already be such a reason.
 
         Raises:
             StagedRowsRefusedError: the rows are in files already.
@@ -268,15 +270,15 @@ class FilesOrMerge:
         if batch.staged is not None:
             self._forget(batch.staged)
             raise StagedRowsRefusedError(
-                f"the rows that were written cannot be committed as files: {done}", table=str(self._table)
+                f"The rows that were written cannot be committed as files: {done}.", table=str(self._table)
             )
         return done
 
     def stages(self, rows: RowFormat, *, soft: bool) -> bool:
-        """Whether the next batch's rows are written while they are read.
+        """Return True if the next batch's rows should be written while they are read.
 
-        Not where what is written depends on stored rows, nor where a range has so few rows that its file
-        would be a small one.
+        Not if the written rows depend on stored ones, or if a range has so few rows that its file would be
+        small.
         """
         depends = rows.sequenced or rows.keeps or rows.mode == "history" or soft
         return not depends and self.reason is None and rows.fewest >= self._fewest
@@ -298,20 +300,20 @@ class FilesOrMerge:
 
 
 def batch_reason(batch: ReducedBatch) -> str | None:
-    """Why a batch is merged by MERGE, whatever the table; None where it need not be.
+    """Return why a batch needs a MERGE in any table; None if it does not.
 
     Raises:
-        TargetError: a history takes no such batch.
+        TargetError: a history cannot apply such a batch.
     """
     if batch.mode == "history":
         check_versions(batch)
     reasons = {
-        # In these orders several ranges may have events of one key, which are reduced once more.
+        # In these orders, several ranges may have events of one key, and the frame reduces them once more.
         "the batch has no payloads": batch.payloads is None
         and batch.staged is None
         and not ((batch.sequenced or batch.mode == "history") and batch.frame),
         "the batch empties the table": batch.truncates,
-        "sequence_by: source, and the source left out values": batch.sequenced and batch.keeps,
+        "sequence_by: source, and the source omitted values": batch.sequenced and batch.keeps,
         f"the batch has more than {_MOST_KEYS:,} keys": batch.mode != "append"
         and batch.upserts + batch.deletes > _MOST_KEYS,
     }
@@ -319,12 +321,12 @@ def batch_reason(batch: ReducedBatch) -> str | None:
 
 
 def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | None:
-    """Why the table's columns, by name with their types, make it so."""
+    """Return why the table's columns need a MERGE; None if they do not. ``present``: types by name."""
     wanted = {fold_name(column.name): column for column in batch.shape.columns}
     own = {SEQUENCE_COLUMN: SEQUENCE_DDL} if batch.sequenced else {}
     if batch.history is not None:
         own |= {column.name: column.spark for column in own_columns(batch.history)}
-    # Also after a change back to hard deletes, the mark is there.
+    # The mark also exists after a change back to hard deletes.
     if batch.sequenced or batch.delete_mode == "soft" or SOFT_DELETE_COLUMN in present:
         own[SOFT_DELETE_COLUMN] = "boolean"
     unlike = next((name for name, ddl in own.items() if present.get(name) != ddl), None)
@@ -336,14 +338,14 @@ def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | Non
     for name, column in ((name, wanted[fold_name(name)]) for name in present if name not in own):
         ddl = present[name]
         if not _is_widened(column.spark, ddl):
-            return f"the column {name} is {ddl}, and the batch has {column.spark}"
+            return f"the column {name} is {ddl}, but the batch has {column.spark}"
         if column.key and ddl in _FLOATS:
             return f"the key column {name} is {ddl}"
     return None
 
 
 def _is_widened(narrow: str, wide: str) -> bool:
-    """Whether each value of a type is one of the other, as Arrow converts it."""
+    """Return True if every value of a type is also a value of the other, as Arrow converts it."""
     if narrow == wide or (narrow, wide) in _WIDER:
         return True
     if not (narrow.startswith("decimal") and wide.startswith("decimal")):
@@ -353,15 +355,16 @@ def _is_widened(narrow: str, wide: str) -> bool:
 
 
 _MERGED: Final = (
-    "{} are merged by Spark's MERGE, which takes several times as long as files; a table that is there may "
-    "have more reasons, which the log, status and plan say after its first batch"
+    "{} are merged by Spark's MERGE, which takes several times as long as writing files. An existing "
+    "table may have more reasons; the log, status and plan show them after its first batch."
 )
 
 
 class LakePreflight(PreflightChecks):
-    """Of tables of a lake; ``check`` refuses a shape of which there can be none.
+    """Checks of a lake's tables before the first run.
 
-    ``properties``: of tables, and their values under which batches are written as files.
+    ``check``: refuses a shape that no table can have.
+    ``properties``: table properties, and the values that allow batches to be written as files.
     """
 
     def __init__(
@@ -370,21 +373,18 @@ class LakePreflight(PreflightChecks):
         self._check, self._properties = check, properties
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
-        """As Spark has it."""
+        """Return the Spark type."""
         return column.spark
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """Which batches MERGE takes, as far as the config and the source's table say it.
-
-        Raises as ``PreflightChecks`` says.
-        """
+        """Return which batches need MERGE, according to the config and the source's table."""
         self._check(shape)
         return PreflightResult(tuple(self._merged(config, shape)))
 
     def _merged(self, config: Config, shape: TableShape) -> Iterator[Limit]:
         settings = config.table_config(shape.source)
         if settings.sequence_by == "source" and CODECS[config.source.protocol].leaves_out:
-            what = "batches in the source's order with values that the source left out"
+            what = "batches in the source's order with values that the source omitted"
             yield Limit("merge", _MERGED.format(what))
         floats = tuple(column.name for column in shape.key_columns if column.spark in _FLOATS)
         if floats:
@@ -396,7 +396,7 @@ class LakePreflight(PreflightChecks):
 
 
 def groups_of(files: Sequence[DataFile], *, most: int, rows: int) -> tuple[tuple[DataFile, ...], ...]:
-    """Files in ``most`` groups of about as many rows each, or fewer where these have less than ``rows``."""
+    """Divide files into ``most`` groups of about equal rows, or fewer if a group had less than ``rows``."""
     total = sum(file.rows for file in files)
     count = max(1, min(most, len(files), total // rows)) if files else 0
     groups: list[list[DataFile]] = [[] for _ in range(count)]

@@ -1,7 +1,7 @@
-"""The table of cuts in a lake: which version of each table has the source's rows as of one instant (ADR 36).
+"""A lake's table of cuts: which version of each table has the source's rows as of one instant (ADR 36).
 
-A cut is one commit to this table, a row for each table of the pipeline. It is written when every table stands
-at the cut, and names versions that are there; a table that did not change is named by the version it had.
+A cut is one commit to this table, with a row for each table of the pipeline. It is written when every table
+is at the cut, and names existing versions. A table that did not change is listed with its earlier version.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ COLUMNS: Final = {
     "version": "bigint",
     "changes": "bigint",
 }
-# Old cuts go after so many new ones: that rewrites files.
+# Old cuts are removed once per this many new ones, because that rewrites files.
 _CUTS_BETWEEN: Final = 100
-# A version's files are looked for one by one: so many of them, before it is read.
+# Number of a version's files that are checked before it is read. They are checked one by one.
 _LOOKED_FOR: Final = 100
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One cut: all tables as of ``commit_ts``, which is a TSO of TiDB's, or a commit position of a connector.
+    """One cut: all tables as of ``commit_ts``, which is a TSO of TiDB or a commit position of a connector.
 
-    ``time``: the source's. ``published``: when it was written.
+    ``time``: the source's time.
+    ``published``: when the cut was written.
     """
 
     commit_ts: int
@@ -60,8 +61,9 @@ class Cut:
 class CutLog:
     """The cuts of one pipeline, in a lake's table ``location`` (quoted), which need not exist yet.
 
-    ``namespace`` (quoted) is made before the table. ``maintain`` packs the table's files. ``translate`` makes
-    our errors of Spark's.
+    ``namespace``: quoted; created before the table.
+    ``maintain``: compacts the table's files.
+    ``translate``: converts Spark's errors to ours.
     """
 
     def __init__(  # noqa: PLR0913  (what differs between the lakes)
@@ -85,7 +87,7 @@ class CutLog:
         self._published = 0
 
     def last(self) -> int | None:
-        """The commit_ts of the newest cut; None where there is none.
+        """Return the commit_ts of the newest cut; None if there is no cut.
 
         Raises:
             TargetError: the table of cuts cannot be read.
@@ -103,13 +105,13 @@ class CutLog:
         tables: Iterable[CutTable],
         *,
         time: datetime,
-        without: Collection[TableId],  # noqa: ARG002  (a cut names those that it has)
+        without: Collection[TableId],  # noqa: ARG002  (a cut lists only its own tables)
         keep: float,
     ) -> None:
-        """Write a cut, in one commit; now and then remove those that are older than ``keep`` seconds.
+        """Write a cut in one commit. Now and then, remove cuts older than ``keep`` seconds.
 
         Raises:
-            TargetError: it was not written, or nobody knows.
+            TargetError: the cut was not written, or the outcome is unknown.
         """
         now = datetime.now(timezone.utc)
         cut = Cut(commit_ts, time, now, tuple(tables))
@@ -123,7 +125,7 @@ class CutLog:
             self._remove(now.timestamp() - keep)
 
     def cuts(self) -> list[Cut]:
-        """The cuts that are kept, newest first.
+        """Return the stored cuts, newest first.
 
         Raises:
             TargetError: the table of cuts cannot be read.
@@ -138,13 +140,13 @@ class CutLog:
         for row in found:
             tables = cuts.setdefault(row["commit_ts"], {})
             name = TableId(row["schema"], row["table"])
-            # Two workers may publish one cut: both say what is right.
+            # Two workers may publish one cut. Both entries are right.
             if name not in tables or row["version"] > tables[name]["version"]:
                 tables[name] = row
         return [_cut(commit_ts, cuts[commit_ts]) for commit_ts in sorted(cuts, reverse=True)]
 
     def tag_of(self, table: CutTable) -> str | None:
-        """The tag that keeps what a cut names of a table; None where there is none.
+        """Return the tag that keeps a cut's version of a table; None if there is no tag.
 
         Raises:
             TargetError: the table cannot be read.
@@ -181,7 +183,7 @@ class CutLog:
             yield pipeline, f"{cut.commit_ts}L", *times, *names, f"{one.version}L", changes
 
     def _remove(self, before: float) -> None:
-        """Remove what was published before; what fails is tried again after as many cuts."""
+        """Remove cuts published before a time. If that fails, it is tried again after as many new cuts."""
         try:
             old = f"unix_micros(published) < {round(before * 1_000_000)}L"
             self.session.sql(f"DELETE FROM {self.location} WHERE {self._mine} AND {old}")  # noqa: S608
@@ -200,12 +202,12 @@ def _cut(commit_ts: int, tables: dict[TableId, Any]) -> Cut:
 
 
 def frame_of(log: CutLog, table: CutTable) -> DataFrame:
-    """A table's rows as of a cut.
+    """Return a table's rows as of a cut.
 
     Raises:
-        TargetError: the version is gone: another program removed it, or files of it.
+        TargetError: another program removed the version, or some of its files.
     """
-    # A reader keeps its options.
+    # A reader keeps the options that are set on it.
     read, at = log.session.read, log.session.read
     try:
         if log.provider == "delta":
@@ -222,7 +224,7 @@ def frame_of(log: CutLog, table: CutTable) -> DataFrame:
     except SPARK_ERRORS as exc:
         raise _gone(table, summary(exc)) from exc
     if lost is not None:
-        raise _gone(table, f"some of its files are not there, such as {lost}")
+        raise _gone(table, f"some of its files do not exist, such as {lost}")
     return frame
 
 
@@ -230,7 +232,7 @@ class CutReader(TableReader):
     """Reads one table of a lake as of a cut, whatever is applied meanwhile. It has no progress.
 
     Raises:
-        TargetError: the version is gone.
+        TargetError: the version was removed.
     """
 
     def __init__(self, log: CutLog, table: CutTable, shape: TableShape) -> None:
@@ -238,22 +240,22 @@ class CutReader(TableReader):
         self._frame, self._shape = frame_of(log, table), shape
 
     def columns(self) -> Mapping[str, str]:
-        """Those of the version."""
+        """Return the version's columns."""
         return {one.name: one.dataType.simpleString() for one in self._frame.schema.fields}
 
     def committed(self) -> None:
-        """Nothing more is waited for."""
+        """Return None, because a cut does not change."""
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Those of the version."""
+        """Return the version's rows."""
         return rows_that_live(self._frame, columns, self._shape.shard)
 
 
 def likely_lost(files: Sequence[str], now: Iterable[str]) -> list[str]:
-    """Those of a version's files to look for, of many some; ``now``: the files of the table's newest version.
+    """Choose some of a version's files to check. ``now``: the files of the table's newest version.
 
-    Those come first that the table has no more: programs that remove old versions remove these alone, and
-    all of them that left the table before some moment.
+    Files that are not in the newest version come first: programs that remove old versions remove only those,
+    and all of those that left the table before some time.
     """
     there = {*now}
     left = [name for name in files if name not in there]
@@ -263,7 +265,7 @@ def likely_lost(files: Sequence[str], now: Iterable[str]) -> list[str]:
 
 
 def _lost(session: SparkSession, files: Iterable[str], *, encoded: bool) -> str | None:
-    """The first file that is not there; ``encoded``: their names are those of URIs."""
+    """Return the first file that does not exist. ``encoded``: the names are URIs."""
     jvm: Any = session._jvm
     conf = session._jsparkSession.sessionState().newHadoopConf()
     path_of = jvm.org.apache.hadoop.fs.Path
@@ -273,7 +275,7 @@ def _lost(session: SparkSession, files: Iterable[str], *, encoded: bool) -> str 
 
 def _gone(table: CutTable, reason: str) -> TargetError:
     return TargetError(
-        f"version {table.version} of {table.place} cannot be read any more ({reason}): something removed it, "
-        "as VACUUM or expire_snapshots with a shorter retention than cuts.keep do. Use a later cut",
+        f"Version {table.version} of {table.place} can no longer be read ({reason}). It was removed, for "
+        "example by VACUUM or expire_snapshots with a shorter retention than cuts.keep. Use a later cut.",
         table=str(table.table),
     )

@@ -360,7 +360,7 @@ class LocateTask:
     ends: RowsTask | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a line for each file of ``rows`` positions; one without a path if a group has no such rows."""
+        """Yield a line for each file of ``rows`` positions; one without a path if a group has none."""
         with reported():
             for batch in batches:
                 for number in batch.column(0).to_pylist():

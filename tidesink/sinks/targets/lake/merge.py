@@ -4,8 +4,8 @@ A history's batch becomes a frame of changes to the stored versions of its keys,
 ``targets.modes``:
 
 =========  =================================================================================
-``_op``    the operation on the row of ``key`` =========
-=================================================================================
+``_op``    the operation on the row of ``key``
+=========  =================================================================================
 ``begin``  write the version ``after``; it may replace a mark, or the version of a read
 ``end``    end a stored version at ``_to``
 ``mark``   write the mark of a delete that ended no version; it may replace the version of a read
@@ -14,7 +14,8 @@ null       nothing: the event needs no row of its own, or is stored already
 =========  =================================================================================
 
 ``key`` is a struct of the key columns and ``FROM_COLUMN``. ``_to`` is the version's end, or null. ``_read``
-is true if the version begins with a read. ``count`` counts rows with and without an ``_op`` in one job."""
+is true if the version begins with a read. ``count`` counts rows with and without an ``_op`` in one job.
+"""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -265,7 +266,7 @@ def _sequenced_merge(
 
 
 def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """Return a query that counts the batch's rows that are not newer than those in a version (``location``)."""
+    """Return a query that counts the batch's rows that are not newer than those of a version."""
     found = " AND ".join(same_key(batch, present))
     return (
         f"SELECT count(*) AS stale FROM {location} AS {quote_identifier(TARGET)} "
@@ -556,7 +557,7 @@ def history_result(
     if counts.rows != rows:
         raise AccountingError(
             f"The commit reports {rows[0]} rows inserted, {rows[1]} updated and {rows[2]} deleted, but "
-            f"{counts.rows} are expected for a batch with {batch.upserts} writes and {batch.deletes} deletes.",
+            f"{counts.rows} were expected for {batch.upserts} writes and {batch.deletes} deletes.",
             table=str(batch.shape.table),
         )
     return counts.result(version)

@@ -1,12 +1,12 @@
-"""What the rows of a batch become in a lake's files, by the rows that the table has of their keys.
+"""Computes what a batch's rows write to a lake's files, given the table's stored rows of their keys.
 
-By ``RowRules`` a batch may need to know of stored rows before its own are written:
+Under some ``RowRules``, stored rows must be known before a batch's own rows are written:
 
-- in the source's order their position: what is not newer than the stored row leaves it alone;
-- where the source left out values, those values;
-- under ``deletes: soft`` the whole rows that are to be marked.
+- in the source's order, their position: a row that is not newer than the stored one changes nothing;
+- for values that the source omitted, the stored values;
+- under ``deletes: soft``, the whole rows that are to be marked.
 
-The law is that of ``lake.merge``'s statements. ``Split`` says which partitions rows are of.
+The rules are the same as in the statements of ``lake.merge``. ``Split`` divides rows into partitions.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ from tidesink.sinks.targets.base import (
 from tidesink.sinks.targets.lake.tables import LONGEST_FOLDER
 from tidesink.typemap.arrow import canonical_floats
 
-# In the metadata of an Arrow field: its number in a Parquet file.
+# Metadata key of an Arrow field: its field id in a Parquet file.
 FIELD_ID: Final = b"PARQUET:field_id"
 Places = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-# In a table of keys: whether the row needs values of the stored one.
+# In a table of keys: True if the row needs values of the stored row.
 NEEDS_STORED: Final = "_tidesink_needs_stored"
-# A task that would write more files of a batch at once leaves it to Spark.
+# A task leaves a batch to Spark if it would write to more partitions than this.
 MOST_PARTITIONS: Final = 1_000
-# Integers are passed over by hashes of 16 bits at least, while these fit the processor's cache: a byte each.
+# Most integers are skipped by their hash, of at least 16 bits. The hash table must fit in the processor's
+# cache.
 _FEWEST_BITS: Final = 16
 _MOST_HASHES: Final = 1 << 21
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def field_of(name: str, kind: pa.DataType, number: int | None, *, nullable: bool = True) -> pa.Field:
-    """A field with its number in Parquet files, where it has one."""
+    """Return a field with its field id in Parquet files, if it has one."""
     return pa.field(name, kind, nullable, None if number is None else {FIELD_ID: str(number).encode()})
 
 
 def sequence_type(members: Sequence[tuple[str, int | None]], element: int | None = None) -> pa.DataType:
-    """The type of ``SEQUENCE_COLUMN`` in files, whose members have these names and numbers."""
+    """Return the type of ``SEQUENCE_COLUMN`` in files, given the names and field ids of its members."""
     types = (
         pa.list_(field_of("element", pa.int64(), element)),
         pa.bool_(),
@@ -66,9 +67,11 @@ def sequence_type(members: Sequence[tuple[str, int | None]], element: int | None
 
 
 class FileColumn(NamedTuple):
-    """A column of a table's Parquet files; ``source`` is its name in the batch, whose key it may be of.
+    """A column of a table's Parquet files.
 
-    ``field_id``: None where the table has no field ids.
+    ``source``: its name in the batch.
+    ``field_id``: None if the table has no field ids.
+    ``key``: the value comes from the batch's key.
     """
 
     name: str
@@ -80,11 +83,11 @@ class FileColumn(NamedTuple):
 
     @property
     def field(self) -> pa.Field:
-        """As Arrow writes it."""
+        """The column as an Arrow field."""
         return field_of(self.name, self.type, self.field_id, nullable=not self.required)
 
     def cast(self, values: pa.Array) -> pa.Array:
-        """pa.Array as the column has them, of a narrower type or with other names within."""
+        """Convert values to the column's type, from a narrower one or a struct with other member names."""
         if not pa.types.is_struct(self.type):
             return values.cast(self.type)
         whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
@@ -93,13 +96,14 @@ class FileColumn(NamedTuple):
 
 
 class NotAsFilesError(TargetError):
-    """A batch cannot be written as files: MERGE may still take it. The message is the reason."""
+    """A batch cannot be written as files, but MERGE may still work. The message is the reason."""
 
 
 class StoredRows(NamedTuple):
-    """What a table has of a batch's keys; both tables have the key columns.
+    """The table's rows of a batch's keys. Both tables have the key columns.
 
-    ``stale``: keys whose stored row is newer. ``rows``: the stored values that the batch needs.
+    ``stale``: keys whose stored row is newer.
+    ``rows``: the stored values that the batch needs.
     """
 
     stale: pa.Table
@@ -108,9 +112,10 @@ class StoredRows(NamedTuple):
 
 @dataclass(frozen=True)
 class RowRules:
-    """How a batch's rows become rows of a table, in ``ReducedBatch``'s words.
+    """How a batch's rows become rows of a table. The settings are those of ``ReducedBatch``.
 
-    ``soft``: deletes are. ``appends``: each row is new, and nobody looks for its key.
+    ``soft``: the batch has soft deletes.
+    ``appends``: each row is new, so its key is not looked up.
     """
 
     sequenced: bool = False
@@ -122,7 +127,7 @@ class RowRules:
 
     @classmethod
     def of(cls, batch: ReducedBatch) -> RowRules:
-        """The rules of a batch. Without deletes it does not matter what they are."""
+        """Return the rules of a batch. ``soft`` is only set if the batch has deletes."""
         return cls(
             batch.sequenced,
             batch.delete_mode == "soft" and batch.deletes > 0,
@@ -133,7 +138,7 @@ class RowRules:
         )
 
     def compares(self, files: Collection[object]) -> bool:
-        """Whether stored rows, where the table has files, must be known before rows are written."""
+        """Return True if stored rows must be known before rows are written. ``files``: the table's files."""
         return bool(files) and (self.sequenced or self.soft or self.keeps)
 
     @property
@@ -143,7 +148,7 @@ class RowRules:
         return ["_op", "key", "after", *(("_seq",) if self.sequenced else ()), *kept]
 
     def stored_columns(self, columns: Sequence[FileColumn], kept: Collection[str]) -> tuple[FileColumn, ...]:
-        """Those whose stored values are needed, where rows leave out the ``kept`` ones."""
+        """Return the columns whose stored values are needed if rows omit the ``kept`` columns."""
         return tuple(
             column
             for column in columns
@@ -156,12 +161,12 @@ class RowRules:
         )
 
     def omitted(self, rows: pa.Table) -> list[str]:
-        """The columns that some row leaves out."""
+        """Return the columns that at least one row omits."""
         found: list[str] = pc.unique(pc.list_flatten(rows["_kept"])).to_pylist() if self.keeps else []
         return found
 
     def keys(self, rows: pa.Table, columns: Sequence[FileColumn]) -> tuple[pa.Table, pa.Table]:
-        """The keys to upsert and to delete, with what is compared with stored rows.
+        """Return the keys to upsert and the keys to delete, with the columns to compare stored rows by.
 
         Raises:
             TargetError: a key has no value.
@@ -181,11 +186,11 @@ class RowRules:
     def written(
         self, rows: pa.Table, columns: Sequence[FileColumn], stored: tuple[pa.Table, pa.Table] | None = None
     ) -> pa.Table:
-        """The rows that are written to files for a batch's; ``stored`` (``StoredRows``) is None for nothing.
+        """Return the rows to write to files for a batch. ``stored``: a ``StoredRows``, or None if not needed.
 
         Raises:
-            ValueNotStoredError: a row leaves out a value that the table does not have.
-            TargetError: a row has no value in a column that takes no NULL.
+            ValueNotStoredError: a row omits a value that the table does not have.
+            TargetError: a row has no value in a NOT NULL column.
         """
         at, known = np.full(rows.num_rows, -1), None if stored is None else StoredRows(*stored)
         if known is not None:
@@ -216,15 +221,16 @@ class RowRules:
         if self.keeps:
             kept &= ~_mask(rows["_after_delete"])
             marked = next((column.name for column in columns if column.source == SOFT_DELETE_COLUMN), None)
-            if stored is not None and marked in stored.column_names:  # none is where no row was found
+            if stored is not None and marked in stored.column_names:  # missing if no stored row was found
                 kept &= ~_mask(_taken(stored[marked], at))
         return _Found(rows, at, deletes, kept, stored, self)
 
 
 class _Found(NamedTuple):
-    """Rows to write; ``at`` is the number of the stored row of each, -1 for none.
+    """Rows to write, and the stored row of each.
 
-    ``kept``: the stored row is there, and was not deleted since.
+    ``at``: number of the stored row, or -1.
+    ``kept``: the stored row exists, and was not deleted in between.
     """
 
     rows: pa.Table
@@ -235,7 +241,7 @@ class _Found(NamedTuple):
     rules: RowRules
 
     def values(self, column: FileColumn) -> pa.Array:
-        """What is written to a column."""
+        """Return the values to write to a column."""
         if column.source == SOFT_DELETE_COLUMN:
             return pa.array(self.deletes)
         if column.source == SEQUENCE_COLUMN:
@@ -256,7 +262,7 @@ class _Found(NamedTuple):
         return sent
 
     def _omitted(self, name: str) -> Mask:
-        """The rows whose value of a column the source left out."""
+        """Return which rows omit the value of a column."""
         found = np.zeros(self.rows.num_rows, bool)
         if self.rules.keeps:
             names = self.rows["_kept"].combine_chunks()
@@ -265,14 +271,14 @@ class _Found(NamedTuple):
         return found
 
     def _not_stored(self, row: int) -> ValueNotStoredError:
-        """The error of a row."""
+        """Return the error of a row."""
         names = ", ".join(self.rows["_kept"][row].as_py())
         place = {name.removeprefix("_"): self.rows[name][row].as_py() for name in PLACE_COLUMNS}
         return ValueNotStoredError(NOT_STORED.format(columns=names), **place)
 
 
 def newer(ours: pa.StructArray, stored: pa.StructArray) -> Mask:
-    """Whether each position (``SEQUENCE_DDL``) is greater than the stored one; so it is than none."""
+    """Return which positions (``SEQUENCE_DDL``) are greater than the stored one, or have no stored one."""
     longest = max(_longest(ours), _longest(stored))
     order = np.zeros(len(ours), np.int8)
     for one, other in zip(_numbers(ours, longest), _numbers(stored, longest), strict=True):
@@ -286,7 +292,7 @@ def _longest(positions: pa.StructArray) -> int:
 
 
 def _numbers(positions: pa.StructArray, longest: int) -> Iterator[npt.NDArray[Any]]:
-    """The numbers that positions are compared by, one after the other: a longer list is the greater one."""
+    """Yield the numbers that positions are compared by, in order. A list is greater than its prefix."""
     source, *others = positions.flatten()
     starts, counts = source.offsets.to_numpy()[:-1], _integers(pc.list_value_length(source))
     values = _integers(source.values)
@@ -299,13 +305,13 @@ def _numbers(positions: pa.StructArray, longest: int) -> Iterator[npt.NDArray[An
 
 
 def _integers(numbers: pa.Array) -> Places:
-    """Numbers from 0 up; null is less than all."""
+    """Return numbers that are not negative, with -1 for null."""
     found: Places = pc.fill_null(numbers.cast(pa.int64()), -1).to_numpy()
     return found
 
 
 def keys_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
-    """The keys; never null, whatever the table's columns take: a null one would be found by no batch."""
+    """Return the keys. They are never null even in a nullable column: no batch would find a null key."""
     keys = [column._replace(required=True) for column in columns if column.key]
     arrays = [column.cast(pc.struct_field(rows["key"], [column.source])) for column in keys]
     for column, values in zip(keys, arrays, strict=True):
@@ -316,30 +322,30 @@ def keys_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
 def check_values(column: FileColumn, values: pa.Array) -> None:
     if column.required and values.null_count:
         raise TargetError(
-            f"a row has no value in the column {column.source}, which takes no NULL; nothing was written"
+            f"A row has no value in the column {column.source}, which is NOT NULL. Nothing was written."
         )
 
 
 def _taken(values: pa.ChunkedArray, at: Places) -> pa.ChunkedArray:
-    """The values at these places, null where there is none."""
+    """Return the values at these indexes, with null for -1."""
     return values.take(pa.array(at, mask=at < 0))
 
 
 def _mask(flags: pa.Array) -> Mask:
-    """True flags; null is false."""
+    """Return flags as a mask, with False for null."""
     found: Mask = np.asarray(pc.fill_null(flags, False), bool)
     return found
 
 
 def matched(rows: pa.Table, keys: pa.Table) -> Places:
-    """For each row the number of the key that it has, -1 for none; both have the same columns.
+    """Return for each row the number of the key that it has, or -1. Both tables have the same columns.
 
-    Columns are compared one after the other: what two columns have together becomes one number.
+    Columns are compared one by one: the values of two columns are combined into one number.
     """
     at, of = np.zeros(rows.num_rows, np.int64), np.zeros(keys.num_rows, np.int64)
     known = of[:1]
     for name in keys.column_names:
-        # Files of earlier versions may have a -0.0, or another NaN.
+        # Files of earlier versions may contain -0.0, or another NaN.
         stored, wanted = canonical_floats(rows[name]), canonical_floats(keys[name])
         values = pc.unique(wanted)
         theirs, own = codes(stored, values), codes(wanted, values)
@@ -350,14 +356,14 @@ def matched(rows: pa.Table, keys: pa.Table) -> Places:
         place = np.minimum(np.searchsorted(known, both), max(0, len(known) - 1))
         at = np.where(known[place] == both, place, -1) if len(known) else np.full(rows.num_rows, -1)
     if len(known) != keys.num_rows:
-        raise AccountingError("a batch has one key twice; nothing was written")
+        raise AccountingError("A batch has one key twice. Nothing was written.")
     number = np.empty(len(known), np.int64)
     number[of] = np.arange(len(known))
     return np.where(at >= 0, number[at], -1) if len(known) else at
 
 
 def numbered(columns: Iterable[pa.ChunkedArray], rows: int) -> Places:
-    """Numbers of rows, equal where they are equal in all columns; NULL is a value."""
+    """Number rows so that rows that are equal in all columns have the same number. NULL is a value."""
     found = np.zeros(rows, np.int64)
     for values in columns:
         encoded = pc.dictionary_encode(pa.chunked_array(values).combine_chunks(), null_encoding="encode")
@@ -367,7 +373,7 @@ def numbered(columns: Iterable[pa.ChunkedArray], rows: int) -> Places:
 
 
 def codes(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
-    """For each value its number among distinct ones, -1 for none."""
+    """Return for each value its index in ``distinct``, or -1."""
     if not _is_sparse(values, distinct):
         return _looked_up(values, distinct)
     found = np.full(len(values), -1, np.int64)
@@ -382,10 +388,10 @@ def _looked_up(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
 
 
 def _is_sparse(values: pa.ChunkedArray, distinct: pa.Array) -> bool:
-    """Whether few of many integers can be among distinct ones, so that most are passed over by their hashes.
+    """Return True if only few of many integers can be in ``distinct``, so that hashes can skip most of them.
 
-    To look a value up takes several times as long, and a small batch looks for its keys among those of all
-    rows of the table.
+    Looking a value up takes several times as long as hashing it, and a small batch searches for its keys
+    among those of all rows of the table.
     """
     fits = pa.types.is_signed_integer(values.type) or pa.types.is_timestamp(values.type)
     few = 0 < 64 * len(distinct) <= min(len(values), _MOST_HASHES)
@@ -393,7 +399,7 @@ def _is_sparse(values: pa.ChunkedArray, distinct: pa.Array) -> bool:
 
 
 def _may_be_among(values: pa.ChunkedArray, distinct: pa.Array) -> Mask:
-    """False for values that are not among the distinct ones, and for nearly no others."""
+    """Return False for values that are not in ``distinct``, except for a few that share a hash."""
     bits = max(_FEWEST_BITS, int(64 * len(distinct)).bit_length())
     taken = np.zeros(1 << bits, bool)
     taken[_hashes(distinct, bits)] = True
@@ -402,28 +408,28 @@ def _may_be_among(values: pa.ChunkedArray, distinct: pa.Array) -> Mask:
 
 
 def _hashes(values: pa.Array, bits: int) -> npt.NDArray[np.uint64]:
-    """A number of so many bits for each value: the upper ones of its product with 2^64 / phi."""
+    """Return a hash of ``bits`` bits for each value: the upper bits of its product with 2^64 / phi."""
     numbers = values.cast(pa.int64()).to_numpy().view(np.uint64)
     found: npt.NDArray[np.uint64] = (numbers * _GOLDEN) >> np.uint64(64 - bits)
     return found
 
 
-# Partitions: each new file is of one.
+# Partitions. A new file belongs to one of them.
 
 
 class Partition(NamedTuple):
-    """A partition: the folder of its files, and its values as the format's commit takes them."""
+    """A partition: the folder of its files, and its values in the form that the format's commit needs."""
 
     folder: str = ""
     values: str = ""
 
 
-# Splits rows into those of each partition, without the columns that files leave out.
+# Splits rows by partition, and drops the columns that files do not store.
 Split = Callable[[pa.Table], Iterator[tuple[Partition, pa.Table]]]
 
 
 class TooManyPartitionsError(ValueError):
-    """Rows are of more than ``MOST_PARTITIONS`` partitions."""
+    """Rows belong to more than ``MOST_PARTITIONS`` partitions."""
 
 
 def unpartitioned(rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
@@ -432,10 +438,10 @@ def unpartitioned(rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
 
 
 def grouped(rows: pa.Table, by: Sequence[pa.ChunkedArray]) -> Iterator[tuple[int, pa.Table]]:
-    """Rows that are equal in all of ``by`` (NULL is a value), with the number of the first; in their order.
+    """Yield groups of rows that are equal in all of ``by`` (NULL is a value), with their first row's number.
 
     Raises:
-        TooManyPartitionsError: before the first.
+        TooManyPartitionsError: raised before the first group.
     """
     codes = numbered(by, rows.num_rows)
     _, firsts, counts = np.unique(codes, return_index=True, return_counts=True)
@@ -450,12 +456,12 @@ def grouped(rows: pa.Table, by: Sequence[pa.ChunkedArray]) -> Iterator[tuple[int
 
 
 def folder_of(names: Iterable[str]) -> str:
-    """A path of folders; names are cut where file systems take no longer ones. No reader looks at them."""
+    """Join folder names to a path, cut to the longest name of a file system. Readers ignore the names."""
     return "/".join(name.encode()[:LONGEST_FOLDER].decode(errors="ignore") for name in names)
 
 
 def iso_text(value: pa.Scalar) -> str:
-    """A date, or a timestamp in microseconds, as ISO 8601 has it: of any year, with all six digits."""
+    """Format a date, or a timestamp in microseconds, as ISO 8601, with any year and all six digits."""
     is_date = pa.types.is_date(value.type)
     number = value.cast(pa.int32() if is_date else pa.int64()).as_py()
     text = str(np.datetime64(number, "D" if is_date else "us"))

@@ -1,9 +1,9 @@
-"""The files of a lake's table as Python tasks open them, by pyarrow: on a local disk, or in an S3 bucket.
+"""Opens the files of a lake's table in Python tasks with pyarrow, on a local disk or in an S3 bucket.
 
-Delta and Iceberg open a table's files in the JVM, by Hadoop's ``S3AFileSystem`` or Iceberg's ``S3FileIO``.
-``hadoop_storage`` and ``iceberg_storage`` take the settings from there: endpoint, region, and the
-credentials that the JVM's own providers give at this moment. What has no exact equivalent is a reason, in
-words, for leaving the table's files to Spark.
+Delta and Iceberg open a table's files in the JVM, with Hadoop's ``S3AFileSystem`` or Iceberg's ``S3FileIO``.
+``hadoop_storage`` and ``iceberg_storage`` copy their settings: endpoint, region, and the current credentials
+of the JVM's providers. If a setting has no exact equivalent, they return a reason in words, and the table's
+files are left to Spark.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 _S3A: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _SESSION: Final = "software.amazon.awssdk.auth.credentials.AwsSessionCredentials"
-# Hadoop's settings under fs.s3a. that change what is stored, or how S3 is reached, and the values under which
+# Hadoop's settings under fs.s3a. that change what is stored or how S3 is reached, with the values for which
 # pyarrow does the same.
 _HADOOP_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "encryption.algorithm": ("",),
@@ -51,7 +51,7 @@ _HADOOP_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "object.content.encoding": ("",),
     "client.s3.custom.headers": ("",),
 }
-# Iceberg's settings of its S3FileIO that a storage has, those that it need not have, and none other.
+# Settings of Iceberg's S3FileIO that are copied or can be ignored. Any other setting is a reason for Spark.
 _ICEBERG_SETTINGS: Final = frozenset(
     {
         "client.region",
@@ -67,7 +67,7 @@ _ICEBERG_SETTINGS: Final = frozenset(
         "s3.staging-dir",
     }
 )
-# What S3 answers to who may not do what was asked, or asks it of the wrong bucket: the same again later.
+# S3 error codes for missing rights or a wrong bucket. A later attempt would get the same answer.
 _FOR_GOOD: Final = frozenset(
     {
         "ACCESS_DENIED",
@@ -80,30 +80,30 @@ _FOR_GOOD: Final = frozenset(
 )
 _AWS_CODE: Final = re.compile(r"AWS Error ([A-Z_]+)")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
-# Files of a bucket that a task asks for at once: each waits for several answers.
+# Number of files that a task requests from a bucket at the same time, because each waits for several answers.
 _AT_ONCE: Final = 16
 _CONNECT_SECONDS: Final = 10.0
-# A bucket that pyarrow could not reach is tried again after this.
+# Seconds after which a bucket that pyarrow could not reach is tried again.
 _TRY_AGAIN_SECONDS: Final = 300.0
 
 
 class StorageError(TransientTargetError):
-    """Python could not read or write a file, which Spark may be able to; nothing of the batch is visible."""
+    """Python could not read or write a file, but Spark may be able to. Nothing of the batch is visible."""
 
 
 def local_path(location: str) -> Path:
-    """A file of this machine's file system, from what a table calls it. Hadoop's paths are not encoded."""
+    """Return the path of a local file from its location in the table. Hadoop's paths are not encoded."""
     return Path("/" + location.removeprefix("file:").lstrip("/"))
 
 
 def is_local(location: str) -> bool:
-    """Whether a location is in the file system of the machine."""
+    """Return True if a location is in the local file system."""
     return location.startswith(("/", "file:/"))
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """An S3 bucket, and how it is reached. Travels inside pickled tasks; its repr has no secret."""
+    """An S3 bucket and its connection settings. Sent to tasks by pickle; its repr shows no secret."""
 
     name: str
     region: str
@@ -115,14 +115,14 @@ class Bucket:
     path_style: bool = False
 
     def filesystem(self) -> pafs.FileSystem:
-        """Opened once in each process."""
+        """Return the file system. It is opened once per process."""
         return _s3_filesystem(self)
 
 
 @lru_cache(maxsize=16)
 def _s3_filesystem(bucket: Bucket) -> pafs.FileSystem:
     parts = urlsplit(bucket.endpoint or "https:")
-    # One request for a small file instead of three; older releases know it as a default of C++ alone.
+    # One request for a small file instead of three. Older releases have the option only in C++.
     delayed = {"allow_delayed_open": True} if int(pa.__version__.partition(".")[0]) >= 21 else {}
     return pafs.S3FileSystem(
         access_key=bucket.access_key,
@@ -140,26 +140,26 @@ def _s3_filesystem(bucket: Bucket) -> pafs.FileSystem:
 
 @dataclass(frozen=True)
 class Storage:
-    """Opens files of a table by their locations: of the machine's disk where there is no bucket."""
+    """Opens files of a table by their locations; on the local disk if there is no bucket."""
 
     bucket: Bucket | None = None
 
     def holds(self, location: str) -> bool:
-        """Whether a file is here."""
+        """Return True if this storage can open a location."""
         if self.bucket is None:
             return is_local(location)
         scheme, _, path = location.partition("://")
-        # S3A leaves out empty parts of a key, which pyarrow refuses.
+        # S3A drops empty parts of a key, but pyarrow refuses them.
         return scheme in S3_SCHEMES and path.startswith(f"{self.bucket.name}/") and "//" not in path
 
     @contextmanager
     def reading(self, location: str) -> Iterator[pa.NativeFile]:
-        """Open a file that is there.
+        """Open an existing file.
 
         Raises:
-            TargetError: S3 does not let it be read.
-            TransientTargetError: it is not there.
-            StorageError: it cannot be read now.
+            TargetError: S3 refuses access to it.
+            TransientTargetError: it does not exist.
+            StorageError: it cannot be read for now.
         """
         if self.bucket is None:
             with pa.memory_map(str(local_path(location))) as file:
@@ -170,7 +170,12 @@ class Storage:
 
     @contextmanager
     def writing(self, location: str) -> Iterator[pa.NativeFile]:
-        """Open a new file; in a bucket it is there, as a whole, when it is closed. Raises as ``reading``."""
+        """Open a new file. In a bucket it appears, complete, when it is closed.
+
+        Raises:
+            TargetError: S3 refuses access to it.
+            StorageError: it cannot be written for now.
+        """
         if self.bucket is None:
             local = local_path(location)
             local.parent.mkdir(parents=True, exist_ok=True)
@@ -181,16 +186,16 @@ class Storage:
                 yield file
 
     def each(self, function: Callable[[T], R], files: Sequence[T]) -> list[R]:
-        """What a function gives for each file, in their order; several at once where answers take long."""
+        """Return a function's result for each file, in order. Files of a bucket are processed in parallel."""
         if self.bucket is None or len(files) < 2:
             return [function(file) for file in files]
         with ThreadPoolExecutor(min(_AT_ONCE, len(files))) as pool:
             return [*pool.map(function, files)]
 
     def reason_unreachable(self, location: str) -> str | None:
-        """Why Python does not reach the bucket, as a folder in it shows; None where it does.
+        """Return why Python cannot reach the bucket, tested with a folder in it; None if it can.
 
-        Looked at once, and again some minutes after a failure.
+        Tested once, and again some minutes after a failure.
         """
         if self.bucket is None:
             return None
@@ -200,11 +205,11 @@ class Storage:
                 self.bucket.filesystem().get_file_info(_key(location))
                 reason = self._remember(None)
             except (OSError, ValueError) as exc:
-                reason = self._remember(f"Python does not reach {location} ({_code(exc)})")
+                reason = self._remember(f"Python cannot reach {location} ({_code(exc)})")
         return reason
 
     def leave(self, error: StorageError) -> str:
-        """Leave the files of the bucket to Spark for some minutes; the reason."""
+        """Leave the bucket's files to Spark for some minutes, and return the reason."""
         return str(self._remember(error.message))
 
     def _remember(self, reason: str | None) -> str | None:
@@ -214,43 +219,45 @@ class Storage:
 
 
 LOCAL: Final = Storage()
-# By bucket: when it was tried last, and why it was not reached.
+# Bucket -> time of the last attempt, and why it was not reached.
 _reached: dict[str, tuple[float, str | None]] = {}
 
 
 def _key(location: str) -> str:
-    """``bucket/key`` of a URL, whose characters are not encoded."""
+    """Return ``bucket/key`` of a URL. Its characters are not encoded."""
     return location.partition("://")[2]
 
 
 def _code(exc: Exception) -> str:
-    """S3's code in an error of pyarrow, which has no class for each; its text may hold anything."""
+    """Return S3's code in a pyarrow error, which has no class for it. Its text may contain secrets."""
     found = _AWS_CODE.search(str(exc))
     return f"S3 says {found[1]}" if found else type(exc).__name__
 
 
 @contextmanager
 def _reported(location: str) -> Iterator[None]:
-    """Raise pyarrow's errors as ``Storage.reading`` says."""
+    """Raise pyarrow's errors as those of ``Storage.reading``."""
     try:
         yield
     except FileNotFoundError:
-        raise TransientTargetError(f"{location} is not there: another program may have removed it") from None
+        raise TransientTargetError(
+            f"{location} does not exist. Another program may have removed it."
+        ) from None
     except OSError as exc:
         found = _AWS_CODE.search(str(exc))
         if found and found[1] in _FOR_GOOD:
             raise TargetError(
-                f"{location} cannot be used from Python ({_code(exc)}): may the worker's credentials read "
-                "and write there?"
+                f"{location} cannot be used from Python ({_code(exc)}). Check that the worker's credentials "
+                "may read and write there."
             ) from None
         raise StorageError(f"{location} cannot be used from Python now ({_code(exc)})") from None
 
 
-# What the JVM has. Each gives the storage, or the reason why Spark alone reads and writes the files.
+# Settings from the JVM. Each function returns the storage, or the reason why only Spark can open the files.
 
 
 def hadoop_storage(location: str, configuration: Any, jvm: Any) -> Storage | str:
-    """As Hadoop opens a location by its configuration (Java's ``Configuration``)."""
+    """Return the storage with which Hadoop opens a location by its Java ``Configuration``, or a reason."""
     hadoop = jvm.org.apache.hadoop.fs
     named = _SCHEME.match(location)
     scheme = named[1] if named else str(hadoop.FileSystem.getDefaultUri(configuration).getScheme())
@@ -268,7 +275,7 @@ def _s3a_storage(location: str, filesystem: Any) -> Storage | str:
     kind = str(filesystem.getClass().getName())
     if kind != _S3A:
         return f"only Spark reads and writes files by {kind}: {location}"
-    # With the settings of fs.s3a.bucket.NAME in the place of the general ones.
+    # Includes the settings of fs.s3a.bucket.NAME, which replace the general ones.
     settings = filesystem.getConf()
     for name, allowed in _HADOOP_SETTINGS.items():
         value = str(settings.getTrimmed(f"fs.s3a.{name}", ""))
@@ -302,7 +309,7 @@ _regions: dict[str, str | None] = {}
 
 
 def _region_of(filesystem: Any, internals: Any) -> str | None:
-    """The region that a bucket of AWS's is in, to which the JVM's client goes by itself; None: not said."""
+    """Return the region of an AWS bucket, which the JVM's client finds by itself; None if AWS omits it."""
     name = str(filesystem.getUri().getHost())
     if name not in _regions:
         _regions[name] = internals.getBucketMetadata().bucketRegion()
@@ -310,7 +317,7 @@ def _region_of(filesystem: Any, internals: Any) -> str | None:
 
 
 def iceberg_storage(location: str, properties: Mapping[str, str]) -> Storage | str:
-    """As Iceberg's ``S3FileIO`` with these properties opens a location."""
+    """Return the storage with which Iceberg's ``S3FileIO`` opens a location, or a reason."""
     unknown = sorted(
         name for name in properties if name.startswith(("s3.", "client.")) and name not in _ICEBERG_SETTINGS
     )

@@ -1,4 +1,4 @@
-"""What Delta and Iceberg share: locations, statements, and a Spark session for each table."""
+"""Shared parts of Delta and Iceberg: locations, statements, and a Spark session for each table."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ if TYPE_CHECKING:
     from tidesink.sinks.targets.base import ReducedBatch
 
 
-# In bytes, in the file systems of Linux, Hadoop and Azure.
+# In bytes. The limit of the file systems of Linux, Hadoop and Azure.
 LONGEST_FOLDER: Final = 255
-# Linux, HDFS, and the databases of catalogs. Java's local files say no more than that there is no folder:
-# the last two are Delta's and Hadoop's words for that.
+# Errors of Linux, HDFS, and the databases of catalogs. Java's local file system reports only that the folder
+# is missing: the last two alternatives are the words of Delta and Hadoop for that.
 _TOO_LONG: Final = re.compile(
     r"name (is )?too long|NAMETOOLONG|ComponentTooLong|too long for (type|column)"
     r"|Cannot create file:/|Mkdirs failed to create",
     re.IGNORECASE,
 )
-_REMEDY: Final = "give {} a directory that the worker's user may write to, or make it one"
+_REMEDY: Final = "Set {} to a directory that the worker's user may write to, or create it."
 
 
 def table_path(root: str, template: str, table: TableId) -> str:
-    """The path of a table: ``template`` under ``root``, with ``{schema}`` and ``{table}`` filled in."""
+    """Return the path of a table: ``template`` under ``root`` with ``{schema}`` and ``{table}`` filled."""
     place = template.format(schema=path_segment(table.schema), table=path_segment(table.name))
     return f"{root.rstrip('/')}/{place}"
 
 
 def table_names(template: str, table: TableId) -> tuple[str, ...]:
-    """The levels of a table's name: ``template``, split at its dots, with its placeholders filled in.
+    """Return the levels of a table's name: ``template`` split at its dots, with placeholders filled in.
 
-    Names are encoded as path segments, dots too, since catalogs make folders of them, and join them by dots.
+    Names are encoded as path segments, and their dots too, because catalogs use them as folder names and join
+    them with dots.
     """
     schema, name = (path_segment(part).replace(".", "~2e") for part in table)
     return tuple(level.format(schema=schema, table=name) for level in template.split("."))
@@ -53,9 +54,9 @@ def table_names(template: str, table: TableId) -> tuple[str, ...]:
 
 @contextmanager
 def long_names_refused(names: Iterable[str], table: TableId) -> Iterator[None]:
-    """Where a table cannot be opened since a folder of its place has a name too long, say so.
+    """Report a folder name that is too long, if that is why a table cannot be opened.
 
-    Only where the cause says it: object stores have folders of any length, and what fails there may pass.
+    Other errors pass through: object stores allow folders of any length, and their errors may be temporary.
 
     Raises:
         SchemaRefusedError: names the folder.
@@ -70,21 +71,21 @@ def long_names_refused(names: Iterable[str], table: TableId) -> Iterator[None]:
         if sizes[name] <= LONGEST_FOLDER or not _TOO_LONG.search(said(error)):
             raise
         raise SchemaRefusedError(
-            f"the table cannot be made: the name of its folder {name!r} has {sizes[name]} bytes, and "
-            f"{LONGEST_FOLDER} are the most that a file system takes. Rename it at the source, or "
-            "give target.table a shorter template",
+            f"The table cannot be created: the name of its folder {name!r} has {sizes[name]} bytes, but "
+            f"at most {LONGEST_FOLDER} are possible in a file system. Rename the table at the source, or set "
+            "target.table to a shorter template.",
             table=str(table),
         ) from error
 
 
 def try_path(path: str, *, setting: str = "target.path") -> str:
-    """What became of listing and writing under a lake's path.
+    """List and write under a lake's path, and return the result as text.
 
-    A file without a name is written where the path is, or in the nearest directory above it that is
-    there: it is gone when it is closed. Other file systems are Spark's to open, with the worker's jars.
+    An unnamed file is written in the path, or in its nearest existing parent directory. It disappears when it
+    is closed. Paths in other file systems are not tried: only Spark, with the worker's jars, can open them.
 
     Raises:
-        ConfigError: it cannot be listed or written to, with the system's reason.
+        ConfigError: the path cannot be listed or written to; names the system's reason.
     """
     scheme = "file" if path.startswith("file:") else scheme_of(path)
     if scheme not in ("", "file"):
@@ -97,17 +98,18 @@ def try_path(path: str, *, setting: str = "target.path") -> str:
             file.write(b"tidesink")
     except OSError as error:
         raise ConfigError(
-            f"{setting} {root} cannot be used ({error.strerror}): {_REMEDY.format(setting)}"
+            f"{setting} {root} cannot be used ({error.strerror}). {_REMEDY.format(setting)}"
         ) from error
     if there != root:
-        return f"{root} is made by the first batch: {there} can be written to"
+        return f"{root} is created by the first batch: {there} can be written to"
     return f"{root} can be written to, and holds {tables} directories"
 
 
 def try_path_of(session: SparkSession, path: str, *, setting: str = "target.path") -> None:
-    """As ``try_path``, when a worker starts: nothing if Spark takes the path for one of another file system.
+    """Run ``try_path`` when a worker starts, unless Spark opens the path in another file system.
 
-    Raises: as ``try_path``.
+    Raises:
+        ConfigError: the path cannot be listed or written to; names the system's reason.
     """
     java: Any = session.sparkContext._jsc
     usual = str(java.hadoopConfiguration().get("fs.defaultFS") or "file:")
@@ -127,7 +129,7 @@ def create_statement(
     properties: Mapping[str, str],
     soft_deletes: bool,
 ) -> str:
-    """The CREATE TABLE of a shape; ``location`` is the quoted table."""
+    """Return the CREATE TABLE of a shape; ``location`` is the quoted table."""
     columns = [column_words(column) for column in shape.columns]
     if soft_deletes:
         columns.append(soft_delete_column())
@@ -140,10 +142,10 @@ def create_statement(
 
 
 def check_names(shape: TableShape, present: Iterable[str] = ()) -> None:
-    """Refuse columns that a source tells apart and Spark does not; ``present`` are those at the target.
+    """Refuse columns that the source distinguishes, but Spark does not. ``present``: the target's columns.
 
     Raises:
-        SchemaRefusedError: Spark would read one of them for the other, or for neither.
+        SchemaRefusedError: Spark would confuse two of the columns.
     """
     there, columns = tuple(present), tuple(column.name for column in shape.columns)
     fold = folding(there, columns)
@@ -155,45 +157,46 @@ def check_names(shape: TableShape, present: Iterable[str] = ()) -> None:
         other = found.setdefault(_spark_name(name), name)
         if other != name:
             raise SchemaRefusedError(
-                f"Spark takes the columns {other} and {name} for one, since their characters have the same "
-                "upper case: leave one out (except_column_list), or give it another name at the target "
-                "(rename)",
+                f"The columns {other} and {name} have the same upper case, so they are the same column in "
+                "Spark. Exclude one of them (`except_column_list`), or give it another name at the target "
+                "(`rename`).",
                 table=str(shape.table),
                 column=name,
             )
 
 
 def _spark_name(name: str) -> str:
-    """A name as Spark compares it: by Java's ``equalsIgnoreCase``, each character in upper, then lower case.
+    """Return a name as Spark compares it, with Java's ``equalsIgnoreCase``: each character upper, then lower.
 
-    TiDB's lower case alone keeps apart what has one upper case: ς and σ, ı and i, ſ and s, µ and μ.
+    TiDB compares only lower case, and so distinguishes characters with one upper case: ς and σ, ı and i, ſ
+    and s, µ and μ.
     """
     if name.isascii():
         return name.lower()
-    # Java leaves a character alone whose upper case is more than one.
+    # Java does not change a character whose upper case has several characters.
     upper = (raised if len(raised := character.upper()) == 1 else character for character in name)
     return fold_name("".join(upper))
 
 
 def soft_delete_statement(location: str) -> str:
-    """Adds the column that marks deleted rows; NULL in old rows reads as not deleted."""
+    """Return the statement that adds the soft-delete column. NULL in old rows means not deleted."""
     return f"ALTER TABLE {location} ADD COLUMNS ({soft_delete_column()})"
 
 
 def soft_delete_column() -> str:
-    """The column that marks deleted rows, as a statement spells it."""
+    """Return the definition of the soft-delete column."""
     return f"{quote_identifier(SOFT_DELETE_COLUMN)} boolean COMMENT {quote_text(SOFT_DELETE_COMMENT)}"
 
 
 def column_words(column: ShapeColumn) -> str:
-    """A column as a statement spells it."""
-    # A key is never null: a row without one would be inserted again by every batch.
+    """Return the definition of a column."""
+    # A key is never null: a row with a null key would be inserted again by every batch.
     null = " NOT NULL" if column.key else ""
     return f"{quote_identifier(column.name)} {column.spark}{null} COMMENT {quote_text(column.comment)}"
 
 
 def literal(text: str, ddl: str) -> str:
-    """A SQL expression of Spark type ``ddl`` from a value's literal text."""
+    """Return a SQL expression of Spark type ``ddl`` from a value's literal text."""
     if ddl == "binary":
         return f"unhex({quote_text(text)})"
     return quote_text(text) if ddl == "string" else f"CAST({quote_text(text)} AS {ddl})"
@@ -204,19 +207,19 @@ _VERSION: Final = "spark.databricks.delta.write.txnVersion"
 
 # Measured in docs/adr/0006-delta-small-batches.md.
 SESSION_SETTINGS: Final[Mapping[str, str]] = {
-    # A snapshot's state is computed again for each version: 50 partitions cost more than they save.
+    # A snapshot's state is computed again for each version. 50 partitions cost more than they save.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # The batch is persisted by whoever made it: a second copy would only cost.
+    # The batch is persisted by its creator. A second copy would only add cost.
     "spark.databricks.delta.merge.materializeCachedSource": "false",
-    # delta_compaction packs what is below 64 MiB into files of up to 128 MiB.
+    # delta_compaction packs files below 64 MiB into files of up to 128 MiB.
     "spark.databricks.delta.optimize.minFileSize": "67108864",
     "spark.databricks.delta.optimize.maxFileSize": "134217728",
     "spark.databricks.delta.autoCompact.enabled": "false",
-    # A commit's checksum lists the table's files up to so many (1 to 2 KB each): a batch that is written as
-    # files is planned from it, without a Spark job.
+    # A commit's checksum lists the table's files up to this number (1 to 2 KB each). A batch that is written
+    # as files is planned from it, without a Spark job.
     "spark.databricks.delta.allFilesInCrc.thresholdNumFiles": "500",
 }
-# Up to this many rows a batch is shuffled into one partition: fewer tasks, and one new file.
+# A batch of up to this many rows is shuffled into one partition: fewer tasks, and only one new file.
 SMALL_BATCH: Final = 10_000
 _ARROW_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _MATERIALIZE: Final = "spark.databricks.delta.merge.materializeSource"
@@ -226,7 +229,7 @@ _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 
 def open_session(spark: SparkSession, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A new session beside ``spark``: the settings of its context, ours, and then ``settings``."""
+    """Open a new session with the context's settings, then ours, then ``settings``."""
     session = spark.newSession()
     _know_settings(session)
     for name, value in {**SESSION_SETTINGS, **(settings or {})}.items():
@@ -236,9 +239,9 @@ def open_session(spark: SparkSession, settings: Mapping[str, str] | None = None)
 
 @contextmanager
 def transaction(session: SparkSession, application: str, version: int) -> Iterator[None]:
-    """Delta writes of ``session`` carry a transaction version while this holds.
+    """Give Delta writes of ``session`` a transaction version inside the block.
 
-    Delta skips, without a word, a write whose version is not above the one stored.
+    Delta silently skips a write whose version is not above the stored one.
     """
     session.conf.set(_APPLICATION, application)
     session.conf.set(_VERSION, str(version))
@@ -251,7 +254,7 @@ def transaction(session: SparkSession, application: str, version: int) -> Iterat
 
 @contextmanager
 def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
-    """Shuffles of ``session`` have as many partitions as ``rows`` are worth while this holds."""
+    """Set the number of shuffle partitions of ``session`` for a batch of ``rows`` rows, inside the block."""
     usual = session.conf.get(_PARTITIONS) or "200"
     if rows <= SMALL_BATCH:
         session.conf.set(_PARTITIONS, "1")
@@ -263,18 +266,18 @@ def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
 
 @contextmanager
 def source_of(session: SparkSession, batch: ReducedBatch) -> Iterator[None]:
-    """A MERGE of ``session`` reads a checkpointed batch as it is while this holds, without a copy of its own.
+    """Let a MERGE of ``session`` read a checkpointed batch without copying it, inside the block.
 
-    Delta copies the source of a MERGE, since its two reads of it must find the same rows. Those of a
-    checkpoint do: its payloads are stored blocks, which Spark never computes again, and to unpack them
-    depends on nothing else. Blocks that are lost with an executor fail the statement before its commit; the
-    batch is then tried again from Kafka.
+    Delta copies the source of a MERGE, because its two reads must return the same rows. A checkpoint
+    guarantees that: its payloads are stored blocks, which Spark never computes again, and unpacking them
+    depends on nothing else. If blocks are lost with an executor, the statement fails before its commit, and
+    the batch is tried again from Kafka.
     """
     large = batch.upserts + batch.deletes > SMALL_BATCH
     settings = {_MATERIALIZE: "none"} if batch.checkpointed else {}
     if batch.checkpointed and large:
-        # Spark takes a checkpoint for as small as the numbers of ranges it was made of, and would broadcast
-        # it. What it measures while the statement runs is right.
+        # Spark estimates a checkpoint's size from the range numbers it was computed from, and would broadcast
+        # it. The size that it measures while the statement runs is right.
         settings |= {_BROADCAST: "-1", _MEASURED_BROADCAST: "10MB"}
     usual = {name: session.conf.get(name, None) for name in settings}
     for name, value in settings.items():
@@ -291,7 +294,7 @@ def source_of(session: SparkSession, batch: ReducedBatch) -> Iterator[None]:
 
 @contextmanager
 def arrow_batches_of_rows(session: SparkSession) -> Iterator[None]:
-    """Python's tasks get rows of ``session`` by the thousand while this holds, not as few as payloads."""
+    """Pass rows of ``session`` to Python tasks by the thousand inside the block, not as few as payloads."""
     usual = session.conf.get(_ARROW_ROWS)
     session.conf.set(_ARROW_ROWS, "10000")
     try:
@@ -301,10 +304,10 @@ def arrow_batches_of_rows(session: SparkSession) -> Iterator[None]:
 
 
 def _know_settings(session: SparkSession) -> None:
-    """Have Delta's settings registered, all of them; a thread that does so already is waited for.
+    """Register all of Delta's settings. Waits for another thread that is doing so.
 
-    Spark refuses to set one that it knows of and that is not among SQL's yet (CANNOT_MODIFY_CONFIG): as they
-    are for a moment when another table's thread is the first to use Delta.
+    Spark refuses to set a setting that it knows but has not yet registered for SQL (CANNOT_MODIFY_CONFIG).
+    That happens briefly while another table's thread is the first to use Delta.
     """
     jvm: Any = session._jvm
     getattr(getattr(jvm.org.apache.spark.sql.delta.sources, "DeltaSQLConf$"), "MODULE$")

@@ -4,7 +4,8 @@ The rules are those of ``targets.modes``, which ``lake.merge`` implements on fra
 with the first event of its key after its beginning. A version that begins with a read is removed by any
 earlier event. Nothing else affects a stored version, so the tasks that locate it can decide this
 (``Events``). The outcome of events, reads and marks of deletes depends on all stored rows next to them
-(``changes``)."""
+(``changes``).
+"""
 
 from __future__ import annotations
 

@@ -270,7 +270,8 @@ class MysqlDialect:
         """Return SQL that reads a column as text.
 
         A FLOAT is read as a double, because its text has only six digits. All texts get the same collation,
-        because a UNION refuses different ones."""
+        because a UNION refuses different ones.
+        """
         kind = found.partition("(")[0]
         if kind in _BYTES or kind in ("binary", "tinyblob"):
             return f"HEX({column})"

@@ -174,7 +174,8 @@ class SqlReader(TableReader):
         """Return the query of the applied rows; ``texts`` are the select items of the table's own rows.
 
         Checks for gathered changes each time, because a worker may have started to use cuts. Everything
-        applied before the check is included in a later read."""
+        applied before the check is included in a later read.
+        """
         conditions, more = self._living(), ""
         with self._connections.transaction(self._table, writes=False) as cursor:
             gathers = self._gathered.look(cursor)

@@ -577,7 +577,8 @@ class SqlTable:
 
         The ledger's row is locked. If nothing was ever applied, the side table's rows belong to an earlier
         table of this name and are deleted. If the side table is missing, the last cut does not include the
-        table."""
+        table.
+        """
         if self._gathers:
             with self._changer(cursor) as changing:
                 if entry.progress is None or not self._gathered.look(changing):

@@ -145,7 +145,8 @@ class LedgerEntry:
         """Return a hash of a batch's boundaries, for idempotency keys.
 
         It is the same if the batch is sent again. It differs if a batch with the same number ends at other
-        offsets, because more records had arrived and its rows may be newer than those sent before."""
+        offsets, because more records had arrived and its rows may be newer than those sent before.
+        """
         ends = [
             [
                 name,
@@ -164,7 +165,8 @@ class Stamp:
     A batch that is sent again after a restart has another epoch, but its messages have the same keys. A batch
     cut at other offsets has other keys, because its rows may be newer even if they look the same. So has a
     batch whose number is used again after the store was lost (``LedgerEntry.follows``), because batches in
-    between may be older."""
+    between may be older.
+    """
 
     pipeline: str
     table: TableId
