@@ -1,4 +1,4 @@
-"""What is written to a Delta table besides a plain merge: statements of a session, histories, shards."""
+"""Writes to a Delta table other than a plain merge: emptying, histories, shards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def empty_table(
     version: int,
     text: str,
 ) -> None:
-    """Empty a table, or a shard of it. Where no row lives Delta would commit nothing, and no progress."""
+    """Empty a table or a shard. If no row is current, write a marker: Delta would commit no progress."""
     if session.table(location).where(living_rows(batch)).isEmpty():
         log.commit_marker(application, version, text)
         return
@@ -51,17 +51,17 @@ def check_stale(
     present: Mapping[str, str],
     result: ApplyResult,
 ) -> None:
-    """Count the rows a merge left alone by another way: in the version before it, they were not newer.
+    """Count a merge's skipped rows in another way: in the previous version, they must not be newer.
 
     Raises:
-        AccountingError: rows were left alone that are newer than what was stored.
+        AccountingError: the merge skipped rows that are newer than the stored rows.
     """
     before = f"{location} VERSION AS OF {int(result.version) - 1}"
     (found,) = session.sql(stale_statement(before, view, batch, present)).collect()
     if found["stale"] != result.stale:
         raise AccountingError(
-            f"the merge left {result.stale} rows alone, and {found['stale']} were not newer than what is "
-            "stored",
+            f"The merge skipped {result.stale} rows, but {found['stale']} were not newer than the stored "
+            "rows.",
             table=str(batch.shape.source),
         )
 
@@ -79,7 +79,7 @@ def commit_versions(
     progress: Progress,
     text: Callable[[Mapping[str, int]], str],
 ) -> None:
-    """Merge a batch of versions; ``text`` gives the commit's words, with the counts in them."""
+    """Merge a batch of versions. ``text``: returns the commit's metadata, which includes the counts."""
     # A table without files has nothing to compare with.
     empty = log.file_count() == 0
     with (
@@ -101,19 +101,19 @@ def commit_versions(
 
 
 def result_of(entry: Entry, batch: ReducedBatch) -> ApplyResult:
-    """What a commit of ours did to a history.
+    """Return the result of our commit to a history.
 
     Raises:
-        AccountingError: its own metrics say otherwise than the counts it was made with.
-        ProgressError: it carries no counts, and is no commit of a history.
+        AccountingError: the commit's own metrics differ from the expected counts.
+        ProgressError: the commit has no counts, so it is not a history's commit.
     """
     commit = entry.commit
     if entry.counts is None:
         if batch.empty:
             return ApplyResult(0, 0, 0, 0, str(commit.version))
         raise ProgressError(
-            f"version {commit.version} carries no counts of a history: remove the table, and let the worker "
-            "load it again",
+            f"Version {commit.version} has no counts of a history. Remove the table, and let the worker load "
+            "it again.",
             table=str(batch.shape.table),
         )
     rows = {
@@ -134,20 +134,20 @@ class DeltaShard:
         self._known: tuple[str, ...] | None = None
 
     def claimed(self, entry: Entry, present: Iterable[str]) -> None:
-        """Know which columns the rows have; of a commit that was cleaned away: those the table has."""
+        """Remember which columns the rows have. If the commit was cleaned up, assume those of the table."""
         known = tuple(map(fold_name, present)) if entry.known is None else entry.known
         self._known = known if entry.progress else None
 
     def written(self, shape: TableShape) -> tuple[str, ...]:
-        """The columns that the rows have with a batch of a shape; never fewer than before."""
+        """Return the columns of the rows after a batch of a shape. They never become fewer."""
         self._known = known_after(self._known or (), shape) or ()
         return self._known
 
     def plan(self, shape: TableShape, present: Mapping[str, str]) -> Evolution:
-        """What the columns lack.
+        """Plan the column changes that a shape needs.
 
         Raises:
-            SchemaRefusedError: no type holds the values of all shards; names the others.
+            SchemaRefusedError: a column cannot hold the values of all shards; names the other shards.
         """
         try:
             return plan_evolution(present, shape)
@@ -156,13 +156,13 @@ class DeltaShard:
             raise also_of(exc, self._ledger.path, others) if others else exc from None
 
     def grows(self, shape: TableShape) -> bool:
-        """Whether the rows lack columns of a shape, whatever the table has."""
+        """Return True if the rows lack columns of a shape, even if the table has them."""
         return bool(new_columns(shape, self._known))
 
     def grow(
         self, location: str, shape: TableShape, plan: Evolution, *, epoch: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Carry out a plan, and give our rows the defaults of what is new to them; those, and warnings."""
+        """Apply a plan, and fill defaults of new columns into our rows. Returns them, and warnings."""
         schema.widen_columns(self._session, self._log, location, plan)
         schema.add_columns(self._session, self._log, location, plan)
         defaults, warnings = default_texts(new_columns(shape, self._known), shape)

@@ -1,7 +1,7 @@
 """Iceberg's marks of deleted rows, for the tasks that read and write them.
 
-A table of format 2 has files of positions. One of format 3 has deletion vectors in Puffin files, at most one
-for a data file, and the files of positions that it had before it was upgraded.
+A table of format 2 has position files. A table of format 3 has deletion vectors in Puffin files, at most one
+for each data file, and the position files from before its upgrade.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidesink.sinks.targets.lake.rows import FIELD_ID, FileColumn, Partition, Pl
 from tidesink.sinks.targets.lake.storage import Storage
 from tidesink.sinks.targets.lake.vectors import array_positions, framed_vector, read_vector
 
-# The columns of a file of positions, with the field ids that Iceberg reserves for them.
+# The columns of a position file, with the field ids that Iceberg reserves for them.
 POSITIONS: Final = pa.schema(
     [
         pa.field("file_path", pa.string(), nullable=False, metadata={FIELD_ID: b"2147483546"}),
@@ -30,7 +30,7 @@ POSITIONS: Final = pa.schema(
     ]
 )
 _PUFFIN: Final = b"PFA1"
-# A vector in a Puffin file's footer: of the positions of rows; the snapshot is that which adds the file.
+# Footer entry of a vector of row positions in a Puffin file. -1 stands for the snapshot that adds the file.
 _BLOB: Final = {
     "type": "deletion-vector-v1",
     "fields": [2_147_483_645],
@@ -40,7 +40,7 @@ _BLOB: Final = {
 
 
 class Vector(NamedTuple):
-    """A deletion vector in a Puffin file, which hides so many rows; JSON of it is in ``DataFile.deletes``."""
+    """A deletion vector in a Puffin file that hides ``rows`` rows. ``DataFile.deletes`` has it as JSON."""
 
     path: str
     offset: int
@@ -50,10 +50,10 @@ class Vector(NamedTuple):
 
 @dataclass(frozen=True)
 class PositionFiles:
-    """Marks of format 2: files of positions; columns are known by field id.
+    """Marks of format 2: position files. Columns are found by field id.
 
-    ``partitioned``: by the number of a partition spec, the field id of a column that its partitions have as
-    it is. A file that another program took over need not have it.
+    ``partitioned``: pairs of a partition spec's id and the field id of a column by whose own values it
+        partitions. A file that was imported by another program need not have the column.
     """
 
     files: NewFiles
@@ -61,18 +61,19 @@ class PositionFiles:
 
     @property
     def storage(self) -> Storage:
-        """That of new files: a file elsewhere is not looked into."""
+        """The storage of new files. Files elsewhere are not read."""
         return self.files.storage
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
-        """By its field id."""
+        """Return a column's name by its field id."""
         number = str(column.field_id).encode()
         return next((f.name for f in schema if (f.metadata or {}).get(FIELD_ID) == number), None)
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """As ``Marks`` says.
+        """Return the deleted rows of files.
 
-        A file's positions are those of its own ``deletes``: others may name its path, and be older than it.
+        Only the position files in a file's own ``deletes`` apply to it: others may name its path, but be
+        older.
         """
         pairs = zip(starts, files, strict=False)
         each = [(start, file, one) for start, file in pairs for one in file.deletes]
@@ -83,7 +84,7 @@ class PositionFiles:
         return np.concatenate([np.empty(0, np.int64), *found])
 
     def _deleted_by(self, files: Sequence[DataFile], starts: Places, deletes: str) -> Places:
-        """The rows that one file of positions deletes."""
+        """Return the rows that one position file deletes."""
         paths = pa.array([one.path if deletes in one.deletes else None for one in files], pa.string())
         found = [np.empty(0, np.int64)]
         with (
@@ -98,17 +99,17 @@ class PositionFiles:
         return np.concatenate(found)
 
     def _hidden(self, place: tuple[int, DataFile, str]) -> Places:
-        """The rows that the vector of a file hides; the file's rows are counted from a number on."""
+        """Return the rows that a file's vector hides, numbered from the file's start."""
         start, file, text = place
         vector = Vector(*json.loads(text))
         data = read_vector(self.storage, vector.path, vector.offset, vector.size, of=file.path)
         return start + array_positions(data, vector.rows, of=file.path)
 
     def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
-        """None: a column that a file lacks came later.
+        """Return None, because a column that a file lacks was added later.
 
         Raises:
-            FileRefusedError: its value may be that of the partition.
+            FileRefusedError: the column's value may be the partition's.
         """
         spec = json.loads(file.partition.values or "[0]")[0]
         if (spec, column.field_id) in self.partitioned and not column.key:
@@ -116,7 +117,7 @@ class PositionFiles:
         return None
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
-        """A file of positions for each partition, sorted by file and position."""
+        """Write a position file for each partition, sorted by file and position."""
         positions = dict[Partition, list[pa.Table]]()
         for file, at in (one for some in marked for one in some.by_file()):
             table = pa.table([pa.array([file.path] * len(at)), pa.array(at)], schema=POSITIONS)
@@ -127,12 +128,13 @@ class PositionFiles:
 
 @dataclass(frozen=True)
 class VectorFiles(PositionFiles):
-    """Marks of format 3: deletion vectors, and what is there of format 2."""
+    """Marks of format 3: deletion vectors, and position files that remain from format 2."""
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
-        """One file of the vectors of all data files that have rows marked, each with what it hid before.
+        """Write one file with the vectors of all changed data files, each with the rows it hid before.
 
-        The line's ``details`` say each vector's data file and place, its rows, and how many of them are new.
+        The line's ``details`` list each vector's data file and location, its rows, and how many of them are
+        new.
         """
         whole, blobs, vectors = bytearray(_PUFFIN), list[dict[str, Any]](), list[dict[str, Any]]()
         for some in marked:
@@ -153,12 +155,12 @@ class VectorFiles(PositionFiles):
         yield WrittenFile(path, len(whole), count, details=json.dumps(vectors))
 
     def _with_hidden(self, marked: MarkedRows, touched: Collection[DataFile]) -> MarkedRows:
-        """Marked rows, and those of the same files that are deleted already."""
+        """Return marked rows together with the rows of the same files that are deleted already."""
         at = [number for number, file in enumerate(marked.files) if file in touched]
         hidden = self.deleted([marked.files[number] for number in at], marked.starts[at])
         return marked._replace(rows=np.union1d(marked.rows, hidden))
 
 
 def _is_vector(deletes: str) -> bool:
-    """A path begins with a slash or a scheme."""
+    """Return True for a vector's JSON. A path begins with a slash or a scheme."""
     return deletes.startswith("[")

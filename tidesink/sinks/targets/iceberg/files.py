@@ -1,6 +1,6 @@
-"""A batch into an Iceberg table without MERGE: new files, positions of the rows they replace, one snapshot.
+"""Writes a batch to an Iceberg table without MERGE: new files, positions of replaced rows, one snapshot.
 
-``FileWriter.plan`` says which batches of which tables are merged instead, and why
+``FileWriter.plan`` decides which batches are merged instead, and returns the reason
 (docs/adr/0030-lakes-without-merge.md).
 """
 
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Properties of a table, and their values under which a batch is written as files.
+# Table properties, and the values that allow batches to be written as files.
 FILE_PROPERTIES: Final[Mapping[str, tuple[str, ...]]] = {
     "write.merge.mode": ("merge-on-read",),
     "write.update.mode": ("merge-on-read",),
@@ -81,24 +81,24 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "write.wap.enabled": "false",
     "encryption.key-id": "",
 }
-# How Iceberg opens files: by Hadoop, by its own client of S3, by one of them for each scheme.
+# How Iceberg opens files: with Hadoop, with its own S3 client, or with one of them depending on the scheme.
 _HADOOP: Final = "org.apache.iceberg.hadoop.HadoopFileIO"
 _S3: Final = "org.apache.iceberg.aws.s3.S3FileIO"
 _RESOLVING: Final = "org.apache.iceberg.io.ResolvingFileIO"
-# Iceberg's types that Spark, which has none of them, calls string and binary.
+# Iceberg types that Spark does not have. It treats them as string and binary.
 _OTHERS: Final = ("uuid", "fixed")
-# Iceberg's JSON, in which partitions come from tasks, has no NaN.
+# Iceberg's JSON has no NaN, and tasks return partition values as JSON.
 _UNFIT_PARTITIONS: Final = ("float", "double")
-# The fields of partition specs by the specs' numbers, as the metadata have them.
+# Spec id -> fields of the partition spec, from the table's metadata.
 Specs = Mapping[int, Sequence[Mapping[str, Any]]]
-# The table's columns as the metadata have them.
+# The table's columns, from its metadata.
 Fields = Sequence[Mapping[str, Any]]
-# A column's name that its files have too.
+# A column name that is the same in the table's files.
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class OldPartition(NamedTuple):
-    """A partition of a table's files: Java's spec, which need not be the current one, and values."""
+    """A partition of a table's existing files: Java's spec, which may be an old one, and its values."""
 
     spec: Any
     values: Any
@@ -106,10 +106,10 @@ class OldPartition(NamedTuple):
 
 
 class FilePlan(NamedTuple):
-    """How a batch is written on a state of the table: what its tasks write and mark, and the table's files.
+    """How a batch is written to a state of the table: its tasks, and the table's files.
 
-    ``partitions``: those of the files, by their ``values``. ``vectors``: Java's deletion vectors, by the
-    paths of the files whose rows they hide.
+    ``partitions``: the files' partitions, by their ``values``.
+    ``vectors``: Java's deletion vectors, by the paths of the files whose rows they hide.
     """
 
     state: TableState
@@ -121,16 +121,17 @@ class FilePlan(NamedTuple):
 
 
 class _NewRows(NamedTuple):
-    """What tasks write, and the table's partition specs."""
+    """The task that writes new rows, and the table's partition specs."""
 
     rows: RowsTask
     specs: Specs
 
 
 class Staged(NamedTuple):
-    """A snapshot that no table has yet, None where the table stays as it is; what it does; files of its own.
+    """A snapshot that is not published yet, its result, and its new files.
 
-    ``numbers``: those of the snapshot's summary.
+    ``snapshot``: None if the table does not change.
+    ``numbers``: the numbers of the snapshot's summary.
     """
 
     snapshot: Any
@@ -148,7 +149,7 @@ class FileWriter:
     name: TableId
 
     def plan(self, batch: ReducedBatch, progress: Progress, state: TableState) -> FilePlan | str:
-        """How a batch is written on what readers see at ``state``, or why it is merged by MERGE."""
+        """Plan how a batch is written on the snapshot of ``state``, or return why it needs a MERGE."""
         new = batch_reason(batch) or self._new_rows(batch, state, f"{progress.epoch}-{progress.batch}")
         if isinstance(new, str):
             return new
@@ -163,12 +164,12 @@ class FileWriter:
         return FilePlan(state, rows, marks(rows.files, _identities(specs)), *found)
 
     def sink(self, rows: RowFormat, state: TableState, epoch: int) -> FileSink | None:
-        """What takes the rows of a batch that depends on no stored rows; None where MERGE is to have them."""
+        """Return a sink for a batch whose rows depend on no stored rows; None if the batch needs a MERGE."""
         found = self._new_rows(ReducedBatch(rows.shape, 0, 0, mode=rows.mode), state, str(epoch))
         return None if isinstance(found, str) else FileSink(found.rows)
 
     def _new_rows(self, batch: ReducedBatch, state: TableState, words: str) -> _NewRows | str:
-        """How the rows of a batch are written, whatever the table has; ``words`` are in the files' names."""
+        """Plan how a batch's rows are written, apart from the table's files. ``words``: part of file names."""
         present, fields = self.table.columns(state), self._fields(state)
         reason = columns_reason(batch, present) or _of_metadata(state, fields)
         if reason is not None:
@@ -188,12 +189,12 @@ class FileWriter:
         return _NewRows(RowsTask(columns, files, rules_of(batch), split), specs)
 
     def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
-        """Write a batch; None where others committed since the plan was made.
+        """Write a batch; None if others committed after the plan was made.
 
         Raises:
-            AccountingError: what was written is not what the batch has, or a key has several rows.
-            NotAsFilesError: a file of the table can be read by Spark alone, or stored values are too many.
-            TidesinkError: as ``staging_error`` says of what Spark raised.
+            AccountingError: the written rows do not match the batch, or a key has several rows.
+            NotAsFilesError: only Spark can read a file of the table, or there are too many stored values.
+            TidesinkError: Spark's error, converted by ``staging_error``.
         """
         try:
             return self._stage(batch, plan)
@@ -201,13 +202,13 @@ class FileWriter:
             raise staging_error(exc, table=str(self.name)) from exc
 
     def discard(self, paths: Iterable[str], state: TableState) -> None:
-        """Remove files that came into no table; what cannot be removed stays, unseen."""
+        """Remove files that were not published. Files that cannot be removed stay, invisible to readers."""
         with suppress(*SPARK_ERRORS):
             for path in paths:
                 state.table.io().deleteFile(path)
 
     def _storage(self, state: TableState) -> Storage | str:
-        """Where the table has its new files, as Iceberg's own ``FileIO`` opens it."""
+        """Return the storage of the table's new files, opened like Iceberg's own ``FileIO``, or a reason."""
         place, io = str(state.table.locationProvider().newDataLocation("none")), state.table.io()
         kind = str(io.getClass().getName())
         if kind == _RESOLVING:
@@ -225,16 +226,16 @@ class FileWriter:
     def _data_files(
         self, batch: ReducedBatch, state: TableState, storage: Storage
     ) -> tuple[tuple[DataFile, ...], dict[str, OldPartition], dict[str, Any]] | str:
-        """The files that may have rows of the batch's keys, their partitions and their deletion vectors.
+        """Return the files that may have rows of the batch's keys, their partitions and deletion vectors.
 
-        The reason where a file is not ours to read.
+        Returns a reason if a file cannot be read here.
         """
         found, partitions, vectors = list[DataFile](), dict[str, OldPartition](), dict[str, Any]()
         if batch.mode == "append" or state.totals.get("total-data-files") == 0:
             return (), partitions, vectors
         tasks = [(scanned, scanned.deletes()) for scanned in self._scan(batch, state)]
         parser = _Deletes(self.table.java.ContentFileParser.toJson, self.session._jvm)
-        # The longest lists first: others are parts of them.
+        # The longest lists first, because the others are parts of them.
         for scanned, java_deletes in sorted(tasks, key=lambda task: -len(task[1])):
             spec = scanned.spec()
             data = parser.parsed(scanned.file(), spec)
@@ -258,7 +259,7 @@ class FileWriter:
         return tuple(found), partitions, vectors
 
     def _scan(self, batch: ReducedBatch, state: TableState) -> Iterator[Any]:
-        """The files of what readers see that may have a key in the batch's range: Java's scan tasks."""
+        """Yield Java's scan tasks of the files that may have a key in the batch's range."""
         scan = state.table.newScan().useSnapshot(state.head).caseSensitive(False)
         types = {column.name: column.spark for column in batch.shape.key_columns}
         expressions = self.table.java.expressions.Expressions
@@ -266,7 +267,7 @@ class FileWriter:
             if types.get(name) in RANGES and least is not None:
                 scan = scan.filter(expressions.greaterThanOrEqual(name, least))
                 scan = scan.filter(expressions.lessThanOrEqual(name, greatest))
-        if batch.mode == "history" and batch.since is not None:  # what ended before stays as it is
+        if batch.mode == "history" and batch.since is not None:  # versions that ended before do not change
             later = expressions.greaterThanOrEqual(TO_COLUMN, batch.since)
             scan = scan.filter(getattr(expressions, "or")(expressions.isNull(TO_COLUMN), later))
         tasks = scan.planFiles()
@@ -284,7 +285,7 @@ class FileWriter:
     def _columns(
         self, batch: ReducedBatch, fields: Fields, present: Mapping[str, str]
     ) -> tuple[FileColumn, ...]:
-        """The table's columns, in its order, each with its field id and its name in Iceberg's files."""
+        """Return the table's columns in order, each with its field id and its name in Iceberg's files."""
         found = []
         for field in fields:
             name = field["name"]
@@ -303,7 +304,7 @@ class FileWriter:
         }
 
     def _in_files(self, name: str) -> str:
-        """A column's name in Iceberg's files, which are Avro's names."""
+        """Return a column's name in Iceberg's files, where names must be valid in Avro."""
         return (
             name if _PLAIN.fullmatch(name) else self.table.java.avro.AvroSchemaUtil.makeCompatibleName(name)
         )
@@ -319,7 +320,7 @@ class FileWriter:
         except SPARK_ERRORS as exc:
             if INVALID not in class_names(exc):
                 raise
-            snapshot = None  # a vector of one of these files came in between
+            snapshot = None  # another commit changed the vector of one of these files
         if snapshot is None or not self._is_on(plan.state, snapshot):
             self.discard(staged.paths, plan.state)
             return None
@@ -329,12 +330,12 @@ class FileWriter:
         return staged._replace(snapshot=snapshot, result=result, numbers=summary)
 
     def _is_on(self, state: TableState, snapshot: Any) -> bool:
-        """Whether a snapshot was made on the rows of a state, and for its format."""
+        """Return True if a snapshot was created on a state's snapshot, and for its format version."""
         now = state.table.operations().current()
         return snapshot.parentId() == state.head and int(now.formatVersion()) == state.version
 
     def _snapshot(self, plan: FilePlan, files: list[WrittenFile]) -> Any:
-        """The snapshot of new files on the newest metadata; its manifests are written, and nothing has it."""
+        """Create the snapshot of new files on the newest metadata, with its manifests. Does not publish it."""
         state, java = plan.state, self.table.java
         change, metrics = state.table.newRowDelta(), java.MetricsConfig
         spec, partitions = state.metadata.spec(), dict[str, Any]()
@@ -353,12 +354,12 @@ class FileWriter:
         replaced = {vector["file"] for one in files for vector in _vectors(one)} & plan.vectors.keys()
         for path in replaced:
             change.removeDeletes(plan.vectors[path])
-        if isinstance(plan.marks, VectorFiles):  # else any vector that the table ever had is a conflict
+        if isinstance(plan.marks, VectorFiles):  # otherwise any vector that the table ever had is a conflict
             change.validateFromSnapshot(state.head)
         return change.apply()
 
     def _deletes(self, plan: FilePlan, file: WrittenFile) -> Iterator[Any]:
-        """Java's files of deletes in a file: one of positions, or a vector for each data file."""
+        """Yield Java's delete files for a written file: one of positions, or a vector for each data file."""
         java, state = self.table.java, plan.state
         if file.details is None:
             builder = _deletes_of(java, plan.partitions[file.partition])
@@ -378,22 +379,22 @@ class FileWriter:
         return sized.withFormat(java.FileFormat.PARQUET).withMetrics(found).build()
 
     def _check(self, summary: Mapping[str, int], counts: BatchCounts, taken_over: int) -> None:
-        """Hold the snapshot's own numbers to what was written and found."""
+        """Check the snapshot's own numbers against the written and located rows."""
         added = summary.get("added-records", 0)
         marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
         if (added, marked) != (counts.rows, counts.marked + taken_over):
             raise AccountingError(
-                f"the snapshot says {added} rows added and {marked} marked as deleted, of {counts.rows} to "
-                f"write, and {counts.marked} that were there; nothing is visible",
+                f"The snapshot reports {added} rows added and {marked} marked as deleted, but {counts.rows} "
+                f"were written, and {counts.marked} were found to replace. Nothing is visible.",
                 table=str(self.name),
             )
 
 
 class _Deletes:
-    """The deletes of data files as Iceberg's JSON has them.
+    """Delete files of data files, parsed from Iceberg's JSON.
 
-    They are asked for one by one: the socket to Java holds back an answer of more than 8 KiB for 40 ms. And
-    once: what the files of a partition have are mostly parts of one list.
+    They are requested one by one, because the socket to Java delays an answer of more than 8 KiB by 40 ms.
+    Each is requested only once, because the lists of a partition's files are mostly parts of one list.
     """
 
     def __init__(self, to_json: Callable[[Any, Any], str], jvm: Any) -> None:
@@ -401,12 +402,12 @@ class _Deletes:
         self._longest: dict[str, tuple[Any, list[dict[str, Any]]]] = {}
 
     def parsed(self, file: Any, spec: Any) -> dict[str, Any]:
-        """Of one file."""
+        """Return one file's JSON."""
         found: dict[str, Any] = json.loads(self._to_json(file, spec))
         return found
 
     def of(self, deletes: Any, spec: Any, partition: str) -> list[dict[str, Any]]:
-        """Of the deletes of a data file in a partition."""
+        """Return the JSON of the deletes of a data file in a partition."""
         count = len(deletes)
         longest, known = self._longest.get(partition, (None, []))
         at = int(self._java.indexOfSubList(longest, deletes)) if 0 < count <= len(known) else -1
@@ -417,7 +418,7 @@ class _Deletes:
 
 
 def _deletes_text(file: Mapping[str, Any]) -> str:
-    """A file of positions or a deletion vector as Iceberg's JSON has it, as ``DataFile.deletes`` do."""
+    """Return a position file or deletion vector as an entry of ``DataFile.deletes``."""
     path, rows = str(file["file-path"]), file["record-count"]
     if "content-offset" not in file:
         return path
@@ -425,30 +426,30 @@ def _deletes_text(file: Mapping[str, Any]) -> str:
 
 
 def _deletes_of(java: Any, old: OldPartition) -> Any:
-    """The builder of a file of deletes for data files of a partition."""
+    """Return the builder of a delete file for data files of a partition."""
     return java.FileMetadata.deleteFileBuilder(old.spec).ofPositionDeletes().withPartition(old.values)
 
 
 def _vectors(file: WrittenFile) -> list[dict[str, Any]]:
-    """What the vectors of a Puffin file are of, and where; none for other files."""
+    """Return data file and location of each vector in a Puffin file; empty for other files."""
     found: list[dict[str, Any]] = json.loads(file.details or "[]")
     return found
 
 
 def _taken_over(plan: FilePlan, files: Sequence[WrittenFile]) -> int:
-    """The positions that vectors have from files of positions, which stay until the table is packed."""
+    """Count positions that new vectors copy from position files. These files stay until a compaction."""
     vectors = (vector for file in files for vector in _vectors(file))
     return sum(one["rows"] - one["new"] for one in vectors if one["file"] not in plan.vectors)
 
 
 def _sequence_type(kind: Mapping[str, Any]) -> pa.DataType:
-    """The Arrow type of the positions of rows, with the numbers that their members have in files."""
+    """Return the Arrow type of row positions, with the field ids of its members in files."""
     members = kind["fields"]
     names = [(member["name"], member["id"]) for member in members]
     return sequence_type(names, members[0]["type"]["element-id"])
 
 
-# Where a batch goes. Each gives the reason for a MERGE.
+# The decision between files and MERGE. Each function returns the reason for a MERGE.
 
 
 def _of_metadata(state: TableState, fields: Fields) -> str | None:
@@ -476,7 +477,7 @@ def _of_partitions(state: TableState, specs: Specs, current: int) -> str | None:
     for fields in specs.values():
         for field in fields:
             if schema.findType(field["source-id"]) is None:
-                return f"the partition field {field['name']} is of a column that is gone"
+                return f"the partition field {field['name']} is of a column that was dropped"
     for field in specs[current]:
         if schema.asStruct().field(field["source-id"]) is None:
             return f"the partition field {field['name']} is of a field within a column"
@@ -507,12 +508,12 @@ def _split(columns: Sequence[FileColumn], spec: Sequence[Mapping[str, Any]]) -> 
 
 
 def _words(text: str) -> str:
-    """What Iceberg calls a kind of file, whose spelling its versions change."""
+    """Normalize Iceberg's name of a kind of file, whose spelling differs between versions."""
     return text.lower().replace("_", "-")
 
 
 def _codec(state: TableState) -> str | None:
-    """What compresses new files, in Arrow's words; None where it is none of ours."""
+    """Return Arrow's name of the compression of new files; None if tidesink does not support it."""
     return COMPRESSIONS.get((state.property("write.parquet.compression-codec") or "zstd").lower())
 
 

@@ -1,4 +1,4 @@
-"""Iceberg's table through the JVM, and its errors."""
+"""Access to Iceberg's table in the JVM, and translation of its errors."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MAIN: Final = "main"
 
 @dataclass(frozen=True)
 class TableState:
-    """A table as it was at one moment: Java's ``Table`` and ``TableMetadata``.
+    """A table at one moment: Java's ``Table`` and ``TableMetadata``. Snapshots are Java's ``Snapshot``.
 
-    A commit on it is refused where the table is no longer what it was. Snapshots are Java's ``Snapshot``.
-    ``mapper`` (Java's) makes JSON: a map is one answer, not several for each of its keys. To iterate over one
-    of Java's collections from Python takes 10 ms or more, since its end is an exception there.
+    A commit based on it is refused if the table has changed since.
+    ``mapper``: Java's JSON mapper. It transfers a map in one answer instead of several per key. Iterating
+        over a Java collection from Python takes 10 ms or more, because its end is an exception there.
     """
 
     table: Any
@@ -33,38 +33,38 @@ class TableState:
 
     @property
     def head(self) -> int | None:
-        """The snapshot that readers see; None where the table never had one."""
+        """The snapshot that readers see; None if the table never had a snapshot."""
         return self.branch_head(MAIN)
 
     @property
     def uuid(self) -> str:
-        """The table's own name, which a table made again under the same name does not have."""
+        """The table's id. A table that is created again under the same name has another id."""
         return str(self.metadata.uuid())
 
     @property
     def version(self) -> int:
-        """The format's."""
+        """The format version."""
         return int(self.metadata.formatVersion())
 
     def branch_head(self, branch: str) -> int | None:
-        """The newest snapshot of a branch; None where there is no such branch."""
+        """Return the newest snapshot of a branch; None if the branch does not exist."""
         reference = self.metadata.ref(branch)
         return None if reference is None else int(reference.snapshotId())
 
     def branches(self) -> tuple[str, ...]:
-        """The names of branches and tags."""
+        """Return the names of branches and tags."""
         return tuple(self._keys(self.metadata.refs()))
 
     def spec_numbers(self) -> tuple[int, ...]:
-        """The numbers of the partition specs that the table has and had."""
+        """Return the ids of the table's current and earlier partition specs."""
         return tuple(self._keys(self.metadata.specsById()))
 
     def property(self, name: str) -> str | None:
-        """A table property."""
+        """Return a table property."""
         return self._properties.get(name)
 
     def properties(self, prefix: str) -> dict[str, str]:
-        """The table properties whose names begin with a prefix, by what follows it."""
+        """Return the table properties whose names begin with a prefix, by the rest of the name."""
         found = self._properties.items()
         return {name.removeprefix(prefix): text for name, text in found if name.startswith(prefix)}
 
@@ -81,34 +81,34 @@ class TableState:
         return found
 
     def takes(self, snapshot: Any) -> bool:
-        """Whether a snapshot, made on what readers see, can still become the newest."""
+        """Return True if a snapshot that was created on the visible one can still become the newest."""
         newer = int(self.metadata.lastSequenceNumber()) < int(snapshot.sequenceNumber())
-        # Format 3 numbers rows.
+        # Format 3 assigns row ids.
         return newer and (self.version < 3 or snapshot.firstRowId() is not None)
 
     def snapshot(self, number: int | None) -> Any:
-        """A snapshot by its number; None where it is expired."""
+        """Return a snapshot by its id; None if it is expired."""
         return None if number is None else self.metadata.snapshot(number)
 
     def lineage(self) -> Iterator[Any]:
-        """The snapshots that readers see and saw before, newest first, down to what is expired."""
+        """Yield the visible snapshot and its ancestors, newest first, until one is expired."""
         snapshot = self.snapshot(self.head)
         while snapshot is not None:
             yield snapshot
             snapshot = self.snapshot(snapshot.parentId())
 
     def snapshot_count(self) -> int:
-        """How many snapshots the metadata hold."""
+        """Return the number of snapshots in the metadata."""
         return int(self.metadata.snapshots().size())
 
     @cached_property
     def totals(self) -> Mapping[str, int]:
-        """The numbers of the summary of what readers see."""
+        """The numbers of the visible snapshot's summary."""
         snapshot = self.snapshot(self.head)
         return {} if snapshot is None else self.numbers(snapshot)
 
     def numbers(self, snapshot: Any) -> Mapping[str, int]:
-        """The numbers of a snapshot's own summary; what it does not name is missing."""
+        """Return the numbers of a snapshot's own summary."""
         found = self._texts(snapshot.summary()).items()
         return {name: int(text) for name, text in found if text.isdigit()}
 
@@ -116,7 +116,7 @@ class TableState:
 class JvmTable:
     """The table named ``location`` (quoted, with its catalog), which need not exist yet.
 
-    ``java`` is Iceberg's package.
+    ``java``: Iceberg's Java package.
     """
 
     def __init__(self, session: SparkSession, location: str) -> None:
@@ -128,11 +128,11 @@ class JvmTable:
 
     @property
     def exists(self) -> bool:
-        """True when there is a table."""
+        """True if the table exists."""
         return self._session.catalog.tableExists(self.location)
 
     def state(self) -> TableState:
-        """The latest metadata, read now."""
+        """Read the latest metadata."""
         table = self.java.spark.Spark3Util.loadIcebergTable(self._session._jsparkSession, self.location)
         return TableState(table, table.operations().current(), self._mapper)
 
@@ -141,24 +141,24 @@ class JvmTable:
         return self.java.util.JsonUtil.mapper()
 
     def commit(self, base: TableState, change: Callable[[Any], object]) -> None:
-        """Commit what ``change`` does to a builder of metadata, where the table is still at ``base``.
+        """Commit the changes that ``change`` makes to a metadata builder, if the table is still at ``base``.
 
-        Raises what Java raises; CommitFailedException where another commit came first.
+        Raises Java's exceptions; CommitFailedException if another commit came first.
         """
         builder = self.java.TableMetadata.buildFrom(base.metadata)
         change(builder)
         base.table.operations().commit(base.metadata, builder.build())
 
     def branch_at(self, snapshot: int, *, keep: int) -> Any:
-        """A reference that keeps a snapshot from expiry, and ``keep`` of those that led to it."""
+        """Return a branch reference that keeps a snapshot, and ``keep`` snapshots in total, from expiry."""
         return self.java.SnapshotRef.branchBuilder(snapshot).minSnapshotsToKeep(keep).build()
 
     def tag_at(self, snapshot: int, *, age: int) -> Any:
-        """A reference that keeps one snapshot from expiry until it is older than ``age`` milliseconds."""
+        """Return a tag reference that keeps a snapshot from expiry until it is ``age`` milliseconds old."""
         return self.java.SnapshotRef.tagBuilder(snapshot).maxRefAgeMs(age).build()
 
     def columns(self, state: TableState) -> dict[str, str]:
-        """The columns by name, as Spark DDL types."""
+        """Return the columns as Spark DDL types by name."""
         from pyspark.sql.types import StructType
 
         found = self.java.spark.SparkSchemaUtil.convert(state.metadata.schema())
@@ -166,22 +166,22 @@ class JvmTable:
         return {field.name: field.dataType.simpleString() for field in schema.fields}
 
     def nullable(self, state: TableState) -> tuple[str, ...]:
-        """The columns that take NULL."""
+        """Return the nullable columns."""
         fields = self.java.spark.SparkSchemaUtil.convert(state.metadata.schema()).fields()
         return tuple(str(field.name()) for field in fields if field.nullable())
 
     def type_of(self, ddl: str) -> Any:
-        """Java's type of a Spark DDL type."""
+        """Return Java's type for a Spark DDL type."""
         found = self.java.spark.SparkSchemaUtil.convert(self._types.DataType.fromDDL(ddl))
-        return found.asStruct() if ddl.startswith("struct<") else found  # Java makes a schema of a struct
+        return found.asStruct() if ddl.startswith("struct<") else found  # Java converts a struct to a schema
 
 
 _ICEBERG: Final = "org.apache.iceberg.exceptions."
 # Another commit came first, and ours did not happen.
 CONFLICT: Final = f"{_ICEBERG}CommitFailedException"
-# What a commit was to change is not there as it was.
+# An object that a commit was to change has changed or no longer exists.
 INVALID: Final = f"{_ICEBERG}ValidationException"
-# The catalog cannot be used as things are: a class or a file system is missing, or a right.
+# The catalog cannot be used as configured: a class, a file system or a right is missing.
 _UNUSABLE: Final = frozenset(
     {
         "java.lang.ClassNotFoundException",
@@ -206,45 +206,47 @@ _FOR_GOOD: Final = frozenset(
 
 
 def staging_error(exc: BaseException, *, table: str) -> TidesinkError:
-    """The error to raise for an exception of Spark while rows were staged: nothing is visible of them."""
-    # Where rows cannot be read the job ends before anything is committed.
+    """Return the error for a Spark exception while rows were staged. Nothing of them is visible."""
+    # If rows cannot be read, the job ends before anything is committed.
     refused = row_not_stored(exc) or task_error(exc)
     if refused is not None:
         return refused.with_context(table=table)
     if _FOR_GOOD.intersection(class_names(exc)):
         return TargetError(
-            f"Iceberg does not take the batch, and nothing was written ({summary(exc)}): a row has no key, "
-            "or the table was changed by another program",
+            f"Iceberg refuses the batch, and nothing was written ({summary(exc)}). Either a row has no key, "
+            "or another program changed the table.",
             table=table,
         )
-    return TransientTargetError(f"nothing was written, try again ({summary(exc)})", table=table)
+    return TransientTargetError(f"Nothing was written ({summary(exc)}). Try again.", table=table)
 
 
 def commit_error(exc: BaseException, *, table: str) -> TidesinkError:
-    """The error to raise for an exception of the one commit that makes rows and progress visible."""
+    """Return the error for an exception of the commit that publishes rows and progress."""
     if is_conflict(exc):
-        return TransientTargetError("others commit to the table; nothing was written, try again", table=table)
+        return TransientTargetError(
+            "Others commit to the table. Nothing was written. Try again.", table=table
+        )
     return CommitUnknownError(
-        "the commit was cut off and may have happened: ask for the committed progress first "
-        f"({summary(exc)})",
+        f"The commit was interrupted and may have happened ({summary(exc)}). Read the committed progress "
+        "before anything else.",
         table=table,
     )
 
 
 def reading_error(exc: BaseException, *, table: str | None) -> TidesinkError:
-    """The error to raise for an exception of Spark while nothing was being written."""
+    """Return the error for a Spark exception while nothing was being written."""
     names = frozenset(class_names(exc))
     if _UNUSABLE & names:
         return ConfigError(
-            f"target.catalog cannot be used ({summary(exc)}): has Spark the jars of the catalog and of its "
-            "file system under spark.conf, and may this user read and write there?",
+            f"target.catalog cannot be used ({summary(exc)}). Check that spark.conf adds the jars of the "
+            "catalog and of its file system, and that this user may read and write there.",
             table=table,
         )
     if "org.apache.spark.sql.AnalysisException" in names:
-        return TargetError(f"Iceberg cannot read the table ({summary(exc)})", table=table)
-    return TransientTargetError(f"the catalog or the table cannot be read now ({summary(exc)})", table=table)
+        return TargetError(f"Iceberg cannot read the table ({summary(exc)}).", table=table)
+    return TransientTargetError(f"The catalog or the table cannot be read now ({summary(exc)}).", table=table)
 
 
 def is_conflict(exc: BaseException) -> bool:
-    """True where another commit came first, so that ours did not happen."""
+    """Return True if another commit came first, so that ours did not happen."""
     return CONFLICT in class_names(exc)

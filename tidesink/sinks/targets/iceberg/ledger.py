@@ -1,4 +1,4 @@
-"""The ledger of an Iceberg table, and who holds the table."""
+"""The ledger of an Iceberg table, and the worker's hold on the table."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tidesink.sinks.targets.sharing import Owner, is_shared, known_after, not_sh
 from tidesink.typemap.target_schema import Shard, TableShape
 
 LEDGER: Final = "tidesink.ledger"
-# Of a table that several source tables share: the snapshot that the last commit of any of them left.
+# In a shared table: the snapshot of the last commit of any of its source tables.
 SHARED_ROWS: Final = "tidesink.rows"
-# A person's word: the rows of this snapshot are right, whatever led to it.
+# Set by the user: the rows of this snapshot are right, whatever happened before.
 ACCEPTED: Final = "tidesink.accepted"
 BRANCH_PREFIX: Final = "tidesink_"
 _FORMAT: Final = 1
@@ -36,12 +36,13 @@ EntryKind = Literal["claim", "batch"]
 
 @dataclass(frozen=True)
 class Entry:
-    """What the ledger says: ``progress`` is applied, and ``snapshot`` has its rows.
+    """An entry of the ledger: ``progress`` is applied, and ``snapshot`` has its rows.
 
-    Of a table that several source tables share, ``shard`` is the one, ``source`` its table, ``known`` the
-    columns of its rows; None before it has rows. ``claimed_by`` is made again by each claim: an epoch alone
-    would come twice where a catalog is brought back from a backup. ``result`` is what the batch did, to
-    answer with when it is delivered again.
+    ``claimed_by``: a new id for each claim, because an epoch is used twice if a catalog is restored from a
+        backup.
+    ``result``: the batch's result, returned if the batch is delivered again.
+    ``shard``, ``source``: in a shared table, the shard and its source table.
+    ``known``: columns of the shard's rows; None before it has rows.
     """
 
     kind: EntryKind
@@ -59,11 +60,11 @@ class Entry:
 
     @property
     def branch(self) -> str:
-        """Where the holder of this epoch stages its rows."""
+        """The branch on which the holder of this epoch stages its rows."""
         return f"{branches_of(self.shard)}{self.epoch}"
 
     def to_json(self) -> str:
-        """The entry as a table property."""
+        """Return the entry as the value of a table property."""
         result = self.result
         document: dict[str, Any] = {
             "tidesink": _FORMAT,
@@ -84,7 +85,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class IcebergLedger:
-    """The ledger of one table, named ``location``, whose rows are identified by the columns ``keys``."""
+    """The ledger of the table ``location``, whose rows are identified by the columns ``keys``."""
 
     table: TableId
     pipeline: str
@@ -94,37 +95,37 @@ class IcebergLedger:
 
     @property
     def name(self) -> str:
-        """The table property that holds our entry."""
+        """The table property that has our entry."""
         return LEDGER if self.shard is None else f"{LEDGER}.{tag(self.shard)}"
 
     def properties(self, entry: Entry) -> dict[str, str]:
-        """An entry as table properties."""
+        """Return an entry as table properties."""
         shared = {} if self.shard is None else {SHARED_ROWS: str(entry.snapshot)}
         return {self.name: entry.to_json(), **shared}
 
     def is_ours(self, branch: str) -> bool:
-        """Whether a branch is one of ours, of whatever epoch."""
+        """Return True if a branch belongs to us, in any epoch."""
         first = branches_of(self.shard.value if self.shard else None)
         return branch.startswith(first) and branch.removeprefix(first).isdigit()
 
     def shards(self, state: TableState) -> tuple[str, ...]:
-        """The other shards of the table."""
+        """Return the other shards of the table."""
         texts = state.properties(f"{LEDGER}.").values()
         own = self.shard.value if self.shard else None
         return tuple(shard for shard in (_read(text).shard for text in texts) if shard and shard != own)
 
     def entry(self, state: TableState) -> Entry | None:
-        """What the table's ledger says; None where nobody ever claimed it.
+        """Return the entry in the table's ledger; None if the table was never claimed.
 
         Raises:
-            StaleProgressError: the rows are not those the ledger speaks of, or the table is another
-                pipeline's or another source table's.
-            ProgressError: the ledger was written by a tidesink of another format.
+            StaleProgressError: the rows are not those of the ledger, or the table belongs to another pipeline
+                or another source table.
+            ProgressError: the ledger was written by a tidesink with another format.
         """
         text = state.property(self.name)
         self._check_sharing(state)
         if text is None:
-            if state.property(SHARED_ROWS) is not None:  # a claim must not hide that rows moved
+            if state.property(SHARED_ROWS) is not None:  # a claim must not hide that rows moved back
                 self._check_rows(int(state.property(SHARED_ROWS) or 0), state)
             return None
         entry = _read(text)
@@ -134,7 +135,7 @@ class IcebergLedger:
         return entry
 
     def _check_sharing(self, state: TableState) -> None:
-        """Refuse a table that others have in another way: alone, or as shards."""
+        """Refuse a table that is used in another way: unshared, or as shards."""
         place = f"the Iceberg table {self.location}"
         if self.shard is not None and state.property(LEDGER) is not None:
             raise not_shared(place, self.shard, table=self.table)
@@ -142,7 +143,7 @@ class IcebergLedger:
             raise is_shared(place, self.shards(state), table=self.table)
 
     def claimed(self, held: Entry | None, *, snapshot: int) -> Entry:
-        """The entry of the next epoch, which carries on what is applied."""
+        """Return the entry of the next epoch, with the applied progress."""
         epoch, batch = (held.epoch + 1, held.batch) if held else (1, 0)
         progress = replace(held.progress, epoch=epoch) if held and held.progress else None
         claim = Entry("claim", self.pipeline, epoch, batch, progress, snapshot, self.keys, uuid4().hex)
@@ -154,28 +155,32 @@ class IcebergLedger:
     def batch(
         self, held: Entry, progress: Progress, result: ApplyResult, *, snapshot: int, shape: TableShape
     ) -> Entry:
-        """The entry of a batch of a shape that the holder of ``held`` applies."""
+        """Return the entry of a batch of a shape that the holder of ``held`` applies."""
         known = None if self.shard is None else known_after(held.known or (), shape)
         applied = replace(held, kind="batch", batch=progress.batch, progress=progress, known=known)
         return replace(applied, snapshot=snapshot, result=result)
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
-        """The error of a worker whose table ``entry`` took away."""
+        """Return the error of a worker that lost the table to ``entry``."""
         return StaleProgressError(
-            f"another worker holds this table (epoch {entry.epoch}, pipeline {entry.pipeline!r}). Run one "
-            "worker a table; this one wrote nothing and must stop",
+            f"Another worker holds this table (epoch {entry.epoch}, pipeline {entry.pipeline!r}). Run only "
+            "one worker per table. This worker wrote nothing and must stop.",
             table=str(self.table),
         )
 
     @property
     def _owner(self) -> Owner:
-        apart = "set target.table in the config so that the two have different names"
+        apart = "set `target.table` in the config so that the two have different names"
         return Owner(
             self.pipeline, self.table, self.keys, f"the Iceberg table {self.location}", apart, self.shard
         )
 
     def check_keys(self, entry: Entry | None) -> None:
-        """Refuse another key than the rows that are there have; as ``Owner.check_keys``."""
+        """Refuse a key that differs from the stored rows' key.
+
+        Raises:
+            SchemaRefusedError: the rows were written under another key.
+        """
         if entry is not None and entry.progress is not None:
             self._owner.check_keys(entry.keys)
 
@@ -184,7 +189,7 @@ class IcebergLedger:
         self._owner.check_writer(entry.pipeline, entry.source if self.shard else source)
 
     def _check_rows(self, rows: int, state: TableState) -> None:
-        """What readers see must come from the snapshot of the ledger, or from one that a person accepts."""
+        """Check that the current snapshot descends from the ledger's, or from one the user accepted."""
         known = {str(rows), state.property(ACCEPTED)}
         last = None
         for snapshot, parent in _with_parents(state):
@@ -195,35 +200,35 @@ class IcebergLedger:
             last = snapshot
         if last is not None and last.parentId() is not None:
             raise self._moved(
-                rows, state, "snapshots since were expired, so that nothing says whether rows moved back"
+                rows, state, "later snapshots were expired, so that it is unknown whether rows moved back"
             )
         raise self._moved(rows, state, "the table was rolled back or replaced")
 
     def _moved(self, rows: int, state: TableState, what: str) -> StaleProgressError:
         catalog, _, name = self.location.partition(".")
         ways = [
-            f"bring the rows forward again with CALL {catalog}.system.set_current_snapshot('{name}', {rows})"
+            f"move the rows forward again with CALL {catalog}.system.set_current_snapshot('{name}', {rows})"
         ]
         if state.head is not None:
             ways.append(
-                f"where you know that the rows are right, say so with ALTER TABLE {self.location} SET "
+                f"if you know that the rows are right, confirm it with ALTER TABLE {self.location} SET "
                 f"TBLPROPERTIES ('{ACCEPTED}' = '{state.head}')"
             )
         ways.append("drop the table, and let the worker load it again from the start of its topic")
         return StaleProgressError(
-            f"{what} behind the progress of snapshot {rows}: going on might leave a gap. Either "
-            + "; or ".join(ways),
+            f"The ledger has the progress of snapshot {rows}, but {what}. Continuing might leave a gap. "
+            "Either " + "; or ".join(ways),
             table=str(self.table),
         )
 
 
 def branches_of(shard: str | None) -> str:
-    """What the names of a table's, or a shard's, branches begin with; the epoch follows."""
+    """Return the prefix of a table's or shard's branches. The epoch follows it."""
     return BRANCH_PREFIX if shard is None else f"{BRANCH_PREFIX}{tag(Shard('', shard))}_"
 
 
 def _with_parents(state: TableState) -> Iterator[tuple[Any, Any]]:
-    """Snapshots with the one each came from, None where it is expired or never was."""
+    """Yield snapshots with their parent; None if it is expired or never existed."""
     snapshots = state.lineage()
     current = next(snapshots, None)
     while current is not None:
@@ -233,7 +238,7 @@ def _with_parents(state: TableState) -> Iterator[tuple[Any, Any]]:
 
 
 def _replaces_all(state: TableState, snapshot: Any, parent: Any) -> bool:
-    """Whether an INSERT OVERWRITE threw all files away; a compaction ('replace') keeps the rows."""
+    """Return True if an INSERT OVERWRITE removed all files. A compaction ('replace') keeps the rows."""
     before = state.numbers(parent).get("total-data-files", 0)
     gone = state.numbers(snapshot).get("deleted-data-files", 0)
     return snapshot.operation() == "overwrite" and before > 0 and gone == before
@@ -243,8 +248,8 @@ def _read(text: str) -> Entry:
     document = _document(text)
     if document.get("tidesink") != _FORMAT:
         raise ProgressError(
-            f"the table's {LEDGER} was written by a tidesink with ledger format {document.get('tidesink')}; "
-            f"this one reads {_FORMAT}"
+            f"The table's {LEDGER} was written by a tidesink with ledger format {document.get('tidesink')}, "
+            f"but this tidesink reads format {_FORMAT}."
         )
     progress, result = document["progress"], document["result"]
     return Entry(
@@ -267,9 +272,9 @@ def _document(text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except ValueError as exc:
-        raise ProgressError(f"the table's {LEDGER} is not JSON; was it written by another program?") from exc
+        raise ProgressError(f"The table's {LEDGER} is not JSON. Was it written by another program?") from exc
     if not isinstance(document, dict):
-        raise ProgressError(f"the table's {LEDGER} is no ledger; was it written by another program?")
+        raise ProgressError(f"The table's {LEDGER} is not a ledger. Was it written by another program?")
     return document
 
 
@@ -278,12 +283,12 @@ def _result_document(result: ApplyResult) -> list[int | str]:
     return [*said, result.stale] if result.stale else said
 
 
-# How often what others' commits undo is done again.
+# Number of attempts if commits of others interfere.
 ATTEMPTS: Final = 5
 
 
 class Holder:
-    """The hold on one table: nothing is held before ``claim``."""
+    """A worker's hold on one table. Nothing is held before ``claim``."""
 
     def __init__(self, table: JvmTable, ledger: IcebergLedger, name: TableId) -> None:
         self._table, self._ledger, self._name = table, ledger, name
@@ -298,14 +303,14 @@ class Holder:
             StaleProgressError: the table was not claimed.
         """
         if self._held is None:
-            raise StaleProgressError("claim the table before writing to it", table=str(self._name))
+            raise StaleProgressError("The table must be claimed before it is written.", table=str(self._name))
         return self._held
 
     def claim(self) -> Entry:
-        """Take the next epoch by one commit, which carries on what is applied.
+        """Take the next epoch with one commit that keeps the applied progress.
 
         Raises:
-            StaleProgressError, ProgressError: as the ledger says.
+            StaleProgressError, ProgressError: see ``IcebergLedger.entry``.
             SchemaRefusedError: the rows were written under another key.
             TransientTargetError: others kept committing.
         """
@@ -314,7 +319,7 @@ class Holder:
             before = self._ledger.entry(state)
             self._ledger.check_keys(before)
             if state.head is None:
-                state.table.newFastAppend().commit()  # a branch needs a snapshot to stand on
+                state.table.newFastAppend().commit()  # a branch needs a snapshot to refer to
                 continue
             entry = self._ledger.claimed(before, snapshot=state.head)
             if self._put(state, entry):
@@ -323,20 +328,20 @@ class Holder:
         raise self._crowded()
 
     def current(self) -> TableState:
-        """The table now, still ours and with the rows that our ledger speaks of.
+        """Return the current table. It must be ours, with the rows of our ledger.
 
         Raises:
-            StaleProgressError: another worker claimed it, its rows were moved, or it is another table.
+            StaleProgressError: another worker claimed it, its rows were moved, or it was created again.
         """
         held = self.held
         try:
             state = self._table.state()
         except SPARK_ERRORS as exc:
             if not self._table.exists:
-                raise self._gone("is gone") from exc
+                raise self._gone("was dropped") from exc
             raise
         if state.uuid != self._uuid:
-            raise self._gone("was dropped and made again")
+            raise self._gone("was dropped and created again")
         entry = self._ledger.entry(state)
         if entry is None:
             raise self._gone(f"lost its property {self._ledger.name}")
@@ -346,9 +351,11 @@ class Holder:
         return state
 
     def staging(self) -> TableState:
-        """The table now, with our branch at what readers see.
+        """Return the current table, with our branch at the snapshot that readers see.
 
-        Raises: as ``current``; TransientTargetError where others kept committing.
+        Raises:
+            StaleProgressError: another worker claimed it, its rows were moved, or it was created again.
+            TransientTargetError: others kept committing.
         """
         for _ in range(ATTEMPTS):
             state = self.current()
@@ -368,19 +375,24 @@ class Holder:
         forgetting: Iterable[str] = (),
         saying: Mapping[str, str] = MappingProxyType({}),
     ) -> bool:
-        """Make an entry's snapshot and words visible; False, and nothing done, where others changed the rows.
+        """Publish an entry's snapshot and properties. Returns False, doing nothing, if others changed rows.
 
-        ``on`` is the snapshot that readers saw before; ``at`` is what ``current`` gave then: the commit is
-        tried on it, and the table looked at again only where it is another now. ``adding`` is the entry's
-        snapshot, where the table does not have it on a branch; ``forgetting`` are properties that go with it,
-        and ``saying`` properties that come with it.
+        ``on``: the snapshot that readers saw before.
+        ``at``: the result of ``current`` at that time. The commit is tried on it first; the table is read
+            again only if it has changed.
+        ``adding``: the entry's snapshot, if the table does not have it on a branch.
+        ``forgetting``: properties to remove in the commit.
+        ``saying``: properties to set in the commit.
 
-        Raises: as ``current``; CommitUnknownError where the commit may have happened.
+        Raises:
+            StaleProgressError: another worker claimed the table, its rows were moved, or it was created
+                again.
+            CommitUnknownError: the commit may have happened.
         """
         before = self._held
         for _ in range(ATTEMPTS):
             state, at = at or self.current(), None
-            # A client that lost the answer sends the commit again, and hears of a conflict with itself.
+            # A client that lost the answer sends the commit again, and gets a conflict with itself.
             if self._held == entry != before:
                 return True
             if state.head != on or not (adding is None or state.takes(adding)):
@@ -391,7 +403,7 @@ class Holder:
         raise self._crowded()
 
     def put_schema(self, state: TableState, schema: Any, properties: dict[str, str]) -> bool:
-        """Commit a new schema with properties; False where another commit came first."""
+        """Commit a new schema with properties. Returns False if another commit came first."""
         last = max(int(state.metadata.lastColumnId()), int(schema.highestFieldId()))
 
         def change(builder: Any) -> None:
@@ -428,7 +440,7 @@ class Holder:
         return self._commit(state, change, entry=entry)
 
     def _branch_at(self, state: TableState, entry: Entry) -> Any:
-        """Our branch's reference, in any case another than it was."""
+        """Return our branch's reference, which always differs from the previous one."""
         before = state.metadata.ref(entry.branch)
         keep = 2 if before is not None and before.minSnapshotsToKeep() == 1 else 1
         return self._table.branch_at(entry.snapshot, keep=keep)
@@ -444,7 +456,7 @@ class Holder:
         return True
 
     def _landed(self, entry: Entry) -> bool:
-        """Whether a commit is there although Java raised; False also where that cannot be seen now."""
+        """Return True if a commit happened although Java raised. False if that cannot be determined now."""
         try:
             return self._ledger.entry(self._table.state()) == entry
         except (*SPARK_ERRORS, TidesinkError):
@@ -455,10 +467,10 @@ class Holder:
 
     def _gone(self, what: str) -> StaleProgressError:
         return StaleProgressError(
-            f"the Iceberg table {self._table.location} {what} while this worker held it, and its progress "
-            "with it: start the worker again, and it loads the table from the start of its topic",
+            f"The Iceberg table {self._table.location} {what} while this worker held it, and its progress "
+            "was lost with it. Start the worker again. It then loads the table from the start of its topic.",
             table=str(self._name),
         )
 
     def _crowded(self) -> TransientTargetError:
-        return TransientTargetError("others keep committing to the table", table=str(self._name))
+        return TransientTargetError("Others keep committing to the table.", table=str(self._name))

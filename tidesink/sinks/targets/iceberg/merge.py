@@ -1,4 +1,4 @@
-"""How a batch is staged and merged on a branch of an Iceberg table: upserts, order, tombstones, histories."""
+"""Stages and merges a batch on a branch of an Iceberg table: upserts, order, tombstones, histories."""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -49,7 +49,7 @@ _VIEW: Final = "_tidesink_batch"
 
 
 class Staged(NamedTuple):
-    """A snapshot of the branch, and the numbers of its summary; none where it is the one before."""
+    """A snapshot of the branch, and the numbers of its summary; no numbers if it is the previous snapshot."""
 
     snapshot: int
     summary: Mapping[str, int]
@@ -67,17 +67,17 @@ class Staging:
         return f"{self._table.location}.{quote_identifier(f'branch_{self._holder.held.branch}')}"
 
     def run(self, statement: str, head: int) -> Staged:
-        """Run a statement on the branch, whose newest snapshot is ``head``.
+        """Run a statement on the branch. ``head`` is the branch's newest snapshot.
 
         Raises:
             StaleProgressError: another worker holds the table.
-            TransientTargetError: somebody else wrote to the branch.
-            TidesinkError: as ``staging_error`` says of what Spark raised.
+            TransientTargetError: another program wrote to the branch.
+            TidesinkError: Spark's error, converted by ``staging_error``.
         """
         try:
             self._session.sql(statement)
         except SPARK_ERRORS as exc:
-            self._holder.current()  # a worker that lost the table hears of that first
+            self._holder.current()  # a worker that lost the table gets that error first
             raise staging_error(exc, table=str(self._name)) from exc
         state = self._table.state()
         staged = state.snapshot(state.branch_head(self._holder.held.branch))
@@ -87,16 +87,16 @@ class Staging:
         if number is None or staged.parentId() != head:
             self._holder.current()
             raise TransientTargetError(
-                f"somebody else wrote to the branch {self._holder.held.branch}; nothing was written",
+                f"Another program wrote to the branch {self._holder.held.branch}. Nothing was written.",
                 table=str(self._name),
             )
         return Staged(number, self._numbers(state, staged))
 
     def _numbers(self, state: TableState, snapshot: Any) -> Mapping[str, int]:
-        """The numbers of a snapshot's summary, where each row is marked as deleted once.
+        """Return the numbers of a snapshot's summary, counting each row marked as deleted once.
 
-        In format 3 a data file's first vector has what files of positions, from before the upgrade, mark too.
-        Such a file stays where it has positions of several data files.
+        In format 3, a data file's first vector also contains positions from the position files that existed
+        before the upgrade. Such a position file stays if it has positions of several data files.
         """
         numbers = state.numbers(snapshot)
         if state.version != 3 or not numbers.get("added-dvs"):
@@ -116,12 +116,15 @@ class Staging:
     def batch(
         self, batch: ReducedBatch, state: TableState, present: Mapping[str, str]
     ) -> tuple[int, ApplyResult]:
-        """The snapshot that has a batch, and what it did; ``present`` are the table's columns by name.
+        """Stage a batch and return its snapshot and result. ``present``: the table's types by column name.
 
-        Raises: as ``run``; AccountingError where the numbers do not fit the batch.
+        Raises:
+            StaleProgressError: another worker holds the table.
+            TransientTargetError: another program wrote to the branch.
+            AccountingError: the numbers do not match the batch.
         """
         head = cast(int, state.head)
-        # A table without files has nothing to match.
+        # In a table without files, nothing can match.
         first_load = state.totals.get("total-data-files") == 0
         if batch.mode == "history" and not batch.empty:
             versions = Versions(self._session, self.branch, present, lambda sql: self.run(sql, head))
@@ -133,7 +136,8 @@ class Staging:
             return self._emptied(batch, head)
         if batch.frame is None:
             raise TargetError(
-                "the Iceberg target takes a frame, and the batch has rows", table=str(self._name)
+                "The Iceberg target needs the batch as a frame, but the batch has rows.",
+                table=str(self._name),
             )
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
         with partitions_for(self._session, batch.upserts + batch.deletes):
@@ -145,7 +149,7 @@ class Staging:
 
     def close(self) -> None:
         """Drop the batch's view."""
-        # An error here means that the JVM is gone, and the view with it.
+        # An error here means that the JVM has ended, and the view with it.
         with suppress(*SPARK_ERRORS):
             self._session.catalog.dropTempView(_VIEW)
 
@@ -167,7 +171,7 @@ class Staging:
         *,
         hidden: bool,
     ) -> tuple[int, ApplyResult]:
-        """Merge; ``hidden``: rows of files are hidden by positions, and count as thrown away with them."""
+        """Merge. ``hidden``: positions hide rows, which count as deleted if their files are rewritten."""
         merge = merge_statement(self.branch, _VIEW, batch, present, beside=beside)
         if batch.sequenced:
             snapshot, summary = self.run(merge, head)
@@ -186,7 +190,7 @@ class Staging:
     def _counted(
         self, batch: ReducedBatch, head: int, present: Mapping[str, str], *, version: str
     ) -> ApplyResult:
-        """What a MERGE did that rewrote files with hidden rows: its summary does not tell."""
+        """Count the result of a MERGE that rewrote files with hidden rows. Its summary does not show it."""
         updated, deleted = (
             self._count(found_statement(self._at(head), _VIEW, batch, present, op=op))
             for op in ("upsert", "delete")
@@ -195,7 +199,7 @@ class Staging:
 
     @contextmanager
     def _beside(self, statement: str) -> Iterator[Future[int]]:
-        """A count made beside a statement: both are mostly Spark's planning. It has ended at the end."""
+        """Run a count in parallel to a statement: both are mostly Spark's planning."""
         counting = start_thread(self._session, lambda: self._count(statement), name=f"count {self._name}")
         try:
             yield counting
@@ -230,19 +234,19 @@ class Staging:
 
 
 _COUNTED: Final = "_found"
-# In a snapshot's summary: the positions that its files of deletes have.
+# Key in a snapshot's summary: number of positions in its delete files.
 _MARKED_NOW: Final = "added-position-deletes"
 
 
 def counts_beside(batch: ReducedBatch) -> bool:
-    """Whether the summary alone does not tell the rows a batch deletes from those it updates."""
+    """Return True if the summary cannot tell the rows that a batch deletes from those it updates."""
     return batch.deletes > 0 and (batch.upserts > 0 or batch.delete_mode == "soft")
 
 
 def found_statement(
     location: str, view: str, batch: ReducedBatch, present: Mapping[str, str], *, op: str = "delete"
 ) -> str:
-    """Counts the rows there which a batch deletes, or upserts."""
+    """Return a query that counts the existing rows that a batch deletes, or upserts."""
     return (
         f"SELECT count(*) AS {_COUNTED} FROM {location} AS {quote_identifier(TARGET)} "
         f"JOIN {quote_identifier(view)} AS {quote_identifier(SOURCE)} "
@@ -251,13 +255,13 @@ def found_statement(
 
 
 def position_files_statement(location: str, snapshot: int) -> str:
-    """Counts the files of positions in a snapshot."""
+    """Return a query that counts the position files of a snapshot."""
     files = f"{location}.delete_files VERSION AS OF {snapshot}"
     return f"SELECT count(*) AS {_COUNTED} FROM {files} WHERE file_format <> 'PUFFIN'"
 
 
 def positions_statement(location: str, snapshot: int, files: Sequence[str]) -> str:
-    """Counts the rows of data files that files of positions mark as deleted in a snapshot."""
+    """Return a query that counts the rows that a snapshot's position files mark as deleted in data files."""
     positions = f"{location}.position_deletes VERSION AS OF {snapshot}"
     return (
         f"SELECT count(DISTINCT file_path, pos) AS {_COUNTED} FROM {positions} WHERE file_path IN "
@@ -266,20 +270,20 @@ def positions_statement(location: str, snapshot: int, files: Sequence[str]) -> s
 
 
 def living_statement(location: str, batch: ReducedBatch) -> str:
-    """Counts the rows that live, of the batch's shard where there is one."""
+    """Return a query that counts the current rows, of the batch's shard if it has one."""
     return f"SELECT count(*) AS {_COUNTED} FROM {location} WHERE {living_rows(batch)}"
 
 
 def sequenced_result(
     summary: Mapping[str, int], batch: ReducedBatch, *, stale: Callable[[], int], version: str
 ) -> ApplyResult:
-    """What a batch in the source's order did: nothing is taken out, and rows that are not newer stay.
+    """Return the result of a batch in the source's order: no row is removed, and older rows change nothing.
 
-    ``stale`` counts those in the snapshot before; it is asked only where rows were left alone, or where the
-    table rewrites files, so that the summary does not tell how many rows of them changed.
+    ``stale``: counts the latter in the previous snapshot. It is called only if rows were skipped, or if the
+        table rewrites files, because then the summary does not show how many rows changed.
 
     Raises:
-        AccountingError: other rows were left alone than those that were not newer.
+        AccountingError: the skipped rows differ from those that were not newer.
     """
     added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
     inserted = grown_by(summary)
@@ -288,15 +292,15 @@ def sequenced_result(
     updated = rows - left - inserted
     if min(inserted, updated) < 0 or (not dropped and added != rows - left):
         raise AccountingError(
-            f"the snapshot says {added} rows added and {dropped} thrown away, of {rows} that came, of which "
-            f"{left} were not newer than what is stored",
+            f"The snapshot reports {added} rows added and {dropped} removed, for {rows} rows of the batch, "
+            f"of which {left} were not newer than the stored rows.",
             table=str(batch.shape.table),
         )
     return ApplyResult(inserted, updated, 0, 0, version, left)
 
 
 def grown_by(summary: Mapping[str, int]) -> int:
-    """How many more rows a snapshot has than the one before."""
+    """Return how many more rows a snapshot has than its parent."""
     marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
     return summary.get("added-records", 0) - summary.get("deleted-records", 0) - marked
 
@@ -304,13 +308,14 @@ def grown_by(summary: Mapping[str, int]) -> int:
 def result_of(
     summary: Mapping[str, int], batch: ReducedBatch, *, found: int | None, version: str
 ) -> ApplyResult:
-    """What a MERGE or an INSERT of ours did; ``found`` are the rows to delete that were there.
+    """Return the result of our MERGE or INSERT.
 
-    ``summary`` are the numbers of the snapshot: rows added, rows of files thrown away (where rows are
-    rewritten), positions marked as deleted (where they are not).
+    ``summary``: the snapshot's numbers: rows added, rows removed with their files (if files are rewritten),
+        and positions marked as deleted (if they are not).
+    ``found``: number of rows to delete that existed; None to derive it from the summary.
 
     Raises:
-        AccountingError: more or fewer rows than a batch of this size can have touched.
+        AccountingError: more or fewer rows than a batch of this size can change.
     """
     added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
     marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
@@ -324,8 +329,8 @@ def result_of(
     wrong = min(inserted, updated, found) < 0 or found > batch.deletes
     if wrong or (not dropped and added != written):
         raise AccountingError(
-            f"the snapshot says {added} rows added, {dropped} thrown away and {marked} marked as deleted, of "
-            f"{batch.upserts} upserts and {batch.deletes} deletes, for {found} of which there was a row",
+            f"The snapshot reports {added} rows added, {dropped} removed and {marked} marked as deleted, for "
+            f"{batch.upserts} upserts and {batch.deletes} deletes, of which {found} had a stored row.",
             table=str(batch.shape.table),
         )
     return ApplyResult(inserted, updated, found, batch.deletes - found, version)
@@ -336,7 +341,7 @@ _VERSIONS_VIEW: Final = "_tidesink_versions"
 
 @dataclass(frozen=True)
 class Versions:
-    """The branch that batches are staged on, the table's columns, and what runs a statement there."""
+    """The branch on which batches are staged, the table's columns, and a function to run statements."""
 
     session: SparkSession
     branch: str
@@ -344,10 +349,10 @@ class Versions:
     stage: Callable[[str], tuple[int, Mapping[str, int]]]
 
     def staged(self, batch: ReducedBatch, head: int, *, empty: bool) -> tuple[int, ApplyResult]:
-        """The snapshot with a batch of versions, and what it did. ``empty``: the table has no rows.
+        """Stage a batch of versions and return its snapshot and result. ``empty``: the table has no rows.
 
         Raises:
-            AccountingError: the snapshot's numbers are not those that were to be.
+            AccountingError: the snapshot's numbers are not the expected ones.
         """
         with (
             partitions_for(self.session, batch.upserts + batch.deletes),
@@ -366,16 +371,16 @@ class Versions:
 
 
 def _check(summary: Mapping[str, int], counts: Counts, batch: ReducedBatch) -> None:
-    """Hold the snapshot's numbers to those that were to be.
+    """Check the snapshot's numbers against the expected ones.
 
-    Where files are not rewritten, every row added was inserted or is an updated one.
+    If files are not rewritten, every added row was inserted or updated.
     """
     added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
     inserted, updated, deleted = counts.rows
     if grown_by(summary) != inserted - deleted or (not dropped and added != inserted + updated):
         raise AccountingError(
-            f"the snapshot says {added} rows added, {dropped} thrown away, {grown_by(summary)} more than "
-            f"before, and {inserted} were to be inserted, {updated} updated and {deleted} deleted",
+            f"The snapshot reports {added} rows added, {dropped} removed, and {grown_by(summary)} more than "
+            f"before, but {inserted} inserted, {updated} updated and {deleted} deleted rows were expected.",
             table=str(batch.shape.table),
         )
 
@@ -387,10 +392,10 @@ _ORDER_COLUMNS: Final = (
 
 
 def add_order(table: JvmTable, holder: Holder, name: TableId) -> dict[str, str]:
-    """Commit the columns of the source's order where they are missing; all columns then.
+    """Add the columns that ordering by source needs, if missing, and return all columns.
 
     Raises:
-        StaleProgressError: the table is not ours any more.
+        StaleProgressError: another worker holds the table.
         TransientTargetError: others kept committing.
     """
     for _ in range(ATTEMPTS):
@@ -398,13 +403,13 @@ def add_order(table: JvmTable, holder: Holder, name: TableId) -> dict[str, str]:
         schema = _with_order(table, state)
         if schema is None or holder.put_schema(state, schema, {}):
             return table.columns(table.state())
-    raise TransientTargetError("others keep committing to the table", table=str(name))
+    raise TransientTargetError("Others keep committing to the table.", table=str(name))
 
 
 def _with_order(table: JvmTable, state: TableState) -> Any:
-    """Java's schema with the columns of the source's order; None where they are there.
+    """Return Java's schema with the columns that ordering by source needs; None if they exist.
 
-    They are NULL in old rows: older than every change that comes.
+    NULL in old rows means older than every change.
     """
     present = table.columns(state)
     missing = [one for one in _ORDER_COLUMNS if one[0] not in present]
@@ -422,21 +427,21 @@ _COMMIT_TS: Final = f"{quote_path(SEQUENCE_COLUMN, 'source')}[0]"
 
 
 def horizon_of(state: TableState) -> int | None:
-    """The commit_ts up to which the table's deletes may be forgotten."""
+    """Return the commit_ts up to which the table's deletes may be forgotten."""
     text = state.property(PROPERTY)
     return int(text) if text else None
 
 
 def raised(state: TableState, horizon: int) -> int:
-    """The horizon, which never goes back."""
+    """Return the new horizon, which never moves back."""
     return max(horizon, horizon_of(state) or 0)
 
 
 def statement(location: str, horizon: int) -> str:
-    """The DELETE of what is marked up to a horizon."""
+    """Return the DELETE of rows marked as deleted up to a horizon."""
     return f"DELETE FROM {location} WHERE {_MARKED} AND {_COMMIT_TS} <= {horizon}"
 
 
 def kept(location: str) -> str:
-    """Counts what is still marked, and says the oldest commit_ts of it."""
+    """Return a query of the number of rows still marked as deleted, and their oldest commit_ts."""
     return f"SELECT count(*) AS kept, min({_COMMIT_TS}) AS oldest FROM {location} WHERE {_MARKED}"

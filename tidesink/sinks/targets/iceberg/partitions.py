@@ -1,6 +1,6 @@
-"""Iceberg's partitions, for the tasks that write its files: the specification's transforms.
+"""Iceberg's partition transforms, as specified, for the tasks that write files.
 
-Values travel to the commit in Iceberg's JSON, by the ids of the partition's fields.
+Partition values are passed to the commit in Iceberg's JSON, by the ids of the partition's fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Hashes = npt.NDArray[np.uint32]
 
 
 class PartitionField(NamedTuple):
-    """A field of a table's partition spec; ``column`` is the source's name in files."""
+    """A field of a table's partition spec. ``column``: the source column's name in files."""
 
     id: int
     name: str
@@ -42,7 +42,7 @@ class SplitBySpec:
     fields: tuple[PartitionField, ...]
 
     def __call__(self, rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
-        """Each partition with its rows: files have all columns."""
+        """Yield each partition with its rows. Files store all columns."""
         columns = [transformed(rows[field.column], field.transform) for field in self.fields]
         for first, part in grouped(rows, columns):
             values = [column[first] for column in columns]
@@ -56,15 +56,15 @@ class SplitBySpec:
 
 
 def is_known(transform: str) -> bool:
-    """Whether a transform, spelt as in Iceberg's metadata, is one of ours."""
+    """Return True if a transform, as spelled in Iceberg's metadata, is supported here."""
     return _parsed(transform) is not None
 
 
 def transformed(values: pa.ChunkedArray, transform: str) -> pa.ChunkedArray:
-    """A column's values by a known transform: null stays null."""
+    """Apply a supported transform to a column's values. Null stays null."""
     function, width = _parsed(transform) or (None, 0)
     if function is None:
-        raise ValueError(f"unknown transform {transform}")
+        raise ValueError(f"Unknown transform {transform}.")
     return pa.chunked_array([function(chunk, width) for chunk in values.chunks])
 
 
@@ -95,7 +95,7 @@ def _truncate(values: pa.Array, width: int) -> pa.Array:
         return pc.binary_slice(values, 0, width)
     if pa.types.is_decimal(kind):
         return _truncated_decimals(values, width)
-    # Java's arithmetic, which wraps at the ends of the type as numpy's does.
+    # Integer arithmetic wraps at the ends of the type, in numpy as in Java.
     numbers = _numbers(values)
     size = numbers.dtype.type(width)
     return pa.array(numbers - np.fmod(np.fmod(numbers, size) + size, size), kind, mask=_is_null(values))
@@ -110,13 +110,13 @@ def _truncated_decimals(values: pa.Array, width: int) -> pa.Array:
         return pa.array(cut, values.type).take(encoded.indices)
     except pa.ArrowInvalid as exc:  # -9.99 becomes -10.00
         raise TargetError(
-            f"a partition of a {values.type} column, by truncate[{width}], would have more digits than the "
-            f"column, which Iceberg does not write ({exc}); nothing was written"
+            f"A partition of a {values.type} column, by truncate[{width}], would have more digits than the "
+            f"column, which Iceberg does not write ({exc}). Nothing was written."
         ) from exc
 
 
 def _calendar(unit: str) -> _Transform:
-    """Years or months since 1970; days are dates, of which numpy knows the calendar for any year."""
+    """Return a transform to years or months since 1970. numpy's calendar covers any year."""
 
     def counted(values: pa.Array, _: int) -> pa.Array:
         moments = _days(values).astype("M8[D]").astype(f"M8[{unit}]")
@@ -134,7 +134,7 @@ def _hour(values: pa.Array, _: int) -> pa.Array:
 
 
 _Transform = Callable[[pa.Array, int], pa.Array]
-# By name, and whether there is a number in brackets.
+# By name, and whether a number in brackets follows.
 _TRANSFORMS: Final[Mapping[tuple[str, bool], _Transform]] = {
     ("identity", False): _identity,
     ("void", False): _void,
@@ -152,7 +152,7 @@ def _is_null(values: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _numbers(values: pa.Array) -> Any:
-    """Integers, dates in days and timestamps in microseconds as numpy has them; 0 where null."""
+    """Return integers, dates in days, or timestamps in microseconds as numpy numbers; 0 for null."""
     kind = values.type
     if not pa.types.is_integer(kind):
         values = values.cast(pa.int32() if pa.types.is_date(kind) else pa.int64())
@@ -165,7 +165,7 @@ def _days(values: pa.Array) -> Ints:
 
 
 def _hashed_bytes(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
-    """What is hashed of each value: all bytes, where a value's begin, and how many they are."""
+    """Return the bytes to hash: all values' bytes, and start and length of each value."""
     kind, count = values.type, len(values)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         whole = pa.concat_arrays([values.cast(pa.large_binary()).fill_null(b"")])
@@ -179,7 +179,7 @@ def _hashed_bytes(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
 
 
 def _decimal_bytes(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
-    """The unscaled numbers, big-endian, in as few bytes as hold the number and its sign."""
+    """Return unscaled numbers, big-endian, each in as few bytes as hold the number and its sign."""
     count = len(values)
     little = np.frombuffer(values.buffers()[1], np.uint8)[16 * values.offset :][: 16 * count]
     big = little.reshape(count, 16)[:, ::-1]
@@ -195,9 +195,9 @@ _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 
 
 def murmur3(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints) -> Hashes:
-    """The 32-bit Murmur3 hashes, x86 variant, seed 0, of many pieces of ``data`` at once."""
+    """Compute 32-bit Murmur3 hashes (x86 variant, seed 0) of many slices of ``data`` at once."""
     found = np.zeros(len(starts), np.uint32)
-    # Longest first: those that have one more block of four bytes are the first few.
+    # Longest first, so that the slices with one more block of four bytes are the first ones.
     order = np.argsort(-lengths, kind="stable")
     starts, lengths = starts[order], lengths[order]
     blocks = lengths // 4
@@ -232,7 +232,7 @@ def _rotated(bits: Hashes, by: int) -> Hashes:
 
 
 def _as_json(value: pa.Scalar) -> Any:
-    """A value as Iceberg's JSON has it."""
+    """Return a value in Iceberg's JSON form."""
     kind = value.type
     if pa.types.is_decimal(kind):
         return f"{value.as_py():f}"
@@ -249,7 +249,7 @@ _UNITS: Final = {"year": "Y", "month": "M", "hour": "h"}
 
 
 def _in_folder(value: pa.Scalar, transform: str) -> str:
-    """A value as Iceberg spells it in the names of folders, or nearly."""
+    """Return a value roughly as Iceberg spells it in folder names."""
     if not value.is_valid:
         return "null"
     if transform in _UNITS:

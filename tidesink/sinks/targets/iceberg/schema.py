@@ -1,4 +1,4 @@
-"""The schema of an Iceberg table, its session, and its maintenance."""
+"""The schema of an Iceberg table, its Spark session, and its maintenance."""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -38,11 +38,11 @@ TABLE_PROPERTIES: Final[Mapping[str, str]] = {
     "write.update.mode": "merge-on-read",
     "write.delete.mode": "merge-on-read",
     "write.target-file-size-bytes": "134217728",
-    # Each batch makes two new versions of the metadata.
+    # Each batch creates two new versions of the metadata.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "50",
 }
-# Iceberg's own columns, and those that Spark's MERGE adds to a table's.
+# Iceberg's own columns, and those that Spark's MERGE adds to a table's columns.
 RESERVED: Final = Reserved(
     "Iceberg",
     frozenset(
@@ -69,15 +69,15 @@ _PROMOTED: Final = frozenset({("int", "bigint"), ("float", "double")})
 
 
 class IcebergPreflight(LakePreflight):
-    """Of Iceberg tables."""
+    """Checks of Iceberg tables before the first run."""
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
-        """In Iceberg's words, which are not all Spark's."""
+        """Return the type's name in Iceberg, which can differ from Spark's."""
         return iceberg_type(column.spark)
 
 
 def check(shape: TableShape, present: Iterable[str] = ()) -> None:
-    """Refuse a shape of which Iceberg can make no table, or none with the columns ``present``.
+    """Refuse a shape for which Iceberg cannot create a table, or that conflicts with ``present`` columns.
 
     Raises:
         SchemaRefusedError: names the column.
@@ -89,7 +89,7 @@ def check(shape: TableShape, present: Iterable[str] = ()) -> None:
 def create_statement(
     location: str, shape: TableShape, *, soft_deletes: bool, properties: Mapping[str, str]
 ) -> str:
-    """The CREATE TABLE of a shape; ``location`` is the quoted table."""
+    """Return the CREATE TABLE of a shape; ``location`` is the quoted table."""
     given = {**TABLE_PROPERTIES, **properties}
     return lake_tables.create_statement(
         location, shape, provider="iceberg", properties=given, soft_deletes=soft_deletes
@@ -104,9 +104,9 @@ def open_table(
     soft_deletes: bool,
     properties: Mapping[str, str],
 ) -> bool:
-    """Make the table where it is missing; whether it was."""
+    """Create the table if missing. Returns True if it was created."""
     if not table.exists:
-        check(shape)  # a table that is there may never get the columns it lacks
+        check(shape)  # only here, because an existing table may never get the columns it lacks
         namespace = table.location.rpartition(".")[0]
         session.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
         session.sql(create_statement(table.location, shape, soft_deletes=soft_deletes, properties=properties))
@@ -117,7 +117,7 @@ def open_table(
 
 
 def check_promotions(widened: Mapping[str, str], present: Mapping[str, str], *, table: TableId) -> None:
-    """Refuse what Iceberg cannot widen without rewriting every row.
+    """Refuse type changes for which Iceberg would have to rewrite every row.
 
     Raises:
         SchemaRefusedError: names the column and both types.
@@ -125,8 +125,8 @@ def check_promotions(widened: Mapping[str, str], present: Mapping[str, str], *, 
     for name, wider in widened.items():
         if not _promotes(present[name], wider):
             raise SchemaRefusedError(
-                f"the column is {present[name]} and must become {wider} to hold the source's values. Iceberg "
-                "widens int to bigint, float to double and the precision of a decimal, and no more. "
+                f"The column is {present[name]} and must become {wider} to hold the source's values, but "
+                "Iceberg can only widen int to bigint, float to double, and the precision of a decimal. "
                 f"{ways_out(name)}",
                 table=str(table),
                 column=name,
@@ -139,21 +139,21 @@ def check_promotions(widened: Mapping[str, str], present: Mapping[str, str], *, 
 def evolution(
     table: JvmTable, state: TableState, plan: Evolution, shape: TableShape
 ) -> tuple[Any, dict[str, str], tuple[str, ...]]:
-    """A plan as Java's new schema, the properties to set with it, and warnings."""
+    """Convert a plan to Java's new schema, the properties to set with it, and warnings."""
     update = state.table.updateSchema()
     for name, ddl in plan.widened.items():
         update.updateColumn(name, table.type_of(ddl))
     for column in plan.added:
-        # With a parent, even none, a name may hold dots.
+        # With the parent argument, even None, a name may contain dots.
         update.addColumn(None, column.name, table.type_of(column.spark), column.comment)
-    # Of a shared table only the shard's rows get its defaults.
+    # In a shared table, only the shard's rows get its defaults.
     defaults, warnings = default_texts(plan.added if shape.shard is None else (), shape)
     pending = {**pending_defaults(state), **defaults}
     return update.apply(), {BACKFILL: json.dumps(pending)} if pending else {}, warnings
 
 
 def pending_defaults(state: TableState) -> dict[str, str]:
-    """Columns whose old rows still lack their default, with the default's literal text."""
+    """Return the columns whose old rows still lack their default, with the default's literal text."""
     text = state.property(BACKFILL)
     return json.loads(text) if text else {}
 
@@ -161,7 +161,7 @@ def pending_defaults(state: TableState) -> dict[str, str]:
 def fill_statement(
     location: str, pending: Mapping[str, str], present: Mapping[str, str], shard: Shard | None = None
 ) -> str | None:
-    """The UPDATE that gives old rows, or those of a shard, defaults; None where no such column is there."""
+    """Return the UPDATE that fills defaults into old rows, or a shard's rows; None if no column needs it."""
     given = {fold_name(name): text for name, text in pending.items()}
     sets = [
         f"{quote_identifier(name)} = {literal(given[fold_name(name)], ddl)}"
@@ -181,29 +181,29 @@ CATALOG_CLASS: Final = "org.apache.iceberg.spark.SparkCatalog"
 _PREFIX: Final = "spark.sql.catalog."
 _ONE_AT_A_TIME: Final = threading.Lock()
 _DEFAULTS: Final[Mapping[str, str]] = {
-    # A cached table would show the commits of others half a minute late.
+    # A cached table would show commits of others up to half a minute late.
     "cache-enabled": "false",
 }
 
 
 def open_session(spark: SparkSession, catalog: str, properties: Mapping[str, str]) -> SparkSession:
-    """A new session beside ``spark`` that knows the catalog.
+    """Open a new session that knows the catalog.
 
     Raises:
-        ConfigError: Iceberg is not on Spark's class path, or nothing says what the catalog is.
+        ConfigError: Iceberg is not on Spark's class path, or the catalog is not defined.
         TransientTargetError: the catalog does not answer.
     """
     session = spark.newSession()
     _check_class_path(session)
     if not properties and session.conf.get(_PREFIX + catalog, None) is None:
         raise ConfigError(
-            f"nothing says what the catalog {catalog} is: give target.catalog-properties (type, uri, "
-            f"warehouse, …), or spark.conf its settings {_PREFIX}{catalog}…",
+            f"The catalog {catalog} is not defined. Set target.catalog-properties (type, uri, warehouse, …), "
+            f"or define it under spark.conf with the settings {_PREFIX}{catalog}…",
             key="target.catalog-properties",
         )
     if properties:
         session.conf.set(_PREFIX + catalog, CATALOG_CLASS)
-    # Tasks get payloads of some MiB each: few together stay far below the 2 GiB of an Arrow batch.
+    # Tasks get payloads of some MiB each. A few of them stay far below the 2 GiB of an Arrow batch.
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "32")
     for name, value in {**_DEFAULTS, **properties}.items():
         session.conf.set(f"{_PREFIX}{catalog}.{name}", value)
@@ -212,7 +212,7 @@ def open_session(spark: SparkSession, catalog: str, properties: Mapping[str, str
 
 
 def _load_catalog(session: SparkSession, catalog: str) -> None:
-    """Have the catalog made now: each session has one, and a catalog behind JDBC makes its tables first."""
+    """Create the catalog now. Each session has its own, and a JDBC catalog creates its tables first."""
     with _ONE_AT_A_TIME:
         try:
             session.catalog.tableExists(f"{catalog}.tidesink.none")
@@ -226,8 +226,8 @@ def _check_class_path(session: SparkSession) -> None:
     jvm: Any = session._jvm
     if not isinstance(jvm.org.apache.iceberg.spark.SparkCatalog, JavaClass):
         raise ConfigError(
-            "the Spark session that runs here has no Iceberg on its class path: let the worker start its "
-            "own, or start it with build_session(targets=['iceberg'])"
+            "The running Spark session has no Iceberg on its class path. Let the worker start its own "
+            "session, or start it with build_session(targets=['iceberg'])."
         )
 
 
@@ -235,26 +235,26 @@ WAREHOUSE: Final = "target.catalog-properties.warehouse"
 
 
 def warehouse_path(properties: Mapping[str, str]) -> str | None:
-    """The path of a catalog in files; None of a catalog that has another place for its tables."""
+    """Return the path of a catalog in files; None if the catalog stores its tables elsewhere."""
     return properties.get("warehouse") if properties.get("type") == "hadoop" else None
 
 
 def try_catalog(catalog: str, properties: Mapping[str, str]) -> str:
-    """What can be said of a catalog without starting Spark: whether a warehouse on this machine is usable.
+    """Try what is possible without starting Spark: whether a warehouse on this machine can be used.
 
     Raises:
-        ConfigError: it cannot be listed or written to, with the system's reason.
+        ConfigError: the warehouse cannot be listed or written to; names the system's reason.
     """
     if (path := warehouse_path(properties)) is not None:
         return try_path(path, setting=WAREHOUSE)
     return f"the catalog {catalog} is not tried here: the worker opens it through Spark when it starts"
 
 
-# A table is packed when it has this many files more than after the last time.
+# A table is compacted when it has this many more files than after the last compaction.
 FILES_BETWEEN: Final = 50
-# Files of positions are packed too, where so many are left: those of data files that are large enough stay.
+# Position files are compacted if this many remain: those of data files that are large enough stay.
 DELETE_FILES_LEFT: Final = 10
-# Snapshots are let go when there are this many; readers at work keep an hour of them, and the newest.
+# Snapshots are expired when there are this many. The last hour's and the newest are kept for running readers.
 SNAPSHOTS_BETWEEN: Final = 300
 SNAPSHOTS_KEPT: Final = 100
 _HOUR_MS: Final = 3_600_000
@@ -270,12 +270,13 @@ class Maintenance:
         self._snapshots_before = 0
 
     def run_if_due(self, totals: Mapping[str, int], snapshots: int) -> bool:
-        """Pack files and let snapshots go where many have gathered; whether anything was tried.
+        """Compact files and expire snapshots if many have gathered. Returns True if anything was tried.
 
-        ``totals`` are the numbers of the newest snapshot's summary, ``snapshots`` is how many there are.
+        ``totals``: the numbers of the newest snapshot's summary.
+        ``snapshots``: the number of snapshots.
 
-        What fails leaves the table as it was, and mostly means that somebody else commits: it is tried
-        again after as many files or snapshots more.
+        A failure leaves the table unchanged, and mostly means that another program commits. It is tried again
+        after as many more files or snapshots.
         """
         pack = _files(totals) >= self._files_before + FILES_BETWEEN
         expire = snapshots >= self._snapshots_before + SNAPSHOTS_BETWEEN
@@ -296,7 +297,7 @@ class Maintenance:
 
 
 def pack_files(session: SparkSession, table: JvmTable) -> None:
-    """Pack small files, and files of positions where many are left."""
+    """Compact small files, and position files if many remain."""
     catalog, _, name = table.location.partition(".")
     rewrite, named = f"CALL {catalog}.system.rewrite", f"table => {quote_text(name)}"
     session.sql(f"{rewrite}_data_files({named}, options => map('remove-dangling-deletes', 'true'))")
@@ -309,9 +310,9 @@ def _files(totals: Mapping[str, int]) -> int:
 
 
 def _expire(state: TableState) -> None:
-    """Let snapshots go that are older than the table's property says (an hour, where it says nothing).
+    """Expire snapshots that are older than the table's property allows (an hour if it is not set).
 
-    What cuts name has tags.
+    Snapshots that cuts refer to have tags.
     """
     oldest = int(time.time() * 1000) - int(state.property(_AGE) or _HOUR_MS)
     state.table.expireSnapshots().expireOlderThan(oldest).retainLast(SNAPSHOTS_KEPT).commit()

@@ -1,4 +1,4 @@
-"""Iceberg tables: staged on a branch, published with their progress."""
+"""Iceberg tables: batches are staged on a branch, and published with their progress."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ if TYPE_CHECKING:
 
 
 _log = structlog.get_logger("tidesink.iceberg")
-# Stands in a template for the tables' names, so that the table of cuts has a namespace of its own.
+# Filled into the template of table names, so that the table of cuts gets its own namespace.
 _CUTS_TABLE: Final = TableId("tidesink", "cuts")
 
 
 class IcebergColumns(ABC):
-    """The part of a table that is about columns; ``_present`` are those it had at the last look."""
+    """The part of a table that manages columns. ``_present``: the columns when they were last read."""
 
     _name: TableId
     _table: JvmTable
@@ -74,30 +74,30 @@ class IcebergColumns(ABC):
 
     @abstractmethod
     def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:
-        """Around what asks Java."""
+        """Translate errors of Java calls inside the block."""
 
     @abstractmethod
     def _plan(self, shape: TableShape) -> Evolution:
-        """What the columns lack for a shape."""
+        """Plan the column changes that a shape needs."""
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """What the columns lack, as they were when they were last looked at."""
+        """Return the difference from the columns when they were last read."""
         with self._translating(reading_error):
             plan = self._plan(shape)
             schema.check_promotions(plan.widened, self._present, table=self._name)
         return gap_of(self._present, plan)
 
     def rename_column(self, old: str, new: str) -> None:
-        """Rename a column, which keeps its field's number."""
+        """Rename a column. It keeps its field id."""
         self._alter(lambda present: new not in present, lambda update: update.renameColumn(old, new))
 
     def drop_columns(self, names: Sequence[str]) -> None:
-        """Drop columns; older snapshots still have them."""
+        """Drop columns. Older snapshots keep them."""
         for name in names:
             self._alter(lambda present, n=name: n in present, lambda update, n=name: update.deleteColumn(n))  # type: ignore[misc]
 
     def _alter(self, needed: Callable[[Mapping[str, str]], bool], change: Callable[[Any], object]) -> None:
-        """Commit another schema where it is needed."""
+        """Commit a schema change if it is needed."""
         with self._translating(reading_error):
             for _ in range(ATTEMPTS):
                 state = self._holder.current()
@@ -107,7 +107,7 @@ class IcebergColumns(ABC):
                 update = state.table.updateSchema()
                 change(update)
                 self._holder.put_schema(state, update.apply(), {})
-        raise TransientTargetError("others keep committing to the table", table=str(self._name))
+        raise TransientTargetError("Others keep committing to the table.", table=str(self._name))
 
 
 CAPABILITIES: Final = Capabilities(
@@ -122,10 +122,10 @@ PREFLIGHT: Final = iceberg_schema.IcebergPreflight(
 
 
 def open_target(config: Config, spark: SparkSession, _store: StateStore) -> IcebergTarget:
-    """The Iceberg tables of a config.
+    """Open the Iceberg tables of a config.
 
     Raises:
-        ConfigError: their warehouse is a local path that cannot be written to.
+        ConfigError: the warehouse is a local path that cannot be written to.
     """
     settings = cast("IcebergSettings", config.target)
     properties = settings.catalog_values()
@@ -141,12 +141,16 @@ def open_target(config: Config, spark: SparkSession, _store: StateStore) -> Iceb
 
 
 def place_of(settings: IcebergSettings, table: TableId) -> str:
-    """A table's name, with its catalog."""
+    """Return a table's name, with its catalog."""
     return ".".join((settings.catalog, *table_names(settings.table, table)))
 
 
 def try_target(settings: IcebergSettings) -> str:
-    """What became of looking at the catalog; raises ConfigError where it cannot be."""
+    """Try to use the catalog and return the result.
+
+    Raises:
+        ConfigError: the catalog's warehouse cannot be used.
+    """
     return try_catalog(settings.catalog, settings.catalog_values())
 
 
@@ -154,9 +158,10 @@ def try_target(settings: IcebergSettings) -> str:
 class IcebergTarget:
     """Iceberg tables of a catalog, each named by ``template`` with ``{schema}`` and ``{table}`` filled in.
 
-    ``properties`` are the catalog's (type, uri, warehouse, …); without them it is one that Spark's own
-    settings define. ``table_properties`` are a table's own, where it is made. ``fewest_staged``: records of a
-    range that are written to files where they are read.
+    ``properties``: the catalog's properties (type, uri, warehouse, …); if empty, Spark's settings define the
+        catalog.
+    ``table_properties``: properties of tables that are created.
+    ``fewest_staged``: ranges with at least this many records are written to files while they are read.
     """
 
     spark: SparkSession
@@ -168,17 +173,17 @@ class IcebergTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What Iceberg can do."""
+        """The abilities of Iceberg."""
         return CAPABILITIES
 
     def location_of(self, table: TableId) -> str:
-        """A table's quoted name in SQL."""
+        """Return a table's quoted name in SQL."""
         return f"{self.catalog}.{quote_path(*table_names(self.template, table))}"
 
     def open_table(
         self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
     ) -> IcebergTable:
-        """The Iceberg table of ``shape``, created when missing."""
+        """Open the Iceberg table of ``shape``, and create it if missing."""
         session = open_session(self.spark, self.catalog, self.properties)
         location = self.location_of(shape.table)
         with long_names_refused(table_names(self.template, shape.table), shape.table):
@@ -192,7 +197,7 @@ class IcebergTarget:
             )
 
     def cut_log(self, pipeline: str) -> CutLog:
-        """The cuts of a pipeline, in a table beside the first level of the tables' names."""
+        """Return the cuts of a pipeline. Their namespace is the template's, filled in for tidesink."""
         session = open_session(self.spark, self.catalog, self.properties)
         spaces = table_names(self.template, _CUTS_TABLE)[:-1]
         location = f"{self.catalog}.{quote_path(*spaces, CUTS)}"
@@ -215,7 +220,7 @@ class IcebergTarget:
         )
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> IcebergReader | None:
-        """What reads the Iceberg table of ``shape``."""
+        """Return a reader of the Iceberg table of ``shape``; None if it does not exist."""
         own = open_session(session, self.catalog, self.properties)
         found = IcebergReader(own, self.location_of(shape.table), shape, pipeline=pipeline)
         return found if found.exists else None
@@ -232,23 +237,23 @@ class IcebergReader(TableReader):
 
     @property
     def exists(self) -> bool:
-        """Whether there is a table."""
+        """True if the table exists."""
         with translating(reading_error, self._shape.source):
             return self._table.exists
 
     def columns(self) -> Mapping[str, str]:
-        """The columns by the latest metadata."""
+        """Return the columns from the latest metadata."""
         with translating(reading_error, self._shape.source):
             return self._table.columns(self._table.state())
 
     def committed(self) -> Progress | None:
-        """The progress that the table's properties hold now."""
+        """Return the progress in the table's properties."""
         with translating(reading_error, self._shape.source):
             entry = self._ledger.entry(self._table.state())
         return entry.progress if entry else None
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Those of the snapshot that readers see."""
+        """Return the rows of the snapshot that readers see."""
         with translating(reading_error, self._shape.source):
             return rows_that_live(self.session.table(self._table.location), columns, self._shape.shard)
 
@@ -296,7 +301,7 @@ class IcebergTable(IcebergColumns):
             self._present = self._table.columns(self._table.state())
 
     def claim(self) -> Claim:
-        """Take the table's next epoch by a commit, then say what is applied."""
+        """Take the table's next epoch with a commit, then return what is applied."""
         with self._turns.mine(), self._translating(reading_error):
             entry = self._holder.claim()
             self._fill_pending()
@@ -305,13 +310,13 @@ class IcebergTable(IcebergColumns):
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
-        """The progress that the table's properties hold now."""
+        """Return the progress in the table's properties."""
         with self._translating(reading_error):
             entry = self._ledger.entry(self._table.state())
         return entry.progress if entry else None
 
     def version_of(self, progress: Progress) -> TableVersion:
-        """The snapshot that readers see, where the ledger beside it has this progress."""
+        """Return the snapshot that readers see. The ledger must have this progress."""
         with self._translating(reading_error):
             state = self._table.state()
             entry = self._ledger.entry(state)
@@ -319,25 +324,25 @@ class IcebergTable(IcebergColumns):
         return TableVersion(self.location, cast(int, state.head))
 
     def keep_version(self, version: int, commit_ts: int, *, keep: float) -> None:
-        """Have a tag keep a snapshot that a cut names."""
+        """Keep a snapshot that a cut refers to, with a tag."""
         with self._translating(reading_error):
             self._tags.keep(version, commit_ts, seconds=keep)
 
     def evolve(self, shape: TableShape) -> EvolveResult:
-        """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
+        """Add columns and widen numbers so that ``shape`` fits. Old rows get the defaults."""
         iceberg_schema.check(shape, self._present)
         with self._turns.mine(), self._translating(reading_error):
             created, self._created = self._created, False
             grows = self._shard is not None and bool(self._shard.new_columns(shape))
             if not (self._plan(shape).needed or grows or self._evolving):
                 return EvolveResult(created=created)
-            self._evolving = True  # until all of it is done: one that is cut off is gone on with
+            self._evolving = True  # until all is done, so that an interrupted change is continued
             result = self._evolve(shape)
             if self._shard:
                 filled, warnings = self._shard.fill(shape, self._staging.branch, self._staging.run)
             else:
                 filled, warnings = self._fill_pending(), ()
-            self._plan(shape)  # the columns of a shared table as they are now
+            self._plan(shape)  # reads the current columns of a shared table
             self._evolving = False
         return replace(result, created=created, backfilled=filled, warnings=(*result.warnings, *warnings))
 
@@ -347,7 +352,7 @@ class IcebergTable(IcebergColumns):
         return plan_evolution(self._present, shape)
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
-        """Stage a batch, then make it and its progress visible by one commit."""
+        """Stage a batch, then publish it and its progress in one commit."""
         with self._turns.mine(), self._translating(reading_error):
             state, done = self._looked_at(progress)
             if done is None and self._take_order(batch):
@@ -358,16 +363,16 @@ class IcebergTable(IcebergColumns):
                 done = self._attempt(batch, progress, state)
                 state = None
             if done is None:
-                # Each commit was refused for certain, so that no snapshot has the files.
+                # Each commit was certainly refused, so no snapshot has the files.
                 self.forget_staged(batch.staged or ())
                 raise TransientTargetError(
-                    "others kept committing while the batch was written; nothing of it was",
+                    "Others kept committing while the batch was written. Nothing of it was published.",
                     table=str(self._name),
                 )
         return done
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
-        """Writes rows as files that no snapshot has yet, where they depend on no stored ones."""
+        """Return a sink that writes files that no snapshot has yet; None if rows depend on stored ones."""
         self._sink = None
         if self._files_or_merge.stages(rows, soft=self._soft):
             with self._translating(reading_error):
@@ -382,12 +387,12 @@ class IcebergTable(IcebergColumns):
                 self._files.discard(paths, self._table.state())
 
     def horizon(self) -> int | None:
-        """The commit_ts up to which deletes may be forgotten."""
+        """Return the commit_ts up to which deletes may be forgotten."""
         with self._translating(reading_error):
             return merge.horizon_of(self._table.state())
 
     def collect(self, horizon: int) -> Collected:
-        """Forget deletes up to a commit_ts: the rows and the horizon in one commit of the metadata."""
+        """Forget deletes up to a commit_ts. Rows and horizon change in one metadata commit."""
         with self._translating(reading_error):
             for _ in range(ATTEMPTS):
                 state = self._holder.staging()
@@ -398,17 +403,17 @@ class IcebergTable(IcebergColumns):
                 said = {merge.PROPERTY: str(now)}
                 if self._holder.publish(entry, on=head, saying=said):
                     return Collected(now, -grown_by(summary), kept, oldest)
-        raise TransientTargetError("others keep committing to the table", table=str(self._name))
+        raise TransientTargetError("Others keep committing to the table.", table=str(self._name))
 
     def close(self) -> None:
-        """Drop the batch's view; the session goes with its last reference."""
+        """Drop the batch's view. The session ends with its last reference."""
         self._staging.close()
 
     def _looked_at(self, progress: Progress) -> tuple[TableState | None, ApplyResult | None]:
-        """The table now, and what this very batch did, if it is applied.
+        """Return the current table, and the result of this batch if it is applied already.
 
         Raises:
-            StaleProgressError: this worker does not hold the batch's epoch, or as ``check_follows`` says.
+            StaleProgressError: this worker does not hold the batch's epoch, or a later batch is applied.
         """
         hold = (self._holder.held.epoch,)
         check_held(hold, hold, table=self._name, batch=progress.epoch)
@@ -419,9 +424,9 @@ class IcebergTable(IcebergColumns):
     def _attempt(
         self, batch: ReducedBatch, progress: Progress, state: TableState | None
     ) -> ApplyResult | None:
-        """Stage and publish once; None where others committed in between.
+        """Stage and publish once; None if others committed in between.
 
-        ``state``: the table as it was looked at; None to look again.
+        ``state``: the table as it was last read; None to read it again.
         """
         if batch.empty or batch.truncates:
             return self._merged(batch, progress)
@@ -461,9 +466,9 @@ class IcebergTable(IcebergColumns):
         return result
 
     def _take_order(self, batch: ReducedBatch) -> bool:
-        """Give the table the columns of the order its rows come in, once; refuse the way back.
+        """Add the columns that ordering by source needs, once. Refuse to go back to Kafka's order.
 
-        True where it got them now.
+        Returns True if the columns were added now.
         """
         check_order(batch, self._present, table=self._name)
         if not batch.sequenced or SEQUENCE_COLUMN in self._present:
@@ -472,7 +477,7 @@ class IcebergTable(IcebergColumns):
         return True
 
     def _evolve(self, shape: TableShape) -> EvolveResult:
-        """Commit the columns that a shape needs; defaults are left pending."""
+        """Commit the columns that a shape needs. Their defaults stay pending."""
         for _ in range(ATTEMPTS):
             state = self._holder.current()
             present = self._table.columns(state)
@@ -482,10 +487,10 @@ class IcebergTable(IcebergColumns):
             if not plan.needed or self._holder.put_schema(state, schema, properties):
                 added = tuple(column.name for column in plan.added)
                 return EvolveResult(False, added, tuple(plan.widened), (), warnings)
-        raise TransientTargetError("others keep committing to the table", table=str(self._name))
+        raise TransientTargetError("Others keep committing to the table.", table=str(self._name))
 
     def _fill_pending(self) -> tuple[str, ...]:
-        """Give old rows the defaults still pending; the columns filled."""
+        """Fill pending defaults into old rows. Returns the filled columns."""
         for _ in range(ATTEMPTS):
             state = self._holder.staging()
             self._present = self._table.columns(state)
@@ -498,13 +503,13 @@ class IcebergTable(IcebergColumns):
             entry = replace(self._holder.held, snapshot=snapshot)
             if self._holder.publish(entry, on=head, forgetting=(iceberg_schema.BACKFILL,)):
                 return tuple(name for name in pending if name in self._present)
-        raise TransientTargetError("others keep committing to the table", table=str(self._name))
+        raise TransientTargetError("Others keep committing to the table.", table=str(self._name))
 
     def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:
         return translating(translate, self._name)
 
 
-# Runs a statement on the shard's branch, whose head is given; gives its snapshot and the summary's numbers.
+# (statement, head of the shard's branch) -> snapshot of the statement, and its summary's numbers.
 Stage = Callable[[str, int], tuple[int, Mapping[str, int]]]
 _Filled = tuple[tuple[str, ...], tuple[str, ...]]
 
@@ -519,10 +524,10 @@ class IcebergShard:
     holder: Holder
 
     def present(self, shape: TableShape) -> dict[str, str]:
-        """The table's columns now, since others change them, which can come to hold a shape.
+        """Return the current columns of the table, which other shards may have changed.
 
         Raises:
-            SchemaRefusedError: no type holds the values of all shards; names the others.
+            SchemaRefusedError: a column cannot hold the values of all shards; names the other shards.
         """
         state = self.table.state()
         present = self.table.columns(state)
@@ -534,11 +539,11 @@ class IcebergShard:
         return present
 
     def new_columns(self, shape: TableShape) -> tuple[ShapeColumn, ...]:
-        """The columns that the shard's rows have no value for yet."""
+        """Return the columns for which the shard's rows have no value yet."""
         return new_columns(shape, self.holder.held.known)
 
     def fill(self, shape: TableShape, branch: str, stage: Stage) -> _Filled:
-        """Give the shard's rows the defaults of columns that are new to them; those, and warnings.
+        """Fill the defaults of new columns into the shard's rows. Returns these columns, and warnings.
 
         Raises:
             TransientTargetError: others kept committing.
@@ -554,11 +559,11 @@ class IcebergShard:
             entry = replace(held, snapshot=snapshot, known=known_after(held.known, shape))
             if self.holder.publish(entry, on=head):
                 return tuple(defaults), warnings
-        raise TransientTargetError("others keep committing to the table", table=str(self.ledger.table))
+        raise TransientTargetError("Others keep committing to the table.", table=str(self.ledger.table))
 
 
 def shard_of(
     shape: TableShape, table: JvmTable, ledger: IcebergLedger, holder: Holder
 ) -> IcebergShard | None:
-    """The shard of a shape; None where its table is not shared."""
+    """Return the shard of a shape; None if its table is not shared."""
     return IcebergShard(shape.shard, table, ledger, holder) if shape.shard else None

@@ -1,1 +1,1 @@
-"""What Delta and Iceberg share: a table's place and statements, batches as files, and batches by MERGE."""
+"""Shared parts of Delta and Iceberg: locations and statements, batches as files, and batches by MERGE."""

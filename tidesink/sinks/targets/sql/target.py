@@ -1,4 +1,4 @@
-"""What the SQL targets share: opening tables under a template, and the checks before a run."""
+"""Shared parts of the SQL targets: opening tables under a template, and the checks before a run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Kafka topics and HTTP services: changes sent on, at least once."""
+"""Kafka topics and HTTP services: changes are sent at least once."""
