@@ -1,6 +1,6 @@
-"""What Delta's protocol asks of a table's files, for the tasks that write them.
+"""Parts of Delta's protocol for the tasks that write files: statistics, deletion vectors, partitions.
 
-Statistics, deletion vectors and partitions. A file has the vectors of many data files.
+One file of vectors has the deletion vectors of many data files.
 """
 
 from __future__ import annotations
@@ -32,28 +32,29 @@ from tidesink.sinks.targets.lake.rows import FileColumn, Partition, Places, fold
 from tidesink.sinks.targets.lake.storage import LOCAL, Storage
 from tidesink.sinks.targets.lake.vectors import FRAME_BYTES, array_positions, framed_vector, read_vector
 
-# Delta's prefix of a text in statistics, and how far it goes on to find a bound (in UTF-16 units).
+# Length of Delta's text prefixes in statistics, and the limit for finding an upper bound (in UTF-16 units).
 _PREFIX: Final = 32
 _LIMIT: Final = 2 * _PREFIX
 _LAST_ASCII: Final = "\x7f"
 _LAST: Final = "\U0010ffff"
-# Hive's name for NULL: Spark and Delta take a text that equals it for NULL.
+# Hive's folder name for NULL. Spark and Delta read a text that equals it as NULL.
 NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
-# What Spark escapes in the names of folders.
+# Characters that Spark escapes in folder names.
 _ESCAPED: Final = re.compile(r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of a file's rows as Delta's JSON; ``columns`` are the physical names that have them.
+    """Computes the statistics of a file's rows as Delta's JSON.
 
-    Positions of the source (``SEQUENCE_COLUMN``), which nobody looks for, have none.
+    ``columns``: physical names of columns with statistics. Positions of the source (``SEQUENCE_COLUMN``) have
+        no statistics, because nobody searches for them.
     """
 
     columns: frozenset[str]
 
     def __call__(self, rows: pa.Table) -> str:
-        """Of one file."""
+        """Return the statistics of one file."""
         plain = [field.name for field in rows.schema if not pa.types.is_nested(field.type)]
         names = [name for name in plain if name in self.columns]
         ranges = {name: _range(rows[name]) for name in names}
@@ -66,7 +67,7 @@ class Statistics:
 
 
 def _range(values: pa.ChunkedArray) -> tuple[str | None, str | None]:
-    """The least and the greatest value as JSON; None where Delta has none."""
+    """Return the least and the greatest value as JSON; None if Delta has no such statistics."""
     kind = values.type
     if pa.types.is_boolean(kind) or pa.types.is_binary(kind) or values.null_count == len(values):
         return None, None
@@ -87,19 +88,19 @@ def _words(value: pa.Scalar) -> str | None:
         return f"{value.as_py():f}"
     try:
         return _instant(value) if pa.types.is_timestamp(value.type) else f'"{value.as_py()}"'
-    except (OverflowError, ValueError):  # a year that Python's dates do not have
+    except (OverflowError, ValueError):  # a year outside the range of Python's dates
         return None
 
 
 def _instant(value: pa.Scalar) -> str:
-    """Cut to milliseconds, the greatest value too: readers know that."""
+    """Format an instant cut to milliseconds. Readers expect this even of the greatest value."""
     moment = value.cast(pa.timestamp("us")).as_py()
     text = moment.isoformat(timespec="milliseconds")
     return f'"{text}Z"' if value.type.tz else f'"{text}"'
 
 
 def _float_range(values: pa.ChunkedArray) -> tuple[str, str]:
-    """Spark's order: NaN is the greatest number. Some readers tell the zeros apart: the range has both."""
+    """Return the range in Spark's order: NaN is the greatest. It includes both zeros: readers differ."""
     numbers = values.drop_null().to_numpy()
     real = numbers[~np.isnan(numbers)]
     if not len(real):
@@ -115,7 +116,7 @@ def _number(value: np.floating[Any]) -> str:
 
 
 def _prefix(text: str) -> str:
-    """The first 32 UTF-16 units; a character of two units is not cut."""
+    """Return the first 32 UTF-16 units, without cutting a character of two units."""
     units = 0
     for at, character in enumerate(text):
         if units >= _PREFIX:
@@ -125,7 +126,7 @@ def _prefix(text: str) -> str:
 
 
 def _upper_bound(text: str) -> str | None:
-    """A short text that is not less than a long one; None where there is none within Delta's limit."""
+    """Return a short text that is not less than a long one; None if Delta's limit is too short for one."""
     head = _prefix(text)
     while len(head.encode("utf-16-le")) // 2 <= _LIMIT:
         if head == text:
@@ -139,27 +140,27 @@ def _upper_bound(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class Vectors:
-    """The deletion vectors of the table in the folder ``root``; ``LocateTask``'s marks.
+    """The deletion vectors of the table in the folder ``root``, as the marks of ``LocateTask``.
 
-    The text in a ``DataFile``'s ``deletes`` is the descriptor of its vector, as the log has it.
+    An entry of a ``DataFile``'s ``deletes`` is the vector's descriptor, as in the log.
     """
 
     root: str
     storage: Storage = LOCAL
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
-        """Files have Delta's physical names."""
+        """Return a column's name in files, which use Delta's physical names."""
         return column.name if column.name in schema.names else None
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """The rows of files that vectors hide, counted through them all."""
+        """Return the rows of files that vectors hide, numbered through all files."""
         hidden = self.storage.each(self._positions, files)
         return np.concatenate(
             [np.empty(0, np.int64), *(start + rows for start, rows in zip(starts, hidden, strict=False))]
         )
 
     def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
-        """As the log says it."""
+        """Return the partition's value from the log."""
         values = json.loads(file.partition.values or "{}")
         if column.name not in values:
             return None
@@ -171,7 +172,7 @@ class Vectors:
         return value
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:  # noqa: ARG002  (other formats name files so)
-        """One file of the vectors of all files that have rows marked, each with what it hid before."""
+        """Write one file with the vectors of all changed data files, each with the rows it hid before."""
         number, whole, vectors, rows = uuid4(), bytearray(b"\x01"), [], 0
         files = [one for some in marked for one in some.by_file()]
         before = self.storage.each(self._positions, [file for file, _ in files])
@@ -196,7 +197,7 @@ class Vectors:
 
 
 def vector_path(root: str, vector: dict[str, Any]) -> str | None:
-    """Where the vector that a descriptor names is kept; None for one that is in the log."""
+    """Return the path of a descriptor's vector; None if the vector is stored in the log itself."""
     stored = str(vector["pathOrInlineDv"])
     if vector["storageType"] == "i":
         return None
@@ -213,10 +214,10 @@ def vector_positions(
     of: str,
     storage: Storage = LOCAL,
 ) -> Places:
-    """The rows of the file ``of`` that its vector hides, in their order.
+    """Return the rows of the file ``of`` that its vector hides, in order.
 
     Raises:
-        FileRefusedError: the vector is not what its descriptor says.
+        FileRefusedError: the vector does not match its descriptor.
     """
     path = vector_path(root, vector)
     if path is None:
@@ -227,7 +228,7 @@ def vector_positions(
     return array_positions(data, vector["cardinality"], of=of)
 
 
-# Z85 and Python's Base85 have the same digits, spelt by other characters.
+# Z85 and Python's Base85 encode the same digits with different characters.
 _Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _DIGITS: Final = str.maketrans(_Z85, _B85)
@@ -237,24 +238,25 @@ def _z85(text: str) -> bytes:
     return base64.b85decode(text.translate(_DIGITS))
 
 
-# Partitions, as the log and folders spell them.
+# Partition values, as spelled in the log and in folder names.
 
 
 @dataclass(frozen=True)
 class SplitByColumns:
-    """The ``Split`` of columns, which files leave out.
+    """The ``Split`` of partition columns, which files do not store.
 
-    ``named``: folders say the values, as Hive's do. Tables with column mapping have short ones at random.
+    ``named``: folder names contain the values, like Hive's. Tables with column mapping use short random
+        names.
     """
 
     columns: tuple[FileColumn, ...]
     named: bool
 
     def __call__(self, rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
-        """Each partition with its rows.
+        """Yield each partition with its rows.
 
         Raises:
-            TargetError: a row has a text that Delta would give back as NULL.
+            TargetError: a row has a text that Delta would read back as NULL.
         """
         names = [column.name for column in self.columns]
         for first, part in grouped(rows.drop_columns(names), [rows[name] for name in names]):
@@ -271,28 +273,28 @@ class SplitByColumns:
 
 
 def check_text(text: str | None, column: str, *, table: str | None = None) -> None:
-    """Refuse a text in a partition column that Delta gives back as NULL.
+    """Refuse a text in a partition column that Delta would read back as NULL.
 
     Raises:
         TargetError: names the column.
     """
     if text in ("", NULL_FOLDER):
         raise TargetError(
-            f"a row has {f'the text {text}' if text else 'an empty text'} in {column}, which the table is "
-            "partitioned by, where Delta keeps none: it would be NULL, and nothing was written. Partition "
-            "the table by another column",
+            f"A row has {f'the text {text}' if text else 'an empty text'} in the partition column {column}. "
+            "Delta would read it back as NULL, so nothing was written. Partition the table by another "
+            "column.",
             table=table,
             column=column,
         )
 
 
 def escaped(text: str) -> str:
-    """A text in the name of a folder, as Spark has it."""
+    """Escape a text for a folder name, as Spark does."""
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
 def partition_text(value: pa.Scalar) -> str | None:
-    """A value in an entry of the log."""
+    """Format a value for an entry of the log."""
     kind = value.type
     if not value.is_valid:
         return None
@@ -309,7 +311,7 @@ def partition_text(value: pa.Scalar) -> str | None:
 
 
 def partition_value(text: str | None, kind: pa.DataType) -> pa.Scalar | None:
-    """The value that an entry of the log says; None for an instant in a time zone that it does not say."""
+    """Parse a value from an entry of the log; None for an instant whose time zone is not recorded."""
     if not text:
         return pa.scalar(None, kind)
     if pa.types.is_date(kind):

@@ -1,6 +1,6 @@
-"""A batch into a Delta table without MERGE: new files, deletion vectors of the rows they replace, one commit.
+"""Writes a batch to a Delta table without MERGE: new files, deletion vectors of replaced rows, one commit.
 
-``FileWriter.plan`` says which batches of which tables are merged instead, and why
+``FileWriter.plan`` decides which batches are merged instead, and returns the reason
 (docs/adr/0030-lakes-without-merge.md).
 """
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Writer features under which a batch is written as files; what others ask of a writer is Delta's to do.
+# Writer features under which batches can be written as files. Other features need Delta's own writer.
 _FEATURES: Final = frozenset(
     {
         "appendOnly",
@@ -88,7 +88,7 @@ _FEATURES: Final = frozenset(
         "vacuumProtocolCheck",
     }
 )
-# Properties of a table, and their values under which a batch is written as files.
+# Table properties, and the values that allow batches to be written as files.
 FILE_PROPERTIES: Final[Mapping[str, tuple[str, ...]]] = {
     "delta.enableDeletionVectors": ("true",),
     "delta.appendOnly": ("false",),
@@ -97,19 +97,19 @@ FILE_PROPERTIES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _DEFAULTS: Final = {"delta.columnMapping.mode": "none"}
 _CONSTRAINTS: Final = "delta.constraints."
-# In a column's metadata: what Delta or Spark checks or computes when a row is written.
+# Metadata keys of a column that Delta or Spark checks or computes when a row is written.
 _CHECKED: Final = (*GENERATED, "delta.invariants", "__CHAR_VARCHAR_TYPE_STRING")
-# Types whose values the log's texts of a partition do not say exactly.
+# Types whose values are not exact in the log's partition texts.
 _UNFIT_PARTITIONS: Final = ("float", "double", "binary")
 _COMPRESSION: Final = "spark.sql.parquet.compression.codec"
-# The entries of all files pass the driver where the commit's checksum has none.
+# If the commit's checksum does not list the files, all entries pass through the driver, up to this number.
 _MOST_FILES: Final = 20_000
 
 
 class FilePlan(NamedTuple):
-    """How a batch is written: in which transaction, what its tasks write, and the table's files.
+    """How a batch is written: its transaction, its tasks, and the table's files.
 
-    ``entries`` are the log's own of these files, by their paths.
+    ``entries``: the log's entries of these files, by their paths.
     """
 
     transaction: Any
@@ -119,16 +119,16 @@ class FilePlan(NamedTuple):
 
 
 class _NewRows(NamedTuple):
-    """What tasks write, and the columns by which the table is partitioned."""
+    """The task that writes new rows, and the table's partition columns."""
 
     rows: RowsTask
     partitioned_by: tuple[FileColumn, ...]
 
 
 class Staged(NamedTuple):
-    """What a commit is to say: actions of Delta's, its metrics, and the files written for it alone.
+    """A commit's content: Delta's actions, its metrics, and the files written only for it.
 
-    ``counts``: of a history, what became of the batch's events.
+    ``counts``: in a history, the outcome of the batch's events.
     """
 
     actions: tuple[Any, ...]
@@ -146,7 +146,7 @@ class FileWriter:
     name: TableId
 
     def plan(self, batch: ReducedBatch, progress: Progress) -> FilePlan | str:
-        """How a batch is written on the table as it is now, or why it is merged by MERGE."""
+        """Plan how a batch is written to the current table, or return why it needs a MERGE."""
         reason = batch_reason(batch)
         if reason is not None:
             return reason
@@ -157,7 +157,7 @@ class FileWriter:
             raise reading_error(exc, table=str(self.name)) from exc
 
     def sink(self, rows: RowFormat, epoch: int) -> FileSink | None:
-        """What takes the rows of a batch that depends on no stored rows; None where MERGE is to have them."""
+        """Return a sink for a batch whose rows depend on no stored rows; None if the batch needs a MERGE."""
         batch = ReducedBatch(rows.shape, 0, 0, mode=rows.mode)
         try:
             with self.log.active():
@@ -167,12 +167,12 @@ class FileWriter:
         return None if isinstance(found, str) else FileSink(found.rows)
 
     def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged:
-        """Write a batch's files, which nothing names yet.
+        """Write a batch's files. No commit refers to them yet.
 
         Raises:
-            AccountingError: what was written is not what the batch has, or a key has several rows.
-            NotAsFilesError: a file of the table is not what the log says, or stored values are too many.
-            TidesinkError: as ``staging_error`` says of what Spark raised.
+            AccountingError: the written rows do not match the batch, or a key has several rows.
+            NotAsFilesError: a file does not match the table's log, or there are too many stored values.
+            TidesinkError: Spark's error, converted by ``staging_error``.
         """
         try:
             marks = Vectors(self._root, plan.rows.files.storage)
@@ -182,10 +182,10 @@ class FileWriter:
             raise staging_error(exc, table=str(self.name)) from exc
 
     def commit(self, plan: FilePlan, staged: Staged, *, application: str, version: int, words: str) -> None:
-        """Commit a batch's files with its transaction version and words, as a MERGE would.
+        """Commit a batch's files with its transaction version and user metadata, as a MERGE would.
 
-        Nothing where a transaction version not below this one is there. Raises what Delta raises: a conflict
-        where anybody changed rows, or committed for the same application, since the plan was made.
+        Does nothing if the stored transaction version is not below this one. Raises Delta's exceptions: a
+        conflict if anybody changed rows, or committed for the same application, after the plan was made.
         """
         transaction = plan.transaction
         with self.log.active(), user_metadata(self.session, words):
@@ -196,11 +196,12 @@ class FileWriter:
             transaction.commit(actions, self._operation)
 
     def discard(self, paths: Iterable[str]) -> None:
-        """Remove files that no commit has; what cannot be removed stays, unseen."""
+        """Remove files that no commit has. Files that cannot be removed stay, invisible to readers."""
         jvm: Any = self.session._jvm
         for path in paths:
             with suppress(*SPARK_ERRORS):
-                # The table's file system: a path on a disk names none, and Hadoop's usual one may be another.
+                # The table's file system: a local path does not name one, and Hadoop's default may be
+                # another.
                 files = self.log.java().dataPath().getFileSystem(self._hadoop)
                 files.delete(jvm.org.apache.hadoop.fs.Path(path), False)
 
@@ -224,12 +225,12 @@ class FileWriter:
 
     @property
     def _hadoop(self) -> Any:
-        """Hadoop's settings as Delta has them."""
+        """Hadoop's settings as Delta uses them."""
         return self.log.java().newDeltaHadoopConf()
 
     @cached_property
     def _operation(self) -> Any:
-        """A MERGE to Delta: it checks the commit as it checks those."""
+        """A MERGE to Delta, so that Delta checks the commit like one."""
         jvm: Any = self.session._jvm
         none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
         return getattr(self._delta, "DeltaOperations$Merge")(*[none] * 4, *[self._java([])] * 3)
@@ -244,7 +245,7 @@ class FileWriter:
         return found if isinstance(found, str) else FilePlan(transaction, rows, *found)
 
     def _new_rows(self, batch: ReducedBatch, transaction: Any, words: str) -> _NewRows | str:
-        """How the rows of a batch are written, whatever the table has; ``words`` are in the files' names."""
+        """Plan how a batch's rows are written, apart from the table's files. ``words``: in file names."""
         storage = hadoop_storage(str(self.log.java().dataPath()), self._hadoop, self.session._jvm)
         reason = storage if isinstance(storage, str) else storage.reason_unreachable(self._root)
         if isinstance(storage, str) or reason is not None:
@@ -267,7 +268,7 @@ class FileWriter:
             f"{self._root}/part-{words}-{uuid4().hex}-{ATTEMPT}.parquet",
             str(codec),
             Statistics(frozenset(with_statistics)),
-            # Spark 3 takes old dates of files that do not say it for dates of the Julian calendar.
+            # Without it, Spark 3 reads old dates as dates of the Julian calendar.
             {"org.apache.spark.version": self.session.version},
             storage,
         )
@@ -283,9 +284,9 @@ class FileWriter:
         parts: Sequence[FileColumn],
         storage: Storage,
     ) -> tuple[tuple[DataFile, ...], dict[str, Any]] | str:
-        """The files that may have rows of the batch's keys; the reason where one is not ours to read.
+        """Return the files that may have rows of the batch's keys; a reason if a file cannot be read here.
 
-        Whoever removes or adds files from here on conflicts with the transaction.
+        From now on, anybody who removes or adds files conflicts with the transaction.
         """
         if batch.mode == "append":
             return (), {}
@@ -329,7 +330,7 @@ class FileWriter:
         return tuple(files), found
 
     def _entries(self, snapshot: Any) -> Any:
-        """The log's entries of a snapshot's files: of its checksum, else by a job of Spark's."""
+        """Return the log's entries of a snapshot's files, from its checksum or with a Spark job."""
         checksum = snapshot.checksumOpt()
         if checksum.isDefined():
             number, known = int(checksum.get().numFiles()), checksum.get().allFiles()
@@ -342,7 +343,7 @@ class FileWriter:
     def _staged(
         self, batch: ReducedBatch, plan: FilePlan, lines: Sequence[WrittenFile], counts: BatchCounts
     ) -> Staged:
-        """The actions of new files and vectors; they must say what the batch does."""
+        """Return the actions of new files and vectors, which must match the batch."""
         actions, now, added, hidden = list[Any](), int(time.time() * 1000), 0, 0
         for line in (one for one in lines if one.path is not None and one.found is None):
             said = str(line.details)
@@ -364,20 +365,20 @@ class FileWriter:
                 actions += self._marked(old, details["uuid"], vector)
         if (added, hidden) != (counts.rows, counts.marked):
             raise AccountingError(
-                f"the commit would add {added} rows and delete {hidden}, of {counts.rows} to write, and "
-                f"{counts.marked} that were there; nothing is visible",
+                f"The commit would add {added} rows and delete {hidden}, but {counts.rows} were written, and "
+                f"{counts.marked} were found to replace. Nothing is visible.",
                 table=str(self.name),
             )
         versions = None if counts.versions is None else counts.versions._asdict()
         return Staged(tuple(actions), _metrics(batch, counts), new_paths(batch, lines), versions)
 
     def _in_log(self, path: str) -> str:
-        """A file of the table as its log has it: a URI, as Hadoop encodes it."""
+        """Return a file's path as in the table's log: a URI, encoded like Hadoop's."""
         jvm: Any = self.session._jvm
         return str(jvm.org.apache.hadoop.fs.Path(path.removeprefix(f"{self._root}/")).toUri())
 
     def _marked(self, old: Any, number: str, vector: Mapping[str, Any]) -> list[Any]:
-        """The actions that give a file a new vector, or remove it where no row of it is left."""
+        """Return the actions that replace a file's vector, or remove the file if no row of it is left."""
         if vector["rows"] == int(old.numPhysicalRecords().get()):
             return [old.remove()]
         jvm: Any = self.session._jvm
@@ -389,7 +390,7 @@ class FileWriter:
         return [both._1(), both._2()]
 
     def _metrics(self, staged: Staged) -> Any:
-        """What the commit's operation says it did, as a MERGE's; Delta takes numbers of Spark's own."""
+        """Return the commit's operation metrics, like a MERGE's, as the Spark metrics that Delta expects."""
         jvm: Any = self.session._jvm
         found, context = jvm.java.util.HashMap(), self._java_session.sparkContext()
         for name, number in staged.metrics.items():
@@ -401,7 +402,7 @@ class FileWriter:
 
 
 def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
-    """What a MERGE would say that it did, by Delta's names; a row that is marked deleted was updated."""
+    """Return the metrics of an equivalent MERGE by Delta's names. Rows marked as deleted count as updated."""
     result, source = counts.result, batch.upserts + batch.deletes
     marked = result.deleted if batch.delete_mode == "soft" else 0
     inserted, updated, deleted = result.inserted, result.updated + marked, result.deleted - marked
@@ -421,7 +422,7 @@ def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
 def _columns(
     batch: ReducedBatch, fields: Mapping[str, Any], present: Mapping[str, str]
 ) -> tuple[FileColumn, ...]:
-    """The table's columns, in its order, as its files have them."""
+    """Return the table's columns in order, with their names and types in files."""
     found = []
     for name, field in fields.items():
         column, (physical, number) = batch.shape.by_name.get(fold_name(name)), _in_files(field)
@@ -435,15 +436,15 @@ def _columns(
 
 
 def _in_files(field: Mapping[str, Any]) -> tuple[str, int | None]:
-    """What Parquet files call a field of the table's schema, and its number there."""
+    """Return the name of a schema field in Parquet files, and its field id."""
     known = field["metadata"]
     return known.get("delta.columnMapping.physicalName", field["name"]), known.get("delta.columnMapping.id")
 
 
 def _stored_version(transaction: Any, application: str) -> int:
-    """The transaction version that an application has; its other commits conflict from here on.
+    """Return an application's transaction version. Its other commits conflict from now on.
 
-    The commit's checksum has it; ``txnVersion`` computes the table's state for it in a Spark job.
+    The commit's checksum contains it. ``txnVersion`` would compute the table's state in a Spark job.
     """
     checksum = transaction.snapshot().checksumOpt()
     known = checksum.get().setTransactions() if checksum.isDefined() else None
@@ -457,7 +458,7 @@ def _stored_version(transaction: Any, application: str) -> int:
 def _may_have(
     statistics: Mapping[str, Any], same: Mapping[str, Any], ranges: Mapping[str, tuple[Any, Any]]
 ) -> bool:
-    """Whether a file can have keys in these ranges; one without a bound may. ``same``: of its partition."""
+    """Return True if a file may have keys in these ranges. ``same``: values of the file's partition."""
     for name, (least, greatest) in ranges.items():
         bounds = (statistics.get(side, {}) for side in ("minValues", "maxValues"))
         low, high = (bound.get(name, same.get(name)) for bound in bounds)
@@ -467,7 +468,7 @@ def _may_have(
 
 
 def _ended_before(statistics: Mapping[str, Any], column: str | None, since: int | None) -> bool:
-    """Whether all versions in a file of a history ended before a commit_ts; ``column`` has their ends."""
+    """Return True if all versions in a history's file ended before a commit_ts. ``column`` has their ends."""
     last, running = (statistics.get(side, {}).get(column) for side in ("maxValues", "nullCount"))
     return since is not None and last is not None and running == 0 and bool(last < since)
 
@@ -478,7 +479,7 @@ def _partition_columns(transaction: Any) -> list[str]:
 
 
 def _table_reason(transaction: Any, fields: Mapping[str, Any], present: Mapping[str, str]) -> str | None:
-    """Why a table's batches are merged by MERGE."""
+    """Return why a table's batches need a MERGE; None if they do not."""
     protocol, metadata = transaction.protocol(), transaction.metadata()
     features = set(str(protocol.writerFeatureNames().mkString("\n")).splitlines())
     unknown = sorted(features - _FEATURES)

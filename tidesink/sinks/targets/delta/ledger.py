@@ -1,15 +1,15 @@
-"""The progress that lives in a Delta table's own commits: reading it back, and the claim that fences.
+"""The progress in a Delta table's own commits: reading it back, and the claim that fences other workers.
 
-Every commit of ours carries, as Delta's user metadata, who made it and what is then applied. Its
-transaction version (epoch × 2^40 + batch) makes Delta refuse or skip a commit of an older epoch. The
-ledger is read from the latest version down to the first commit of ours.
+Each of our commits has, in Delta's user metadata, its writer and the applied progress. Its transaction
+version (epoch × 2^40 + batch) makes Delta refuse or skip a commit of an older epoch. The ledger is read from
+the latest version down to our first commit.
 
-Delta cleans old commits away (30 days by default), the transaction version stays. Then the history of
-the state store, written before each commit, says what that version had applied; where it does not
-know either, the ledger refuses to guess.
+Delta removes old commits (after 30 days by default), but keeps the transaction version. Then the progress for
+that version is read from the history in the state store, which is written before each commit. If the history
+does not have it either, the ledger raises an error instead of guessing.
 
-A RESTORE brings old rows back but not the old transaction version. It is accepted only where it leads
-back to our newest commit.
+A RESTORE brings old rows back, but not the old transaction version. It is accepted only if it leads back to
+our newest commit.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 APPLICATION: Final = "tidesink.progress"
 _FORMAT: Final = 1
 _CLAIM_ATTEMPTS: Final = 5
-# Operations after which the rows are not what our commits made of them.
+# Operations that replace the rows of our commits.
 _REPLACING: Final = frozenset(
     {
         "RESTORE",
@@ -50,8 +50,8 @@ _REPLACING: Final = frozenset(
     }
 )
 
-# What a batch or a claim is to Delta. An auto compaction, where the table's properties ask for one, carries
-# the words of the batch it follows and is no batch. Markers were "Manual Update" until 2026-11-22.
+# Delta's operations for a batch or a claim. An auto compaction (if the table's properties enable it) repeats
+# the user metadata of the batch before it, but is not a batch. Markers were "Manual Update" until 2026-11-22.
 _OURS: Final = frozenset({"MERGE", "WRITE", "DELETE", "UPDATE", MARKER, "Manual Update"})
 
 EntryKind = Literal["claim", "batch"]
@@ -61,20 +61,21 @@ class ProgressHistory(Protocol):
     """The part of the state store that Delta needs."""
 
     def record_progress(self, progress: Progress) -> None:
-        """Remember what a batch will have applied, before its commit."""
+        """Record the progress of a batch before its commit."""
 
     def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
-        """The progress of one batch by its transaction version; None where it is not known."""
+        """Return the progress of a batch by its transaction version; None if unknown."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One commit of ours: ``epoch`` and ``batch`` are the target's, ``progress`` what is then applied.
+    """One of our commits: ``epoch`` and ``batch`` of the target, and the ``progress`` applied with it.
 
-    ``keys`` are the columns rows were identified by; None where the commit does not say. ``counts``: of a
-    history, what became of the batch's events. Of a table that several source tables share, ``shard`` is
-    the one, ``source`` its table, ``known`` the columns of its rows. ``seen``: the table's version when its
-    worker last looked for commits of others before it; None where the commit does not say.
+    ``keys``: columns that identified rows; None if the commit does not record them.
+    ``counts``: in a history, the outcome of the batch's events.
+    ``shard``, ``source``: in a shared table, the shard and its source table.
+    ``known``: columns of the shard's rows.
+    ``seen``: the table's version when the worker last looked for commits of others; None if not recorded.
     """
 
     kind: EntryKind
@@ -93,9 +94,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The ledger of one table, or of one ``shard`` of it, whose rows are identified by the columns ``keys``.
+    """The ledger of one table or ``shard``, whose rows are identified by the columns ``keys``.
 
-    Delta keeps a transaction version for each shard, so that no shard's commits stop another's.
+    Delta keeps a transaction version for each shard, so that shards do not block each other's commits.
     """
 
     log: DeltaLog
@@ -108,13 +109,14 @@ class Ledger:
 
     @property
     def application(self) -> str:
-        """Whose transaction versions Delta compares with ours."""
+        """The application under which Delta compares our transaction versions."""
         return application_of(APPLICATION, self.shard)
 
     def newest(self, at: int | None = None) -> Entry | None:
-        """The newest commit of ours at a version (default: the latest); None where there was none.
+        """Return our newest commit at a version (default: the latest); None if there is no such commit.
 
-        Raises: as ``committed``.
+        Raises:
+            StaleProgressError, ProgressError: see ``committed``.
         """
         if self.shard is not None and self.log.transaction_version(self.application) is None:
             self._check_shared(self.shard)
@@ -132,12 +134,12 @@ class Ledger:
         return None
 
     def _check_shared(self, shard: Shard) -> None:
-        """Refuse a shard that nobody claimed in a table that has no shards."""
+        """Refuse a new shard in a table that has no shards."""
         if self.log.transaction_version(APPLICATION) is not None:
             raise not_shared(f"the Delta table at {self.path}", shard, table=self.table)
 
     def _own(self, entry: Entry | None) -> Entry | None:
-        """An entry if it is our shard's; other shards' commits are as those of strangers."""
+        """Return an entry if it belongs to our shard. Other shards' commits are ignored."""
         if entry is None or entry.shard == (self.shard.value if self.shard else None):
             return entry
         if self.shard is None:
@@ -145,7 +147,7 @@ class Ledger:
         return None
 
     def shards(self) -> tuple[str, ...]:
-        """The other shards of the table, that were ever claimed."""
+        """Return the other shards that ever claimed the table."""
         first = f"{APPLICATION}/"
         return tuple(
             name.removeprefix(first)
@@ -154,22 +156,26 @@ class Ledger:
         )
 
     def committed(self) -> Progress | None:
-        """What is applied.
+        """Return the applied progress.
 
         Raises:
-            StaleProgressError: the rows were moved back, or the table is another pipeline's or another
-                source table's.
-            ProgressError: there was progress and it can no longer be read.
+            StaleProgressError: the rows were moved back, or the table belongs to another pipeline or another
+                source table.
+            ProgressError: progress exists but can no longer be read.
         """
         entry = self.newest()
         return entry.progress if entry else None
 
     def claim(self) -> Entry:
-        """Take the next epoch by one commit, which carries on what is applied.
+        """Take the next epoch with one commit that keeps the applied progress.
 
-        Raises: as ``committed``, also for what others did between its look and its commit; what Delta raises
-            where another commit of ours came between; SchemaRefusedError where the rows were written under
-            another key; TransientTargetError where others kept committing.
+        Delta's own exceptions pass through if another of our commits came in between.
+
+        Raises:
+            StaleProgressError, ProgressError: see ``committed``; also for changes made between reading and
+                commit.
+            SchemaRefusedError: the rows were written under another key.
+            TransientTargetError: others kept committing.
         """
         for _ in range(_CLAIM_ATTEMPTS):
             at = self.log.latest()
@@ -181,7 +187,7 @@ class Ledger:
                 self._check_rows(entry, [])
                 return entry
         raise TransientTargetError(
-            "others kept committing while the table was claimed", table=str(self.table)
+            "Others kept committing while the table was claimed.", table=str(self.table)
         )
 
     def _claim_at(self, at: int, held: Entry | None) -> Entry | None:
@@ -198,7 +204,7 @@ class Ledger:
         return read_entry(commit) if commit else None
 
     def _fences(self, epoch: int) -> dict[str, int]:
-        """What keeps the older holder out of all that it commits beside its batches."""
+        """Return transaction versions that keep an older worker from any commit besides its batches."""
         names = (BACKFILL_APPLICATION, TOMBSTONES_APPLICATION)
         return {application_of(name, self.shard): txn_version(epoch, 0) for name in names}
 
@@ -213,7 +219,7 @@ class Ledger:
         known: tuple[str, ...] | None = None,
         seen: int | None = None,
     ) -> str:
-        """The words a commit of ours carries."""
+        """Return the user metadata of one of our commits."""
         document: dict[str, Any] = {
             "tidesink": _FORMAT,
             "kind": kind,
@@ -234,7 +240,7 @@ class Ledger:
         return {"shard": self.shard.value, "source": self.table, "columns": known}
 
     def since(self, version: int) -> tuple[int, list[Entry]]:
-        """The latest version, and the ledger's entries above ``version``, newest first.
+        """Return the latest version, and the ledger's entries above ``version``, newest first.
 
         Raises:
             StaleProgressError: the table was restored or replaced since, or its log ends before ``version``.
@@ -250,16 +256,17 @@ class Ledger:
         return latest, entries
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
-        """The error of a worker whose table ``entry`` took away."""
+        """Return the error of a worker that lost the table to ``entry``."""
         return StaleProgressError(
-            f"another worker holds this table since version {entry.commit.version} (epoch {entry.epoch}, "
-            f"pipeline {entry.pipeline!r}). Run one worker a table; this one wrote nothing and must stop",
+            f"Another worker holds this table since version {entry.commit.version} (epoch {entry.epoch}, "
+            f"pipeline {entry.pipeline!r}). Run only one worker per table. This worker wrote nothing and "
+            "must stop.",
             table=str(self.table),
         )
 
     @property
     def _owner(self) -> Owner:
-        apart = "set target.table in the config so that the two have different paths"
+        apart = "set `target.table` in the config so that the two have different paths"
         return Owner(
             self.pipeline, self.table, self.keys, f"the Delta table at {self.path}", apart, self.shard
         )
@@ -269,7 +276,7 @@ class Ledger:
         self._owner.check_writer(entry.pipeline, entry.source if self.shard else source)
 
     def _check_rows(self, entry: Entry, passed: list[Commit]) -> None:
-        """The rows must be those our newest commit left, also between our last look before it and itself."""
+        """Check that nothing replaced rows after our newest commit, or between its last check and itself."""
         version, place = entry.commit.version, {"path": self.path, "table": str(self.table)}
         looked = entry.commit.read_version if entry.seen is None else entry.seen
         between = range(version - 1, version - 1 if looked is None else looked, -1)
@@ -281,7 +288,7 @@ class Ledger:
             raise moved(newest_move, version, **place)
 
     def _leads_back(self, move: Commit, entry: Entry) -> bool:
-        """True for a RESTORE to a version whose rows are those of our newest commit."""
+        """Return True for a RESTORE to a version whose rows are those of our newest commit."""
         version = move.restored_version
         while move.operation == "RESTORE" and version is not None and version >= entry.commit.version:
             commit = self.log.commit(version)
@@ -308,9 +315,10 @@ class Ledger:
         progress = self.history.progress_of(self.pipeline, self.table, found) if self.history else None
         if progress is None:
             raise ProgressError(
-                f"epoch {epoch} batch {batch} is applied, but Delta has cleaned that commit away and the "
-                f"state store of pipeline {self.pipeline!r} does not know it. Bring the state store back, or "
-                f"remove the folder {self.path} and let the worker load the table again from its topic",
+                f"Epoch {epoch} batch {batch} is applied, but Delta has removed that commit from its log, "
+                f"and the state store of pipeline {self.pipeline!r} does not have it. Restore the state "
+                f"store, or remove the folder {self.path} and let the worker load the table again from its "
+                "topic.",
                 table=str(self.table),
             )
         return self._remembered(epoch, batch, progress)
@@ -322,18 +330,18 @@ class Ledger:
 
 
 def read_entry(commit: Commit) -> Entry | None:
-    """The ledger entry a commit carries; None for the commits of others.
+    """Return the ledger entry in a commit; None for commits of others.
 
     Raises:
-        ProgressError: it was written by a tidesink of another format.
+        ProgressError: the entry was written by a tidesink with another format.
     """
     document = _document(commit.metadata)
     if document is None or commit.operation not in _OURS:
         return None
     if document["tidesink"] != _FORMAT:
         raise ProgressError(
-            f"version {commit.version} was written by a tidesink with ledger format {document['tidesink']}; "
-            f"this one reads {_FORMAT}"
+            f"Version {commit.version} was written by a tidesink with ledger format {document['tidesink']}, "
+            f"but this tidesink reads format {_FORMAT}."
         )
     progress, keys, source = document["progress"], document.get("keys"), document.get("source")
     known = document.get("columns")
@@ -354,7 +362,7 @@ def read_entry(commit: Commit) -> Entry | None:
 
 
 def application_of(application: str, shard: Shard | None) -> str:
-    """The application of a shard's transactions."""
+    """Return the application name of a shard's transactions."""
     return application if shard is None else f"{application}/{shard.value}"
 
 
@@ -375,43 +383,42 @@ def _replaces(commit: Commit) -> bool:
 
 
 def moved(move: Commit, version: int, *, path: str, table: str) -> StaleProgressError:
-    """After our commit ``version``: its rows can be brought forward again."""
+    """Return the error for rows replaced after our commit ``version``. They can be brought forward again."""
     return StaleProgressError(
-        f"{move.operation} at version {move.version} changed rows behind the progress of version "
-        f"{version}: going on would leave a gap. Either bring them forward again with RESTORE TABLE "
-        f"delta.`{path}` TO VERSION AS OF {version}, or remove the table's folder and let the "
-        "worker load it again from the start of its topic",
+        f"{move.operation} at version {move.version} changed rows after version {version}, which has the "
+        "committed progress. Continuing would leave a gap. Either move the rows forward again with RESTORE "
+        f"TABLE delta.`{path}` TO VERSION AS OF {version}, or remove the table's folder and let the worker "
+        "load it again from the start of its topic.",
         table=table,
     )
 
 
 def moved_within(move: Commit, version: int, *, path: str, table: str) -> StaleProgressError:
-    """While our commit ``version`` was made: it stands on rows that lack what was applied before."""
+    """Return the error for rows replaced while our commit ``version`` was written, which then lacks rows."""
     return StaleProgressError(
-        f"{move.operation} at version {move.version} changed rows while version {version} was written by a "
-        "worker, which so stands on rows with a gap; no version after it is whole. Remove the folder "
-        f"{path} and let the worker load the table again from the start of its topic",
+        f"{move.operation} at version {move.version} changed rows while a worker wrote version {version}, "
+        "so that version and all later ones have a gap. Remove the folder "
+        f"{path} and let the worker load the table again from the start of its topic.",
         table=table,
     )
 
 
 def moved_unseen(move: Commit, *, path: str, table: str) -> StaleProgressError:
-    """After a commit of ours that Delta has cleaned away."""
+    """Return the error for rows replaced after a commit that Delta has removed from its log."""
     return StaleProgressError(
-        f"{move.operation} at version {move.version} changed rows behind the progress, and Delta has "
-        "cleaned away the commits which would say what is still applied: going on might leave a gap. "
-        f"Remove the folder {path} and let the worker load the table again from the start of its "
-        "topic",
+        f"{move.operation} at version {move.version} changed rows after the committed progress, and Delta "
+        "has removed the commits that show what is still applied. Continuing might leave a gap. Remove the "
+        f"folder {path} and let the worker load the table again from the start of its topic.",
         table=table,
     )
 
 
 def shortened(latest: int, version: int, *, path: str, table: str) -> StaleProgressError:
-    """The log ended at ``version`` when we looked, and ends at ``latest`` now."""
+    """Return the error for a log that ended at ``version`` before, and ends at ``latest`` now."""
     return StaleProgressError(
-        f"the log of the Delta table at {path} ended at version {version} and ends at {latest} now: "
-        "an older copy of the table was put in its place. Nothing was written. Start the worker again: "
-        "it says how to go on",
+        f"The log of the Delta table at {path} ended at version {version} before, and ends at version "
+        f"{latest} now: the table was replaced by an older copy. Nothing was written. Start the worker "
+        "again; it reports how to continue.",
         table=table,
     )
 
@@ -423,7 +430,7 @@ _COMMIT_TS: Final = f"{quote_path(SEQUENCE_COLUMN, 'source')}[0]"
 
 
 def horizon_of(log: DeltaLog) -> int | None:
-    """The commit_ts up to which the table's deletes may be forgotten."""
+    """Return the commit_ts up to which the table's deletes may be forgotten."""
     text = log.property(PROPERTY)
     return int(text) if text else None
 
@@ -431,8 +438,8 @@ def horizon_of(log: DeltaLog) -> int | None:
 def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int, epoch: int) -> Collected:
     """Raise the horizon and remove the deletes up to it.
 
-    Both commits carry a transaction version of the epoch, and so does a claim: a worker that lost the table
-    neither takes marks from under the one that holds it, which would not know, nor puts the horizon back.
+    Both commits have a transaction version of the epoch, like a claim. So a worker that lost the table can
+    neither remove marks without the new holder's knowledge, nor move the horizon back.
 
     Raises:
         StaleProgressError: another worker has claimed the table since.
@@ -443,7 +450,7 @@ def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int
         raise _lost(log)
     with transaction(session, TOMBSTONES_APPLICATION, log.next_version(epoch)):
         removed = session.sql(f"DELETE FROM {location} WHERE {_MARKED} AND {_COMMIT_TS} <= {now}").collect()
-    if not removed:  # of what Delta skips it counts nothing, not even 0 rows
+    if not removed:  # Delta returns no counts at all, not even 0 rows, for a skipped statement
         raise _lost(log)
     left = f"SELECT count(*) AS kept, min({_COMMIT_TS}) AS oldest FROM {location} WHERE {_MARKED}"
     kept: Any = session.sql(left).first()
@@ -452,6 +459,6 @@ def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int
 
 def _lost(log: DeltaLog) -> StaleProgressError:
     return StaleProgressError(
-        f"another worker claimed the Delta table at {log.path} while this one collected its deletes: nothing "
-        "was removed, and this worker must stop"
+        f"Another worker claimed the Delta table at {log.path} while this worker collected its deletes. "
+        "Nothing was removed, and this worker must stop."
     )

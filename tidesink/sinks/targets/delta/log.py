@@ -1,4 +1,4 @@
-"""Delta's log, read through the JVM, and Delta's errors."""
+"""Access to Delta's log in the JVM, and translation of Delta's errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# The operation of a commit made by ``commit_marker``. After a "Manual Update" Delta would compute the
+# The operation of a commit made by ``commit_marker``. After a "Manual Update", Delta would compute the
 # table's whole state for the commit's checksum (RecordChecksum, Delta 4.3), which takes half a second.
 MARKER: Final = "Empty Commit"
 USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
@@ -27,11 +27,11 @@ USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 
 @dataclass(frozen=True)
 class Commit:
-    """What one version of the table says of itself.
+    """A commit of the table, as recorded in its log.
 
-    ``read_version`` is the snapshot its transaction read; None where the writer did not say.
-    ``restored_version`` is what a RESTORE went back to, where it was asked by version. ``overwrites``: the
-    commit threw all rows away and wrote others.
+    ``read_version``: the snapshot that its transaction read; None if not recorded.
+    ``restored_version``: the version that a RESTORE went back to, if it named a version.
+    ``overwrites``: the commit replaced all rows.
     """
 
     version: int
@@ -54,24 +54,24 @@ class DeltaLog:
 
     @property
     def exists(self) -> bool:
-        """True when there is a table."""
+        """True if the table exists."""
         return self.latest() >= 0
 
     def latest(self) -> int:
-        """The latest version, looked up now; -1 where there is no table."""
+        """Look up the latest version; -1 if the table does not exist."""
         return int(self._ask(lambda snapshot: snapshot.version()))
 
     def file_count(self) -> int:
-        """How many data files the latest version has."""
+        """Return the number of data files of the latest version."""
         return int(self._ask(_file_count))
 
     def property(self, name: str) -> str | None:
-        """A table property of the latest version."""
+        """Return a table property of the latest version."""
         found = self._ask(lambda snapshot: snapshot.metadata().configuration().get(name))
         return str(found.get()) if found.isDefined() else None
 
     def supports(self, feature: str) -> bool:
-        """Whether the latest version's readers and writers must know a feature."""
+        """Return True if the latest version's readers and writers must support a feature."""
         found = self._ask(lambda snapshot: snapshot.protocol().implicitlyAndExplicitlySupportedFeatures())
         names = found.iterator()
         while names.hasNext():
@@ -80,23 +80,23 @@ class DeltaLog:
         return False
 
     def schema(self) -> str:
-        """The latest version's schema as Spark's JSON."""
+        """Return the latest version's schema as Spark's JSON."""
         return str(self._ask(lambda snapshot: snapshot.metadata().schema().json()))
 
     def partition_columns(self) -> tuple[str, ...]:
-        """The columns that the latest version is partitioned by."""
+        """Return the latest version's partition columns."""
         found = self._ask(lambda snapshot: snapshot.metadata().partitionColumns())
         return tuple(str(found.apply(at)) for at in range(int(found.size())))
 
     def commit(self, version: int) -> Commit | None:
-        """What a version says of itself; None where its file was cleaned away."""
+        """Return a version's commit; None if its file was removed from the log."""
         line = self._first_line(version)
         return None if line is None else _parse_commit(version, line)
 
     def newest_first(self, *, at: int | None = None, above: int = -1) -> Iterator[Commit | None]:
-        """The commits from ``at`` (default: the latest) down to the one after ``above``.
+        """Yield the commits from ``at`` (default: the latest) down to the one after ``above``.
 
-        Ends with None at a commit that was cleaned away.
+        Ends with None at a commit that was removed from the log.
         """
         for version in range(self.latest() if at is None else at, above, -1):
             commit = self.commit(version)
@@ -105,19 +105,19 @@ class DeltaLog:
                 return
 
     def transaction_version(self, application: str) -> int | None:
-        """The greatest transaction version committed for an application; it survives log clean-up."""
+        """Return the greatest transaction version of an application. Removing old commits does not affect it."""
         found = self._ask(lambda snapshot: snapshot.transactions().get(application))
         return int(found.get()) if found.isDefined() else None
 
     def next_version(self, epoch: int) -> int:
-        """A transaction version of an epoch for what is no batch: above all before it.
+        """Return a transaction version for a commit that is not a batch, greater than all earlier ones.
 
-        The table's own version has grown with each commit, and so grows this.
+        It grows because the table's own version grows with each commit.
         """
         return epoch * BATCHES_PER_EPOCH + self.latest()
 
     def applications(self) -> tuple[str, ...]:
-        """The applications that ever committed a transaction version."""
+        """Return the applications that ever committed a transaction version."""
         names = self._ask(lambda snapshot: snapshot.transactions().keySet().mkString("\n"))
         return tuple(str(names).splitlines())
 
@@ -130,19 +130,21 @@ class DeltaLog:
         read_at: int | None = None,
         fences: Mapping[str, int] | None = None,
     ) -> int | None:
-        """Commit a transaction version and words, without data; the table version it made.
+        """Commit a transaction version and user metadata, without data. Returns the new table version.
 
-        None, and no commit, where the table is no longer at version ``read_at``, or a transaction version
-        not below this one is there. Another commit for the same application since the snapshot is a
-        conflict, which Delta raises. ``fences`` are transaction versions of other applications, whose
-        commits up to them Delta refuses or skips from here on.
+        Returns None, without a commit, if the table is no longer at version ``read_at``, or if the stored
+        transaction version is not below this one. Another commit for the same application after the snapshot
+        is a conflict, which Delta raises.
+
+        ``fences``: transaction versions of other applications. Delta refuses or skips their commits up to
+            these versions from now on.
         """
         package = self._jvm.org.apache.spark.sql.delta
         with self.active():
             transaction = self.java().startTransaction()
             if read_at is not None and transaction.readVersion() != read_at:
                 return None
-            if transaction.txnVersion(application) >= version:  # the read makes others' commits conflict
+            if transaction.txnVersion(application) >= version:  # reading it makes others' commits conflict
                 return None
             operation = getattr(getattr(package, "DeltaOperations$EmptyCommit$"), "MODULE$")
             actions = self.transactions({application: version, **(fences or {})})
@@ -152,9 +154,10 @@ class DeltaLog:
     def put_property(
         self, application: str, version: int, name: str, value: str | None, *, words: str
     ) -> bool:
-        """Commit a property with a transaction version, which ALTER TABLE does not take; whether it did.
+        """Commit a property with a transaction version, which ALTER TABLE cannot do. Returns True if committed.
 
-        None takes the property away. Refused and skipped as ``commit_marker`` is.
+        The value None removes the property. Refused and skipped under the same conditions as
+        ``commit_marker``.
         """
         with self.active():
             transaction = self.java().startTransaction()
@@ -168,7 +171,7 @@ class DeltaLog:
         return True
 
     def _put_operation(self, none: Any, name: str, value: str | None) -> Any:
-        """What the commit of a property says it is; ``none``: no properties, as Scala has them."""
+        """Return the operation of a property's commit. ``none``: an empty Scala map of properties."""
         package = self._jvm.org.apache.spark.sql.delta
         if value is None:
             return getattr(package, "DeltaOperations$UnsetTableProperties")(
@@ -177,7 +180,7 @@ class DeltaLog:
         return getattr(package, "DeltaOperations$SetTableProperties")(none.updated(name, value))
 
     def transactions(self, versions: Mapping[str, int]) -> Any:
-        """Delta's actions that say transaction versions of applications, now."""
+        """Return Delta's actions that set transaction versions of applications."""
         package, now = self._jvm.org.apache.spark.sql.delta, self._jvm.scala.Some(int(time.time() * 1000))
         set_transaction = package.actions.SetTransaction
         return java_sequence(
@@ -186,7 +189,7 @@ class DeltaLog:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """For what is asked of Delta itself."""
+        """Make our session the active one, for calls of Delta's own API."""
         # Delta's transactions read their settings from the thread's active session.
         sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
         before = sessions.getActiveSession()
@@ -200,12 +203,12 @@ class DeltaLog:
                 sessions.clearActiveSession()
 
     def java(self) -> Any:
-        """Delta's own object."""
-        # Asked again each time: Delta caches it by path, and a table made again gets a new one.
+        """Return Delta's own log object."""
+        # Looked up each time: Delta caches it by path, and a table that is created again gets a new one.
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._java_session, self.path)
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """An answer of the latest snapshot; the first who asks makes it compute its state by our settings."""
+        """Call a function with the latest snapshot, whose state is computed with our session's settings."""
         with self.active():
             log = self.java()
             latest = log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
@@ -227,7 +230,7 @@ class DeltaLog:
 
 
 def java_sequence(jvm: Any, items: Iterable[Any]) -> Any:
-    """A Scala sequence of Java objects."""
+    """Convert Java objects to a Scala sequence."""
     found = jvm.java.util.ArrayList()
     for item in items:
         found.add(item)
@@ -235,7 +238,7 @@ def java_sequence(jvm: Any, items: Iterable[Any]) -> Any:
 
 
 def _with_property(metadata: Any, name: str, value: str | None) -> Any:
-    """A table's metadata with a property, or without it; its other members are whatever this Delta has."""
+    """Copy a table's metadata with or without a property. Other members depend on the version of Delta."""
     members = range(metadata.productArity())
     reported = {metadata.productElementName(at): metadata.productElement(at) for at in members}
     known = metadata.configuration()
@@ -244,14 +247,14 @@ def _with_property(metadata: Any, name: str, value: str | None) -> Any:
 
 
 def _file_count(snapshot: Any) -> int:
-    # The commit's checksum has the number; ``numOfFiles`` computes the table's state for it in a Spark job.
+    # The commit's checksum has the number. ``numOfFiles`` would compute the table's state in a Spark job.
     checksum = snapshot.checksumOpt()
     return int(checksum.get().numFiles() if checksum.isDefined() else snapshot.numOfFiles())
 
 
 @contextmanager
 def user_metadata(session: SparkSession, text: str) -> Iterator[None]:
-    """Commits of a session carry ``text`` while this holds."""
+    """Add ``text`` as user metadata to commits of a session inside the block."""
     session.conf.set(USER_METADATA, text)
     try:
         yield
@@ -279,7 +282,7 @@ def _number(value: object) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-# The path cannot be used as things are: no file system for its scheme, or no right to it.
+# The path cannot be used as configured: no file system for its scheme, or no right to use it.
 _UNUSABLE_PATH: Final = frozenset(
     {
         "java.lang.ClassNotFoundException",
@@ -289,62 +292,64 @@ _UNUSABLE_PATH: Final = frozenset(
     }
 )
 
-# Delta's conflicts are all Java ConcurrentModificationExceptions.
-# Java class (or superclass) anywhere in the chain of causes -> our class. The first row that matches wins.
+# All of Delta's conflicts are Java ConcurrentModificationExceptions.
+# Java class (or superclass) anywhere in the chain of causes -> our class. The first match wins.
 _CLASSES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
     (
         "java.util.ConcurrentModificationException",
         TransientTargetError,
-        "another writer committed to the table at the same time; nothing of this batch was written",
+        "Another writer committed to the table at the same time, so nothing of this batch was written",
     ),
     (
         "org.apache.spark.sql.delta.schema.InvariantViolationException",
         TargetError,
-        "a row of the batch has no key or breaks a constraint of the table, and nothing was written",
+        "A row of the batch has no key or breaks a constraint of the table, so nothing was written",
     ),
     (
         "org.apache.spark.sql.AnalysisException",
         TargetError,
-        "Delta refuses the statement, and nothing was written; was the table changed by another program?",
+        "Delta refuses the statement, so nothing was written. Check whether another program changed the "
+        "table",
     ),
 )
 
 
 def translated(exc: BaseException, *, table: str) -> TidesinkError:
-    """The error to raise for an exception of Spark while a commit was under way.
+    """Return the error for a Spark exception while a commit was under way.
 
-    Classes that are known to come before the commit say so; after any other the commit may have happened.
+    Exceptions of known classes are raised before the commit. After any other, the commit may have happened.
     """
     names = tuple(class_names(exc))
-    # Where rows cannot be read the job ends before anything is committed.
+    # If rows cannot be read, the job ends before anything is committed.
     refused = row_not_stored(exc) or task_error(exc)
     if refused is not None:
         return refused.with_context(table=table)
     short = summary(exc)
     for java_class, error, message in _CLASSES:
         if java_class in names:
-            return error(f"{message} ({short})", table=table)
+            return error(f"{message} ({short}).", table=table)
     return CommitUnknownError(
-        f"the commit was cut off and may have happened: ask for the committed progress first ({short})",
+        f"The commit was interrupted and may have happened ({short}). Read the committed progress before "
+        "anything else.",
         table=table,
     )
 
 
 def staging_error(exc: BaseException, *, table: str) -> TidesinkError:
-    """The error to raise for an exception of Spark while files were written: nothing is committed."""
+    """Return the error for a Spark exception while files were written. Nothing is committed."""
     refused = row_not_stored(exc) or task_error(exc)
     return refused.with_context(table=table) if refused is not None else reading_error(exc, table=table)
 
 
 def reading_error(exc: BaseException, *, table: str) -> TidesinkError:
-    """The error to raise for an exception of Spark while nothing was being written."""
+    """Return the error for a Spark exception while nothing was being written."""
     names = tuple(class_names(exc))
     if _UNUSABLE_PATH.intersection(names):
         return TargetError(
-            f"target.path cannot be used ({summary(exc)}): has Spark the jars of its file system under "
-            "spark.conf, and may this user write there?",
+            f"target.path cannot be used ({summary(exc)}). Check that spark.conf adds the jars of its file "
+            "system, and that this user may write there.",
             table=table,
         )
     if "org.apache.spark.sql.AnalysisException" in names:
-        return TargetError(f"Delta cannot read the table ({summary(exc)})", table=table)
-    return TransientTargetError(f"the table cannot be read now ({summary(exc)})", table=table)
+        return TargetError(f"Delta cannot read the table ({summary(exc)}).", table=table)
+    return TransientTargetError(f"The table cannot be read now ({summary(exc)}).", table=table)

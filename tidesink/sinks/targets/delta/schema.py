@@ -1,4 +1,4 @@
-"""The schema of a Delta table, its catalog entry, and compaction."""
+"""The schema of a Delta table, its catalog entry, and its compaction."""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -49,53 +49,53 @@ if TYPE_CHECKING:
 
 
 _log = structlog.get_logger("tidesink.delta")
-# Where Spark keeps the CHAR or VARCHAR that a column was made with.
+# Metadata key under which Spark stores the CHAR or VARCHAR type of a column.
 _CHARACTERS: Final = "__CHAR_VARCHAR_TYPE_STRING"
-# In the metadata of a column that Delta writes by itself.
+# Metadata keys of a column that Delta computes.
 GENERATED: Final = ("delta.generationExpression", "delta.identity.")
 BACKFILL_APPLICATION: Final = "tidesink.backfill"
 BACKFILL_PROPERTY: Final = "tidesink.backfill"
 
-# Reader 3, writer 7. Of the features that a reader must know, new tables have the one that each batch needs.
+# Reader 3, writer 7. New tables need only one reader feature: the one that every batch needs.
 TABLE_PROPERTIES: Final[Mapping[str, str]] = {
     "delta.enableDeletionVectors": "true",
     "delta.checkpointInterval": "20",
 }
-# What else a table may come to need, by feature: the property that gives it.
+# Feature that a table may need later -> the property that enables it.
 _GIVEN_BY: Final[Mapping[str, tuple[str, str]]] = {
     "columnMapping": ("delta.columnMapping.mode", "name"),
     "typeWidening": ("delta.enableTypeWidening", "true"),
     "timestampNtz": ("delta.feature.timestampNtz", "supported"),
 }
-# Such properties of a table without the feature.
+# Values of such a property in a table without the feature.
 _WITHOUT: Final = (None, "none", "false")
-# In the name of a column these need column mapping (Delta's ``invalidColumnNameChars``).
+# Characters in a column name that need column mapping (Delta's ``invalidColumnNameChars``).
 _MAPPED: Final = frozenset(" ,;{}()\n\t=")
 _UNREAD: Final = (
-    "the table needs readers that know the feature {}, as Spark with Delta 4 does; delta-rs, Polars and "
+    "the table needs readers that support the feature {}, such as Spark with Delta 4. delta-rs, Polars and "
     "DataFusion refuse it"
 )
 _NAMED_ODDLY: Final = (
-    f"a column has a blank or one of ,;{{}}()= in its name: {_UNREAD.format('columnMapping')}"
+    f"A column has a space or one of ,;{{}}()= in its name: {_UNREAD.format('columnMapping')}."
 )
 CAVEATS: Final[Mapping[ChangeKind, str]] = {
     "widen": (
-        f"once a column is widened, {_UNREAD.format('typeWidening')} "
-        "(schema-changes: widen: pause waits before)"
+        f"Once a column is widened, {_UNREAD.format('typeWidening')}. "
+        "Set `schema-changes: widen: pause` to wait before that."
     ),
-    "rename": f"once a column is renamed, {_UNREAD.format('columnMapping')}",
-    "drop": f"once a column is dropped, {_UNREAD.format('columnMapping')}",
+    "rename": f"Once a column is renamed, {_UNREAD.format('columnMapping')}.",
+    "drop": f"Once a column is dropped, {_UNREAD.format('columnMapping')}.",
 }
 
-# Names of Spark and of Delta's MERGE (4.3): the target's column of the same name makes it ambiguous.
+# Names used by Spark and by Delta's MERGE (4.3). A target column of the same name makes them ambiguous.
 RESERVED: Final = Reserved("Delta", frozenset({"_metadata", "_row_dropped_", "_source_row_present_"}))
 
 
 class DeltaPreflight(LakePreflight):
-    """Of Delta tables: also which names of columns decide who can read the table."""
+    """Checks of Delta tables, including column names that limit who can read the table."""
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """As for each lake; raises as ``PreflightChecks`` says."""
+        """Check the table as for any lake, and return the limits."""
         found = super().foresee(config, shape)
         mapped = tuple(column.name for column in shape.columns if _needs_mapping(column))
         readers = (Limit("readers", _NAMED_ODDLY, mapped),) if mapped else ()
@@ -103,7 +103,7 @@ class DeltaPreflight(LakePreflight):
 
 
 def check(shape: TableShape, present: Iterable[str] = ()) -> None:
-    """Refuse a shape of which Delta can make no table, or none with the columns ``present``.
+    """Refuse a shape for which Delta cannot create a table, or that conflicts with ``present`` columns.
 
     Raises:
         SchemaRefusedError: names the column.
@@ -115,7 +115,7 @@ def check(shape: TableShape, present: Iterable[str] = ()) -> None:
 def create_statement(
     location: str, shape: TableShape, *, soft_deletes: bool, properties: Mapping[str, str]
 ) -> str:
-    """The CREATE TABLE of a shape; ``location`` is the quoted table."""
+    """Return the CREATE TABLE of a shape; ``location`` is the quoted table."""
     given = {**TABLE_PROPERTIES, **dict(map(_GIVEN_BY.__getitem__, _named_by(shape.columns))), **properties}
     return lake_tables.create_statement(
         location, shape, provider="delta", properties=given, soft_deletes=soft_deletes
@@ -123,7 +123,7 @@ def create_statement(
 
 
 def _named_by(columns: Iterable[ShapeColumn]) -> list[str]:
-    """The feature that the names of columns need."""
+    """Return the features that column names need."""
     return ["columnMapping"] if any(map(_needs_mapping, columns)) else []
 
 
@@ -132,7 +132,7 @@ def _needs_mapping(column: ShapeColumn) -> bool:
 
 
 def give_features(session: SparkSession, log: DeltaLog, location: str, features: Iterable[str]) -> None:
-    """Give a table the features that it lacks: it is changed for good, and so are the readers it needs."""
+    """Enable missing features. This changes the table, and the readers that it needs, permanently."""
     for feature in features:
         name, value = _GIVEN_BY[feature]
         there = log.supports(feature) if value == "supported" else log.property(name) not in _WITHOUT
@@ -143,12 +143,12 @@ def give_features(session: SparkSession, log: DeltaLog, location: str, features:
 
 
 def present_columns(log: DeltaLog) -> dict[str, str]:
-    """The latest version's columns by name, as Spark DDL types."""
+    """Return the latest version's columns as Spark DDL types by name."""
     return columns_of(log.schema())
 
 
 def columns_of(text: str) -> dict[str, str]:
-    """The columns of a schema in Spark's JSON, by name, as Spark DDL types."""
+    """Return the columns of a schema in Spark's JSON, as Spark DDL types by name."""
     from pyspark.sql.types import StructType
 
     schema = StructType.fromJson(json.loads(text))
@@ -156,13 +156,13 @@ def columns_of(text: str) -> dict[str, str]:
 
 
 def _ddl(field: StructField) -> str:
-    """The type of a column; a ``char(n)``, to Delta a string, puts spaces at the end of texts."""
+    """Return a column's type. Delta stores ``char(n)`` as a string, but Spark pads its texts with spaces."""
     said = str((field.metadata or {}).get(_CHARACTERS, ""))
     return said if said.startswith("char") else field.dataType.simpleString()
 
 
 def nullable_columns(log: DeltaLog) -> tuple[str, ...]:
-    """The latest version's columns that can be set to NULL: Delta writes a generated one by itself."""
+    """Return the latest version's columns that can be set to NULL. Delta computes generated ones itself."""
     fields = json.loads(log.schema())["fields"]
     return tuple(field["name"] for field in fields if field["nullable"] and not _generated(field["metadata"]))
 
@@ -172,11 +172,12 @@ def _generated(metadata: Collection[str]) -> bool:
 
 
 def check_partitions(parts: Collection[str], batch: ReducedBatch) -> None:
-    """Refuse a text in a column that the table is partitioned by which Delta gives back as NULL.
+    """Refuse a text in a partition column that Delta would read back as NULL.
 
-    ``parts`` are the names of those columns in lower case.
+    ``parts``: names of the partition columns in lower case.
 
-    Raises: TargetError.
+    Raises:
+        TargetError: a row has such a text.
     """
     from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
@@ -201,9 +202,9 @@ def open_table(
     soft_deletes: bool,
     properties: Mapping[str, str],
 ) -> bool:
-    """Make the table where it is missing; whether it was."""
+    """Create the table if missing. Returns True if it was created."""
     if not log.exists:
-        check(shape)  # a table that is there may never get the columns it lacks
+        check(shape)  # only here, because an existing table may never get the columns it lacks
         session.sql(create_statement(location, shape, soft_deletes=soft_deletes, properties=properties))
         return True
     if soft_deletes and SOFT_DELETE_COLUMN not in present_columns(log):
@@ -212,7 +213,7 @@ def open_table(
 
 
 def sequence_statement(location: str, present: Mapping[str, str]) -> str:
-    """Adds the columns of the source's order; NULL in old rows: older than every change that comes."""
+    """Return the statement that adds the ordering columns. NULL in old rows: older than every change."""
     columns = [f"{quote_identifier(SEQUENCE_COLUMN)} {SEQUENCE_DDL} COMMENT {quote_text(SEQUENCE_COMMENT)}"]
     if SOFT_DELETE_COLUMN not in present:
         columns.append(soft_delete_column())
@@ -222,7 +223,7 @@ def sequence_statement(location: str, present: Mapping[str, str]) -> str:
 def evolve_table(
     session: SparkSession, log: DeltaLog, location: str, *, shape: TableShape, plan: Evolution, epoch: int
 ) -> tuple[str, ...]:
-    """Carry out a plan; the warnings. Defaults are left pending for ``fill_pending``.
+    """Apply a plan and return warnings. Defaults stay pending for ``fill_pending``.
 
     Raises:
         StaleProgressError: another worker has claimed the table since.
@@ -245,7 +246,7 @@ def widen_columns(session: SparkSession, log: DeltaLog, location: str, plan: Evo
 
 
 def add_columns(session: SparkSession, log: DeltaLog, location: str, plan: Evolution) -> None:
-    """Add the columns of a plan; NULL in old rows."""
+    """Add the columns of a plan. Old rows get NULL."""
     if plan.added:
         instants = any(column.spark == "timestamp_ntz" for column in plan.added)
         needed = [*_named_by(plan.added), *(["timestampNtz"] if instants else [])]
@@ -255,16 +256,16 @@ def add_columns(session: SparkSession, log: DeltaLog, location: str, plan: Evolu
 
 
 def pending_defaults(log: DeltaLog) -> dict[str, str]:
-    """Columns whose old rows still lack their default, with the default's literal text."""
+    """Return the columns whose old rows still lack their default, with the default's literal text."""
     text = log.property(BACKFILL_PROPERTY)
     return json.loads(text) if text else {}
 
 
 def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: int) -> tuple[str, ...]:
-    """Give old rows the defaults still pending; the columns filled.
+    """Fill pending defaults into old rows. Returns the filled columns.
 
-    A column which is not there belongs to an evolution that was cut off before it: it comes again with
-    its batch, so it is only forgotten here.
+    A pending column that does not exist belongs to an interrupted schema change. The change is repeated with
+    its batch, so the pending default is only removed here.
 
     Raises:
         StaleProgressError: another worker has claimed the table since.
@@ -280,7 +281,7 @@ def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: 
         )
         with transaction(session, BACKFILL_APPLICATION, log.next_version(epoch)):
             updated = session.sql(f"UPDATE {location} SET {sets}").collect()
-        if not updated:  # of what Delta skips it counts nothing, not even 0 rows
+        if not updated:  # Delta returns no counts at all, not even 0 rows, for a skipped statement
             raise _lost(log)
     _set_pending(log, {}, epoch=epoch)
     return tuple(filled)
@@ -297,8 +298,8 @@ def _set_pending(log: DeltaLog, pending: Mapping[str, str], *, epoch: int) -> No
 
 def _lost(log: DeltaLog) -> StaleProgressError:
     return StaleProgressError(
-        f"another worker claimed the Delta table at {log.path} while this one added columns to it: this one "
-        "must stop"
+        f"Another worker claimed the Delta table at {log.path} while this worker added columns to it. This "
+        "worker must stop."
     )
 
 
@@ -306,10 +307,10 @@ _IS_VIEW: Final = "EXPECT_TABLE_NOT_VIEW"
 
 
 def register(session: SparkSession, path: str, template: str, table: TableId) -> None:
-    """Have the Delta table at ``path`` in the catalog, by ``template``; made there where the name is free.
+    """Register the Delta table at ``path`` in the catalog under ``template``, if the name is free.
 
     Raises:
-        ConfigError: the name is another table's.
+        ConfigError: the name belongs to another table.
         TidesinkError: the catalog does not answer, or refuses the name.
     """
     levels = table_names(template, table)
@@ -320,8 +321,8 @@ def register(session: SparkSession, path: str, template: str, table: TableId) ->
         raise reading_error(exc, table=str(table)) from exc
     if there != ours:
         raise ConfigError(
-            f"{'.'.join(levels)} in the catalog is {_shown(there)}, and this one is at {ours}: set "
-            "target.catalog-table to names that are free, or drop the one there",
+            f"{'.'.join(levels)} in the catalog is {_shown(there)}, but this table is at {ours}. Set "
+            "target.catalog-table to unused names, or drop the existing entry.",
             key="target.catalog-table",
         )
 
@@ -339,7 +340,7 @@ def _registered(session: SparkSession, levels: tuple[str, ...], path: str) -> st
 
 
 def _location(session: SparkSession, name: str) -> str | None:
-    """The table's folder; None for a view, and for a table that has none."""
+    """Return the table's folder; None for a view, and for a table without a folder."""
     try:
         location: str | None = session.sql(f"DESCRIBE DETAIL {name}").select("location").collect()[0][0]
     except PySparkException as exc:
@@ -349,22 +350,22 @@ def _location(session: SparkSession, name: str) -> str | None:
     return location
 
 
-# A table is packed when it has this many files more than after the last time.
+# A table is compacted when it has this many more files than after the last compaction.
 FILES_BETWEEN: Final = 50
 
 
 class Compaction:
-    """The packing of one table; its file sizes are session settings (``targets.lake.tables``)."""
+    """The compaction of one table. Its file sizes are session settings (``targets.lake.tables``)."""
 
     def __init__(self, session: SparkSession, log: DeltaLog, location: str) -> None:
         self._session, self._log, self._location = session, log, location
         self._files_before = 0
 
     def run_if_due(self) -> bool:
-        """Pack small files where many have gathered; whether it was tried.
+        """Compact small files if many have gathered. Returns True if it was tried.
 
-        A packing that fails leaves the table as it was, and mostly means that somebody else commits: the
-        next one is tried after as many files again.
+        A failure leaves the table unchanged, and mostly means that another program commits. The next
+        compaction is tried after as many new files.
         """
         try:
             if self._log.file_count() < self._files_before + FILES_BETWEEN:

@@ -1,4 +1,4 @@
-"""Delta tables: rows and progress in one commit, and their columns."""
+"""Delta tables: rows and progress in one commit, and changes of columns."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ if TYPE_CHECKING:
 
 
 _log = structlog.get_logger("tidesink.delta")
-# Times that a batch is written as files while others commit in between.
+# Number of attempts to write a batch as files if others commit in between.
 _ATTEMPTS: Final = 5
 
 
 class DeltaColumns(ABC):
-    """The part of a table that is about columns; ``_present`` are those it had at the last look."""
+    """The part of a table that manages columns. ``_present``: the columns when they were last read."""
 
     location: str
     _session: SparkSession
@@ -93,10 +93,10 @@ class DeltaColumns(ABC):
 
     @abstractmethod
     def _plan(self, shape: TableShape) -> Evolution:
-        """What the columns lack for a shape."""
+        """Plan the column changes that a shape needs."""
 
     def _statement(self, view: str, batch: ReducedBatch, *, appends: bool) -> str:
-        """The statement that puts a batch into the table."""
+        """Return the statement that writes a batch into the table."""
         if appends:
             return append_statement(self.location, view, batch, self._present)
         beside = batch.beside(lambda: schema.nullable_columns(self._log))
@@ -104,16 +104,16 @@ class DeltaColumns(ABC):
 
     @cached_property
     def _partitioned_by(self) -> frozenset[str]:
-        """In lower case; a table is partitioned by others only when it is made again."""
+        """Partition columns in lower case. They can only change if the table is created again."""
         return frozenset(fold_name(name) for name in self._log.partition_columns())
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """What the columns lack, as they were when they were last looked at."""
-        plan = self._plan(shape)  # may look at the columns
+        """Return the difference from the columns when they were last read."""
+        plan = self._plan(shape)  # may read the columns
         return gap_of(self._present, plan)
 
     def rename_column(self, old: str, new: str) -> None:
-        """Rename a column; its values stay where they are."""
+        """Rename a column. Its values are not rewritten."""
         self._alter(rename_statement(self.location, self._present, old, new))
 
     def drop_columns(self, names: Sequence[str]) -> None:
@@ -129,14 +129,14 @@ class DeltaColumns(ABC):
 
 
 def rename_statement(location: str, present: Mapping[str, str], old: str, new: str) -> str | None:
-    """Renames a column; None where that is done already."""
+    """Return the statement that renames a column; None if it is renamed already."""
     if new in present and old not in present:
         return None
     return f"ALTER TABLE {location} RENAME COLUMN {quote_identifier(old)} TO {quote_identifier(new)}"
 
 
 def drop_statement(location: str, present: Mapping[str, str], names: Sequence[str]) -> str | None:
-    """Drops columns; None where none of them is there."""
+    """Return the statement that drops columns; None if none of them exists."""
     there = ", ".join(quote_identifier(name) for name in names if name in present)
     return f"ALTER TABLE {location} DROP COLUMNS ({there})" if there else None
 
@@ -153,10 +153,10 @@ _VIEW: Final = "_tidesink_batch"
 
 
 def open_target(config: Config, spark: SparkSession, store: StateStore) -> DeltaTarget:
-    """The Delta tables of a config, with the state store as their history.
+    """Open the Delta tables of a config, with the state store as their history.
 
     Raises:
-        ConfigError: their path is a local one that cannot be written to.
+        ConfigError: the path is a local one that cannot be written to.
     """
     settings = cast("DeltaSettings", config.target)
     try_path_of(spark, settings.path)
@@ -171,12 +171,16 @@ def open_target(config: Config, spark: SparkSession, store: StateStore) -> Delta
 
 
 def place_of(settings: DeltaSettings, table: TableId) -> str:
-    """A table's path."""
+    """Return a table's path."""
     return table_path(settings.path, settings.table, table)
 
 
 def try_target(settings: DeltaSettings) -> str:
-    """What became of listing and writing under the lake's path; raises ConfigError where it cannot be."""
+    """List and write under the lake's path, and return the result.
+
+    Raises:
+        ConfigError: the path cannot be listed or written to.
+    """
     return try_path(settings.path)
 
 
@@ -184,10 +188,11 @@ def try_target(settings: DeltaSettings) -> str:
 class DeltaTarget:
     """Delta tables at ``root``, each under ``template`` with ``{schema}`` and ``{table}`` filled in.
 
-    ``history`` is the state store (see ``delta.ledger``). ``settings`` are Spark settings for the tables'
-    sessions. ``catalog_table`` is the name that each has in Spark's catalog besides. ``properties`` are the
-    table's own, where it is made. ``fewest_staged``: records of a range that are written to files where they
-    are read.
+    ``history``: the state store (see ``delta.ledger``).
+    ``settings``: Spark settings of the tables' sessions.
+    ``catalog_table``: template of an additional name for each table in Spark's catalog.
+    ``properties``: properties of tables that are created.
+    ``fewest_staged``: ranges with at least this many records are written to files while they are read.
     """
 
     spark: SparkSession
@@ -201,21 +206,21 @@ class DeltaTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What Delta can do."""
+        """The abilities of Delta."""
         return CAPABILITIES
 
     def path_of(self, table: TableId) -> str:
-        """Where a table lives.
+        """Return a table's path.
 
         Raises:
-            ConfigError: the template does not tell tables apart.
+            ConfigError: the template does not distinguish tables.
         """
         if "{table}" not in self.template:
-            raise ConfigError(f"target.table {self.template!r} must hold {{table}}")
+            raise ConfigError(f"target.table {self.template!r} must contain {{table}}.")
         return table_path(self.root, self.template, table)
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> DeltaTable:
-        """The Delta table of ``shape``, created when missing."""
+        """Open the Delta table of ``shape``, and create it if missing."""
         session, path = open_session(self.spark, self.settings), self.path_of(shape.table)
         with long_names_refused(path.split("/"), shape.table):
             table = DeltaTable(
@@ -231,7 +236,7 @@ class DeltaTarget:
         return table
 
     def cut_log(self, pipeline: str) -> CutLog:
-        """The cuts of a pipeline, in a table at the lake's root."""
+        """Return the cuts of a pipeline, in a table at the lake's root."""
         session, path = open_session(self.spark, self.settings), f"{self.root.rstrip('/')}/{CUTS}"
         location, log = f"delta.{quote_identifier(path)}", DeltaLog(session, path)
         packing = Compaction(session, log, location)
@@ -246,7 +251,7 @@ class DeltaTarget:
         )
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> DeltaReader | None:
-        """What reads the Delta table of ``shape``."""
+        """Return a reader of the Delta table of ``shape``; None if it does not exist."""
         path = self.path_of(shape.table)
         own = open_session(session, self.settings)
         found = DeltaReader(own, path, shape, pipeline=pipeline, history=self.history)
@@ -273,22 +278,22 @@ class DeltaReader(TableReader):
 
     @property
     def exists(self) -> bool:
-        """Whether there is a table."""
+        """True if the table exists."""
         with translating(reading_error, self._shape.source):
             return self._log.exists
 
     def columns(self) -> Mapping[str, str]:
-        """The latest version's columns."""
+        """Return the latest version's columns."""
         with translating(reading_error, self._shape.source):
             return schema.present_columns(self._log)
 
     def committed(self) -> Progress | None:
-        """The progress that the table's commits hold now."""
+        """Return the progress in the table's commits."""
         with translating(reading_error, self._shape.source):
             return self._ledger.committed()
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Those of the latest version."""
+        """Return the rows of the latest version."""
         with translating(reading_error, self._shape.source):
             frame = self.session.read.format("delta").load(self._path)
             return rows_that_live(frame, columns, self._shape.shard)
@@ -339,7 +344,7 @@ class DeltaTable(DeltaColumns):
             self._present = schema.present_columns(self._log)
 
     def claim(self) -> Claim:
-        """Take the table's next epoch by a commit, then say what is applied."""
+        """Take the table's next epoch with a commit, then return what is applied."""
         with self._turns.mine(), self._translating(translated):
             entry = self._ledger.claim()
             self._held, self._seen = entry, entry.commit.version
@@ -351,12 +356,12 @@ class DeltaTable(DeltaColumns):
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
-        """The progress the table's commits hold now."""
+        """Return the progress in the table's commits."""
         with self._translating(reading_error):
             return self._ledger.committed()
 
     def version_of(self, progress: Progress) -> TableVersion:
-        """The latest version, where its newest commit of ours has this progress."""
+        """Return the latest version. Our newest commit must have this progress."""
         with self._translating(reading_error):
             at = self._log.latest()
             entry = self._ledger.newest(at)
@@ -364,9 +369,9 @@ class DeltaTable(DeltaColumns):
         return TableVersion(self.path, at)
 
     def evolve(self, shape: TableShape) -> EvolveResult:
-        """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
+        """Add columns and widen numbers so that ``shape`` fits. Old rows get the defaults."""
         schema.check(shape, self._present)
-        if self._evolving:  # the last one was cut off: what it did is only in the table
+        if self._evolving:  # the last change was interrupted, so read from the table how far it got
             with self._translating(reading_error):
                 self._present = schema.present_columns(self._log)
         plan = self._plan(shape)
@@ -392,7 +397,7 @@ class DeltaTable(DeltaColumns):
         return EvolveResult(created, added, tuple(plan.widened), filled, warnings)
 
     def _plan(self, shape: TableShape) -> Evolution:
-        """What the columns lack; those of a shared table are looked up where they seem to lack something."""
+        """Plan the columns' changes. A shared table's columns are read again if a change seems needed."""
         if self._shard is None or holds(self._present, shape):
             return plan_evolution(self._present, shape)
         with self._translating(reading_error):
@@ -415,8 +420,8 @@ class DeltaTable(DeltaColumns):
                 done = self._own_commit(progress)
         if done is None:
             raise StaleProgressError(
-                f"Delta skipped epoch {progress.epoch} batch {progress.batch}: a later one is applied. "
-                "Run one worker a table, and start from its committed progress",
+                f"Delta skipped epoch {progress.epoch} batch {progress.batch}, because a later batch is "
+                "applied. Run only one worker per table, and start from its committed progress.",
                 table=str(self._table),
             )
         self._compaction.run_if_due()
@@ -432,7 +437,7 @@ class DeltaTable(DeltaColumns):
         return result
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
-        """Writes rows as files that no commit has yet, where they depend on no stored ones."""
+        """Return a sink that writes files that no commit has yet; None if rows depend on stored ones."""
         self._sink = None
         if self._files_or_merge.stages(rows, soft=self._soft):
             self._sink = self._files.sink(rows, self._holding().epoch)
@@ -443,7 +448,7 @@ class DeltaTable(DeltaColumns):
         self._files.discard(paths_of(parts))
 
     def horizon(self) -> int | None:
-        """The commit_ts up to which deletes may be forgotten."""
+        """Return the commit_ts up to which deletes may be forgotten."""
         with self._translating(reading_error):
             return ledger.horizon_of(self._log)
 
@@ -455,13 +460,13 @@ class DeltaTable(DeltaColumns):
             return ledger.collect(self._session, self._log, self.location, horizon=horizon, epoch=epoch)
 
     def close(self) -> None:
-        """Drop the batch's view; the session goes with its last reference."""
-        # An error here means that the JVM is gone, and the view with it.
+        """Drop the batch's view. The session ends with its last reference."""
+        # An error here means that the JVM has ended, and the view with it.
         with suppress(*SPARK_ERRORS):
             self._session.catalog.dropTempView(_VIEW)
 
     def _write(self, batch: ReducedBatch, progress: Progress) -> bool:
-        """Write and commit a batch; whether each row that was left alone was seen to have a newer one."""
+        """Write and commit a batch. Returns True if skipped rows were already checked against stored ones."""
         check_order(batch, self._present, table=self._table)
         if batch.sequenced and SEQUENCE_COLUMN not in self._present:
             with self._translating(translated):
@@ -492,7 +497,7 @@ class DeltaTable(DeltaColumns):
         )
 
     def _write_files(self, batch: ReducedBatch, progress: Progress) -> bool:
-        """Write and commit a batch as files; False where it is to be merged by MERGE."""
+        """Write and commit a batch as files. Returns False if it needs a MERGE."""
         for _ in range(_ATTEMPTS):
             plan = planned_as_staged(batch, self._files.plan(batch, progress), self._sink)
             done = self._files_or_merge.write(batch, plan, partial(self._committed_files, batch, progress))
@@ -500,14 +505,15 @@ class DeltaTable(DeltaColumns):
                 return False
             if done:
                 return True
-        # Each commit was refused for certain, so that no version has the files.
+        # Each commit was certainly refused, so no version has the files.
         self.forget_staged(batch.staged or ())
         raise TransientTargetError(
-            "others kept committing while the batch was written; nothing of it was", table=str(self._table)
+            "Others kept committing while the batch was written. Nothing of it was committed.",
+            table=str(self._table),
         )
 
     def _committed_files(self, batch: ReducedBatch, progress: Progress, plan: FilePlan) -> bool:
-        """Write a batch once, and commit it; False where others committed in between."""
+        """Write and commit a batch once. Returns False if others committed in between."""
         staged = self._files.stage(batch, plan)
         text = self._entry_text(batch, progress, staged.counts)
         batch.on_staged()
@@ -523,10 +529,10 @@ class DeltaTable(DeltaColumns):
             error = translated(exc, table=str(self._table))
             if not isinstance(error, TransientTargetError):
                 raise error from exc
-            if landed is None:  # a client that sends its commit twice hears of a conflict with itself
+            if landed is None:  # a client that sends its commit twice gets a conflict with itself
                 raise CommitUnknownError(
-                    "the commit may have happened, and the log cannot be read now: ask for the committed "
-                    f"progress first ({summary(exc)})",
+                    "The commit may have happened, but the log cannot be read now "
+                    f"({summary(exc)}). Read the committed progress before anything else.",
                     table=str(self._table),
                 ) from exc
             self._files.discard(staged.paths)
@@ -545,7 +551,7 @@ class DeltaTable(DeltaColumns):
                 text=partial(self._entry_text, batch, progress),
             )
             return
-        # A table without files has nothing to match, and the claim keeps other workers out.
+        # In a table without files, nothing can match. The claim keeps other workers out.
         first_load = self._log.file_count() == 0
         has_rows = batch.upserts or (batch.sequenced and batch.deletes)
         if batch.empty or (first_load and not has_rows):
@@ -575,43 +581,43 @@ class DeltaTable(DeltaColumns):
     def _show(self, batch: ReducedBatch) -> None:
         if batch.frame is None:
             raise TargetError(
-                "the Delta target takes a frame, and the batch has rows", table=str(self._table)
+                "The Delta target needs the batch as a frame, but the batch has rows.", table=str(self._table)
             )
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
 
     def _landed(self, progress: Progress) -> bool | None:
-        """Whether the commit is there although Spark raised; None where that cannot be seen now."""
+        """Return True if the commit happened although Spark raised; None if that is unknown."""
         try:
             return self._own_commit(progress) is not None
         except SPARK_ERRORS:
             return None
 
     def _own_commit(self, progress: Progress) -> Entry | None:
-        """This very batch's commit, if it is there; refuses what others did since our last look.
+        """Return this batch's commit, if there is one. Refuses commits of others since the last check.
 
         Raises:
-            StaleProgressError: another worker claimed the table, its rows were moved, or the batch
-                committed under this number was another.
+            StaleProgressError: another worker claimed the table, its rows were moved, or a different batch
+                was committed under this number.
         """
         held = self._holding()
         if progress.epoch != held.epoch:
             raise StaleProgressError(
-                f"this worker holds epoch {held.epoch}, and the batch is of epoch {progress.epoch}",
+                f"This worker holds epoch {held.epoch}, but the batch belongs to epoch {progress.epoch}.",
                 table=str(self._table),
             )
         entries = [*self._entries_of(held.epoch), held]
         done = next((e for e in entries if (e.kind, e.batch) == ("batch", progress.batch)), None)
         if done and done.progress and done.progress != progress:
             raise StaleProgressError(
-                f"epoch {progress.epoch} batch {progress.batch} is committed at version "
-                f"{done.commit.version} with other progress than this batch's: start again from the "
-                "committed progress",
+                f"Epoch {progress.epoch} batch {progress.batch} is committed at version "
+                f"{done.commit.version} with other progress than this batch's. Start again from the "
+                "committed progress.",
                 table=str(self._table),
             )
         return done
 
     def _entries_of(self, epoch: int) -> list[Entry]:
-        """Our commits since our last look; refuses those of others."""
+        """Return our commits since the last check. Refuses commits of others."""
         latest, entries = self._ledger.since(self._seen)
         for entry in entries:
             if entry.epoch != epoch:
@@ -629,7 +635,9 @@ class DeltaTable(DeltaColumns):
 
     def _holding(self) -> Entry:
         if self._held is None:
-            raise StaleProgressError("claim the table before writing to it", table=str(self._table))
+            raise StaleProgressError(
+                "The table must be claimed before it is written.", table=str(self._table)
+            )
         return self._held
 
     def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:

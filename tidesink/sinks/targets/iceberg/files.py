@@ -169,7 +169,7 @@ class FileWriter:
         return None if isinstance(found, str) else FileSink(found.rows)
 
     def _new_rows(self, batch: ReducedBatch, state: TableState, words: str) -> _NewRows | str:
-        """Plan how a batch's rows are written, apart from the table's files. ``words``: part of file names."""
+        """Plan how a batch's rows are written, apart from the table's files. ``words``: in file names."""
         present, fields = self.table.columns(state), self._fields(state)
         reason = columns_reason(batch, present) or _of_metadata(state, fields)
         if reason is not None:
@@ -335,7 +335,7 @@ class FileWriter:
         return snapshot.parentId() == state.head and int(now.formatVersion()) == state.version
 
     def _snapshot(self, plan: FilePlan, files: list[WrittenFile]) -> Any:
-        """Create the snapshot of new files on the newest metadata, with its manifests. Does not publish it."""
+        """Create the snapshot of new files on the newest metadata, with its manifests, unpublished."""
         state, java = plan.state, self.table.java
         change, metrics = state.table.newRowDelta(), java.MetricsConfig
         spec, partitions = state.metadata.spec(), dict[str, Any]()
