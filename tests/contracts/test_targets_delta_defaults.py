@@ -28,7 +28,7 @@ def test_a_lost_worker_takes_none_away_that_others_are_to_fill(delta: Bed, tmp_p
 
     def wake() -> None:
         assert delta_schema.pending_defaults(log) == {"state": "7"}
-        with pytest.raises(StaleProgressError, match="another worker claimed"):
+        with pytest.raises(StaleProgressError, match="Another worker claimed"):
             delta_schema.fill_pending(spark, log, other.location, epoch=1)
 
     session.ahead = wake

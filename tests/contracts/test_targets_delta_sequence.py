@@ -38,7 +38,7 @@ def test_a_claim_in_the_middle_of_a_collection_keeps_the_horizon(delta: Bed, tmp
     session: Any = ForestalledMarker(delta.spark)
     table, other = loaded(delta, tmp_path, session), other_of(delta)
     session.ahead = other.claim
-    with pytest.raises(TransientTargetError, match="another writer"):
+    with pytest.raises(TransientTargetError, match="Another writer"):
         table.collect(20)
     assert other.horizon() is None
     assert [one["id"] for one in delta.rows()] == [1, 9]
@@ -50,7 +50,7 @@ def test_a_claim_just_before_the_marks_go_keeps_them(delta: Bed, tmp_path: Path)
     session: Any = Forestalled(delta.spark, word="DELETE")
     table, other = loaded(delta, tmp_path, session), other_of(delta)
     session.ahead = other.claim
-    with pytest.raises(StaleProgressError, match="another worker claimed"):
+    with pytest.raises(StaleProgressError, match="Another worker claimed"):
         table.collect(20)
     assert [one["id"] for one in delta.rows()] == [1, 9]
     assert other.collect(10) == Collected(20, 1, 0, None)
@@ -63,7 +63,7 @@ def test_a_worker_that_lost_the_table_does_not_put_the_horizon_back(delta: Bed, 
     assert delta.spark is not None
     before = delta_tombstones.horizon_of(DeltaLog(delta.spark, table.path))
     assert other.collect(30) == Collected(30, 1, 0, None)
-    with pytest.raises(StaleProgressError, match="another worker claimed"):
+    with pytest.raises(StaleProgressError, match="Another worker claimed"):
         delta_tombstones.collect(
             delta.spark.newSession(), DeltaLog(delta.spark, table.path), table.location, horizon=20, epoch=1
         )

@@ -164,7 +164,7 @@ def _check_that_loss_is_said(run: Run) -> None:
     frame = cuts.open(run.spark, run.config, at=first)["bank.account"]
     (file,) = cast("Any", frame.select(F.input_file_name()).first())
     Path(unquote(urlsplit(file).path)).unlink()
-    with pytest.raises(TargetError, match=r"cannot be read any more .* files are not there"):
+    with pytest.raises(TargetError, match=r"can no longer be read .* files do not exist"):
         cuts.open(run.spark, run.config, at=first)
     shown = CliRunner().invoke(app, ["cut", "show", str(first), "--config", str(run.path)])
-    assert (shown.exit_code, "cannot be read any more" in shown.stdout) == (terminal.UNWELL, True)
+    assert (shown.exit_code, "can no longer be read" in shown.stdout) == (terminal.UNWELL, True)

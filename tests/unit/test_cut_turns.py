@@ -200,7 +200,7 @@ def test_a_cut_is_published_when_every_table_stands_at_it(run: _Run) -> None:
 def test_a_version_is_kept_before_a_cut_names_it(run: _Run) -> None:
     """What nobody keeps is named by no cut."""
     run.second = second = _Kept("second", run.log)
-    second.refuses = TransientTargetError("others keep committing to the table")
+    second.refuses = TransientTargetError("Others keep committing to the table.")
     _stand(run, 10 * SECOND)
     run.turn()
     run.turn()

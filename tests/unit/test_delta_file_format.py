@@ -57,7 +57,7 @@ def test_a_vector_is_read_back(tmp_path: Path, positions: list[int]) -> None:
     assert [*vector_positions(str(tmp_path), said, of="")] == positions
     assert deleted_rows(tmp_path, said) == set(positions)
     Path(str(line.path)).write_bytes(Path(str(line.path)).read_bytes()[:-1] + b"x")
-    with pytest.raises(FileRefusedError, match="not what the table says"):
+    with pytest.raises(FileRefusedError, match="does not match the table's metadata"):
         vector_positions(str(tmp_path), said, of="")
 
 

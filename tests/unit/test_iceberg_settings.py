@@ -73,7 +73,7 @@ def test_a_folder_is_tried_and_other_catalogs_are_spark_to_open(tmp_path: Path) 
     assert "can be written to" in try_target(settings(**{"catalog-properties": folder}))
     (tmp_path / "file").write_text("")
     broken = {"type": "hadoop", "warehouse": str(tmp_path / "file")}
-    with pytest.raises(ConfigError, match=r"target\.catalog-properties\.warehouse .* give target\.catalog"):
+    with pytest.raises(ConfigError, match=r"target\.catalog-properties\.warehouse .* Set target\.catalog"):
         try_target(settings(**{"catalog-properties": broken}))
     assert "not tried here" in try_target(settings(**{"catalog-properties": {"type": "rest"}}))
 
@@ -132,7 +132,7 @@ WRONG = [
 def test_a_snapshot_that_did_something_else_is_an_error(
     upserts: int, deletes: int, summary: Mapping[str, int], found: int | None
 ) -> None:
-    with pytest.raises(AccountingError, match="the snapshot says"):
+    with pytest.raises(AccountingError, match="The snapshot reports"):
         result_of(summary, batch(upserts, deletes), found=found, version="7")
 
 

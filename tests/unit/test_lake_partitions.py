@@ -137,7 +137,7 @@ def test_delta_files_are_split_into_folders_as_sparks() -> None:
 @pytest.mark.parametrize("text", ["", "__HIVE_DEFAULT_PARTITION__"])
 def test_a_text_that_delta_takes_for_null_is_refused(text: str) -> None:
     split = SplitByColumns((column("p", pa.string()),), named=True)
-    with pytest.raises(TargetError, match=r"column=the p.*would be NULL"):
+    with pytest.raises(TargetError, match=r"column=the p.*would read it back as NULL"):
         [*split(pa.table({"p": [text]}))]
 
 

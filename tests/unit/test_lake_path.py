@@ -66,7 +66,7 @@ def _opened(error: TargetError, cause: Exception, *names: str) -> TargetError:
     ids=["linux", "hdfs", "jdbc", "delta", "hadoop"],
 )
 def test_a_folder_whose_name_is_too_long_is_named_where_the_cause_says_it(cause: Exception) -> None:
-    passing = TransientTargetError("the table cannot be read now")
+    passing = TransientTargetError("The table cannot be read now.")
     refused = _opened(passing, cause, "lake", LONG, "short")
     assert isinstance(refused, SchemaRefusedError)
     assert f"'{LONG}' has 256 bytes" in refused.message
@@ -88,7 +88,7 @@ def test_a_folder_whose_name_is_too_long_is_named_where_the_cause_says_it(cause:
 def test_a_long_name_is_not_blamed_for_what_else_went_wrong(
     kind: type[TargetError], cause: Exception
 ) -> None:
-    error = kind("the table cannot be read now")
+    error = kind("The table cannot be read now.")
     assert _opened(error, cause, "lake", LONG) is error
 
 

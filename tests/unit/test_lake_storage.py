@@ -41,7 +41,7 @@ def test_errors_say_whether_to_try_again_and_no_secret(s3_endpoint: str) -> None
     assert type(found.value) is TargetError
     assert missing.secret_key not in str(found.value)
     with (
-        pytest.raises(TransientTargetError, match="is not there"),
+        pytest.raises(TransientTargetError, match="does not exist"),
         Storage(missing.bucket()).reading(location),
     ):
         pass
@@ -54,7 +54,7 @@ def test_a_server_that_does_not_answer_is_a_reason_for_merge() -> None:
     with pytest.raises(StorageError), storage.reading(f"{location}/a.parquet"):
         pass
     reason = storage.reason_unreachable(location)
-    assert str(reason).startswith(f"Python does not reach {location} (")
+    assert str(reason).startswith(f"Python cannot reach {location} (")
     assert storage.reason_unreachable(location) == reason  # at once
 
 

@@ -105,7 +105,7 @@ class DeltaLog:
                 return
 
     def transaction_version(self, application: str) -> int | None:
-        """Return the greatest transaction version of an application. Removing old commits does not affect it."""
+        """Return the greatest transaction version of an application. It outlives removed commits."""
         found = self._ask(lambda snapshot: snapshot.transactions().get(application))
         return int(found.get()) if found.isDefined() else None
 
@@ -154,7 +154,7 @@ class DeltaLog:
     def put_property(
         self, application: str, version: int, name: str, value: str | None, *, words: str
     ) -> bool:
-        """Commit a property with a transaction version, which ALTER TABLE cannot do. Returns True if committed.
+        """Commit a property with a transaction version, which ALTER TABLE cannot do. True if committed.
 
         The value None removes the property. Refused and skipped under the same conditions as
         ``commit_marker``.
