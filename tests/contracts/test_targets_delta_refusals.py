@@ -85,7 +85,7 @@ def test_two_tables_on_one_path_do_not_share_their_progress(delta: Bed) -> None:
     table.apply(delta.batch(asked, [row(1)]), progress(1, 1, table=ours))
     other = target.open_table(shape(table=theirs), pipeline="shop")
     with pytest.raises(
-        StaleProgressError, match=r"rows of shop\.eu_orders.*this is shop_eu\.orders"
+        StaleProgressError, match=r"rows of shop\.eu_orders.*this table is shop_eu\.orders"
     ) as refused:
         other.claim()
     assert target.path_of(ours) in str(refused.value)
@@ -134,7 +134,7 @@ def test_another_batch_under_the_number_of_a_committed_one_is_refused(delta: Bed
     table = claimed(delta)
     table.apply(delta.batch(SHAPE, [row(1)]), progress(1, 1))
     other = replace(progress(1, 1), commit_ts=999)
-    with pytest.raises(StaleProgressError, match="epoch 1 batch 1 is committed at version 2 with other"):
+    with pytest.raises(StaleProgressError, match="Epoch 1 batch 1 is committed at version 2 with other"):
         table.apply(delta.batch(SHAPE, [row(2)]), other)
     assert delta.rows() == [row(1)]
 

@@ -153,7 +153,7 @@ def test_files_under_a_spec_that_was_replaced_are_known_until_its_column_goes(ic
     again = iceberg.reopen().open_table(narrow, pipeline="shop")
     assert isinstance(again, IcebergTable)
     again.claim()
-    assert reason(iceberg, again, batch) == "the partition field amount is of a column that is gone"
+    assert reason(iceberg, again, batch) == "the partition field amount is of a column that was dropped"
 
 
 @FULL

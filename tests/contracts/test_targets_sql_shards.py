@@ -1,4 +1,4 @@
-"""A SQL table that several source tables share, changed by others at the worst moment."""
+"""A SQL table that Several source tables share, changed by others at the worst moment."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ def test_a_column_of_others_is_neither_dropped_nor_renamed_by_a_shard(sql: Bed) 
         sql.batch(plain, [{"id": 1, "name": "a", "amount": 1, "shard": str(MINE)}]),
         progress(1, 1, table=MINE),
     )
-    with pytest.raises(SchemaRefusedError, match=r"several source tables share shop\.orders"):
+    with pytest.raises(SchemaRefusedError, match=r"Several source tables share shop\.orders"):
         table.drop_columns(["amount"])
-    with pytest.raises(SchemaRefusedError, match=r"several source tables share shop\.orders"):
+    with pytest.raises(SchemaRefusedError, match=r"Several source tables share shop\.orders"):
         table.rename_column("amount", "total")
     table.drop_columns(["gone"])
     assert [found["amount"] for found in sql.read(TABLE)] == [1]

@@ -39,7 +39,7 @@ def test_a_count_that_does_not_add_up_waits_for_a_person(
     assert "not accepted" in _resumed(config)
     _refuses(_drained(config))
     said = _resumed(config, "--accept")
-    assert "accepted: the table has 2 rows of 1 keys" in said
+    assert "accepted: The table has 2 rows for 1 keys" in said
     found = _drained(config)
     assert (found.state, found.counters["read"]) == ("IDLE", 1)
     rows = spark.read.format("delta").load(f"{tmp_path}/lake/shop/{NAME}").collect()
@@ -52,7 +52,7 @@ def test_a_count_that_does_not_add_up_waits_for_a_person(
 def _refuses(found: TableReport) -> None:
     assert found.state == "FAILING"
     assert "AccountingError" in str(found.error)
-    assert "2 rows of 1 keys" in str(found.error)
+    assert "2 rows for 1 keys" in str(found.error)
     assert f"tidesink resume shop.{NAME} --accept" in str(found.error)
 
 
@@ -60,7 +60,7 @@ def _resumed(config: Path, *more: str) -> str:
     done = CliRunner().invoke(app, ["resume", f"shop.{NAME}", "-c", str(config), *more])
     assert done.exit_code == 0, done.output
     listed = CliRunner().invoke(app, ["resume", f"shop.{NAME}", "-c", str(config), *more, "-o", "json"])
-    assert "2 rows of 1 keys" in json.loads(listed.stdout)["tables"][0]["broken_law"]
+    assert "2 rows for 1 keys" in json.loads(listed.stdout)["tables"][0]["broken_law"]
     return done.output
 
 

@@ -274,8 +274,16 @@ REFUSED: Final = [
     ("postgres", shape(ID, Column("ä" * 32, ColumnType("int"))), "ä" * 32),
     ("mysql", of_columns(1100), "but at most"),
     ("delta", shape(ID, Column("_metadata", ColumnType("int"))), "_metadata"),
-    ("delta", shape(ID, *(Column(name, ColumnType("int")) for name in ("ασ", "ας"))), "ασ and ας for one"),
-    ("iceberg", shape(ID, *(Column(name, ColumnType("int")) for name in ("ı", "I"))), "ı and I for one"),
+    (
+        "delta",
+        shape(ID, *(Column(name, ColumnType("int")) for name in ("ασ", "ας"))),
+        "ασ and ας have the same upper case",
+    ),
+    (
+        "iceberg",
+        shape(ID, *(Column(name, ColumnType("int")) for name in ("ı", "I"))),
+        "ı and I have the same upper case",
+    ),
 ]
 
 

@@ -308,7 +308,7 @@ def test_several_rows_of_one_key_are_an_error(tmp_path: Path) -> None:
         LocateTask(((files[0],), (files[1],)), b"", COLUMNS, PositionFiles(new_files(tmp_path))),
     )
     lines = lines_of(task(payloads(("upsert", 1, "b"))))
-    with pytest.raises(AccountingError, match="2 rows of 1 keys"):
+    with pytest.raises(AccountingError, match="2 rows for 1 keys"):
         found_keys(lines)
 
 

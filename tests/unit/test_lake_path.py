@@ -25,7 +25,7 @@ def test_a_path_that_can_be_used_is_left_as_it_is(tmp_path: Path) -> None:
     before = _everything(tmp_path)
     assert (
         try_path(str(lake / "deep"))
-        == f"{lake}/deep is made by the first batch: {tmp_path} can be written to"
+        == f"{lake}/deep is created by the first batch: {tmp_path} can be written to"
     )
     (lake / "shop").mkdir(parents=True)
     assert _everything(tmp_path) != before
@@ -39,7 +39,7 @@ def test_a_path_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     file = tmp_path / "lake"
     file.write_text("")
     for path in (file, file / "deep", Path("/proc/lake")):
-        with pytest.raises(ConfigError, match=r"cannot be used .*: give target.path a directory"):
+        with pytest.raises(ConfigError, match=r"cannot be used .*\. Set target.path to a directory"):
             try_path(str(path))
 
 

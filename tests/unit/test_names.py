@@ -138,9 +138,9 @@ def test_a_key_is_named_by_its_folded_name() -> None:
     ("first", "second"), [(UPPER, FINAL), ("ıd2", "ID2"), ("ſ", "s"), ("µ", "μ"), ("ﬁ_Σ", "ﬁ_ς")]
 )
 def test_a_lake_refuses_columns_that_spark_takes_for_one(first: str, second: str) -> None:
-    with pytest.raises(SchemaRefusedError, match=f"{first} and {second} for one"):
+    with pytest.raises(SchemaRefusedError, match=f"{first} and {second} have the same upper case"):
         check_names(_shape(first, second))
-    with pytest.raises(SchemaRefusedError, match=f"{first} and {second} for one"):
+    with pytest.raises(SchemaRefusedError, match=f"{first} and {second} have the same upper case"):
         check_names(_shape(second), (first, "id"))
 
 
