@@ -318,7 +318,7 @@ class SqlCuts:
             for one, table in found:
                 with self._connections.translated(str(one.table)):
                     cast("GatheringTable", table).lock_for_cut(cursor, one.version)
-            # Before the first row of a target, as in a batch of an excluded table: the same lock order.
+            # Before the first row of a target, in the same order as a batch of an excluded table.
             self._excluded.add(cursor, without)
             self._excluded.remove(cursor, (one.table for one, _ in found))
             for one, table in found:
