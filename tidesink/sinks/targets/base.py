@@ -555,7 +555,7 @@ class TargetModule(Protocol):
         """
 
     def try_target(self, settings: TargetSettings) -> str:
-        """Connect to the target and return the result as text. Leaves nothing behind there.
+        """Connect to the target and return the result as text. Leaves no trace there.
 
         Raises:
             TidesinkError: the target cannot be used; names the reason and the next step.

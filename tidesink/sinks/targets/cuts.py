@@ -61,7 +61,7 @@ class VersionedTable(TargetTable, Protocol):
 
 @runtime_checkable
 class KeptVersions(Protocol):
-    """A table that must be told to keep a version that a cut refers to."""
+    """A table that keeps a version for a cut only on request."""
 
     def keep_version(self, version: int, commit_ts: int, *, keep: float) -> None:
         """Keep a version at least until the cuts that refer to it are older than ``keep`` seconds.

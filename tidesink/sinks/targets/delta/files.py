@@ -107,7 +107,7 @@ _MOST_FILES: Final = 20_000
 
 
 class FilePlan(NamedTuple):
-    """How a batch is written: its transaction, its tasks, and the table's files.
+    """The plan for writing a batch: its transaction, its tasks, and the table's files.
 
     ``entries``: the log's entries of these files, by their paths.
     """

@@ -30,7 +30,7 @@ class Commit:
     """A commit of the table, as recorded in its log.
 
     ``read_version``: the snapshot that its transaction read; None if not recorded.
-    ``restored_version``: the version that a RESTORE went back to, if it named a version.
+    ``restored_version``: the version that a RESTORE restored, if it named a version.
     ``overwrites``: the commit replaced all rows.
     """
 

@@ -56,7 +56,7 @@ GENERATED: Final = ("delta.generationExpression", "delta.identity.")
 BACKFILL_APPLICATION: Final = "tidesink.backfill"
 BACKFILL_PROPERTY: Final = "tidesink.backfill"
 
-# Reader 3, writer 7. New tables need only one reader feature: the one that every batch needs.
+# Reader 3, writer 7. New tables need only one reader feature, deletion vectors, which every batch uses.
 TABLE_PROPERTIES: Final[Mapping[str, str]] = {
     "delta.enableDeletionVectors": "true",
     "delta.checkpointInterval": "20",

@@ -156,7 +156,7 @@ def open_target(config: Config, spark: SparkSession, store: StateStore) -> Delta
     """Open the Delta tables of a config, with the state store as their history.
 
     Raises:
-        ConfigError: the path is a local one that cannot be written to.
+        ConfigError: the path is local and cannot be written to.
     """
     settings = cast("DeltaSettings", config.target)
     try_path_of(spark, settings.path)

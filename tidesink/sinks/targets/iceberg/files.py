@@ -81,7 +81,7 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "write.wap.enabled": "false",
     "encryption.key-id": "",
 }
-# How Iceberg opens files: with Hadoop, with its own S3 client, or with one of them depending on the scheme.
+# Iceberg's ways to open files: with Hadoop, its own S3 client, or either of them depending on the scheme.
 _HADOOP: Final = "org.apache.iceberg.hadoop.HadoopFileIO"
 _S3: Final = "org.apache.iceberg.aws.s3.S3FileIO"
 _RESOLVING: Final = "org.apache.iceberg.io.ResolvingFileIO"
@@ -106,7 +106,7 @@ class OldPartition(NamedTuple):
 
 
 class FilePlan(NamedTuple):
-    """How a batch is written to a state of the table: its tasks, and the table's files.
+    """The plan for writing a batch to a state of the table: its tasks, and the table's files.
 
     ``partitions``: the files' partitions, by their ``values``.
     ``vectors``: Java's deletion vectors, by the paths of the files whose rows they hide.

@@ -239,7 +239,7 @@ _MARKED_NOW: Final = "added-position-deletes"
 
 
 def counts_beside(batch: ReducedBatch) -> bool:
-    """Return True if the summary cannot tell the rows that a batch deletes from those it updates."""
+    """Return True if the summary does not separate a batch's deleted rows from its updated rows."""
     return batch.deletes > 0 and (batch.upserts > 0 or batch.delete_mode == "soft")
 
 

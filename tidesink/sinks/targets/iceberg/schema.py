@@ -187,7 +187,7 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 
 
 def open_session(spark: SparkSession, catalog: str, properties: Mapping[str, str]) -> SparkSession:
-    """Open a new session that knows the catalog.
+    """Open a new session with the catalog configured.
 
     Raises:
         ConfigError: Iceberg is not on Spark's class path, or the catalog is not defined.

@@ -1,9 +1,9 @@
 """Tags of Iceberg tables. A tag keeps a snapshot that a cut refers to, whoever expires snapshots (ADR 36).
 
 A snapshot gets a tag when a cut first refers to it; later cuts of the same snapshot need no commit. While the
-snapshot is the newest one of a cut, its tag never expires. The commit that tags the next snapshot gives the
-tag an age, so that it expires with the last cut of the snapshot, in anybody's ``expire_snapshots``. Nothing
-else has to remove it.
+snapshot is the newest one of a cut, its tag never expires. The commit that tags the next snapshot sets the
+tag's age, so that any ``expire_snapshots`` removes it with the last cut of the snapshot. Nothing else
+has to remove it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, commit_erro
 
 # Number of attempts if other commits come first.
 _ATTEMPTS: Final = 5
-# The maximum age, set explicitly: a table's property may give an age to tags without one.
+# The maximum age, set explicitly: a table's property may set an age for tags without one.
 _FOR_EVER: Final = 2**63 - 1
 # A reader may open a cut at the last moment, and then reads it for a while.
 _READ_MS: Final = 3_600_000
@@ -55,7 +55,7 @@ class CutTags:
         raise TransientTargetError("Others keep committing to the table.", table=str(self._name))
 
     def _commit(self, state: TableState, snapshot: int, commit_ts: int, keep_ms: int) -> bool:
-        """Tag a snapshot, and give earlier tags an age. Returns False if another commit came first."""
+        """Tag a snapshot, and set the age of earlier tags. Returns False if another commit came first."""
         names = {*state.branches()}
         ages = {former: self._age(state, former, keep_ms) for former in self._newest(names)}
         if any(age is not None and state.branch_head(name) == snapshot for name, age in ages.items()):
@@ -90,7 +90,7 @@ class CutTags:
         return found[max(found)] if found else []
 
     def _age(self, state: TableState, name: str, keep_ms: int) -> int | None:
-        """Return the age to give a tag whose last cut is the current one; None if the tag has an age.
+        """Return the new age of a tag whose last cut is the current one; None if the tag has an age.
 
         Iceberg counts the age from the time when the snapshot was written.
         """

@@ -141,7 +141,7 @@ def _written(
 
 
 def new_paths(batch: ReducedBatch, lines: Iterable[WrittenFile]) -> tuple[str, ...]:
-    """Return the files written for an attempt to commit a batch, without those that it was staged in."""
+    """Return the files written for an attempt to commit a batch, without its staged files."""
     staged = {line.path for part in batch.staged or () for line in part.files}
     return tuple(one.path for one in lines if one.path is not None and one.path not in staged)
 

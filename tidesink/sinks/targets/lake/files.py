@@ -119,7 +119,7 @@ class DataFile(NamedTuple):
 
 @dataclass(frozen=True)
 class NewFiles:
-    """Where and how tasks write Parquet files.
+    """Location and settings of the Parquet files that tasks write.
 
     ``location``: path with ``ATTEMPT`` in the file name. Partition folders are inserted before the name.
     ``describe``: returns the ``details`` of a file of rows.
@@ -182,7 +182,7 @@ class MarkedRows(NamedTuple):
 
 
 class Marks(Protocol):
-    """How a table format stores which rows of its files are deleted."""
+    """A table format's record of deleted rows in its files."""
 
     @property
     def storage(self) -> Storage:
@@ -360,7 +360,7 @@ class LocateTask:
     ends: RowsTask | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a line for each file of ``rows`` positions; one without a path if a group has none."""
+        """Yield a line for each file of ``rows`` positions, or a line without a path for an empty group."""
         with reported():
             for batch in batches:
                 for number in batch.column(0).to_pylist():

@@ -112,7 +112,7 @@ class StoredRows(NamedTuple):
 
 @dataclass(frozen=True)
 class RowRules:
-    """How a batch's rows become rows of a table. The settings are those of ``ReducedBatch``.
+    """The rules by which a batch's rows become rows of a table. The settings are those of ``ReducedBatch``.
 
     ``soft``: the batch has soft deletes.
     ``appends``: each row is new, so its key is not looked up.

@@ -86,7 +86,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class VersionRules:
-    """How a batch's events become versions, like ``RowRules`` for rows. ``reads``: the events are reads."""
+    """Rules by which a batch's events become versions, like ``RowRules``. ``reads``: events are reads."""
 
     names: HistoryNames
     reads: bool = False

@@ -60,7 +60,7 @@ def wanted_type(
 ) -> str:
     """Return the type that a column of a shape should have.
 
-    If the source's type gives no length for a key column, its ``present`` type is used. A new key column gets
+    If the source's type has no length for a key column, its ``present`` type is used. A new key column gets
     ``key_length``.
 
     Raises:
@@ -91,7 +91,7 @@ def check_natives(
 ) -> None:
     """Refuse a table with a column of a native type that cannot hold the source's values.
 
-    ``mend``: returns the statements that give the column a type that can.
+    ``mend``: returns the statements that change the column's type to a suitable one.
 
     Raises:
         SchemaRefusedError: the table has such a column.
@@ -147,7 +147,7 @@ def plan_columns(
 
 
 def _plan_own(present: Mapping[str, str], shape: TableShape, database: Database) -> SqlEvolution:
-    """Plan the changes of columns whose types are among those that tidesink creates."""
+    """Plan the changes of columns with types that tidesink itself creates."""
     fold = folding(present, (column.name for column in shape.columns))
     there = {fold(name): found for name, found in present.items()}
     columns = {fold(column.name): column for column in shape.columns}

@@ -126,7 +126,7 @@ class SqlLedger:
         cursor.execute(statement, (*self._values(entry), *self._own.values()))
 
     def others(self, cursor: Any) -> dict[str, bool]:
-        """Return the table's other shards, with True for those that have applied progress."""
+        """Return the table's other shards, with True for shards with applied progress."""
         if not self.dialect.present(cursor, replace(self.place, name=SHARDS)):
             return {}
         own = self.place.shard.value if self.place.shard else None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# Batches up to this many rows are loaded by a single task, because connecting takes some milliseconds.
+# Batches up to this many rows are loaded by a single task, because each connection costs some milliseconds.
 SMALL_BATCH: Final = 20_000
 # Number of rows that a read fetches at once.
 ROWS_AT_ONCE: Final = 10_000

@@ -349,7 +349,7 @@ class MysqlDialect:
         widened: Mapping[str, str],
         keys: frozenset[str],
     ) -> list[str]:
-        """Return one ALTER that adds defaults for old rows, and one that removes the defaults again."""
+        """Return one ALTER that adds defaults for old rows, and another that removes the defaults."""
         changes = [
             f"MODIFY COLUMN {self._column(name, found, key=fold_name(name) in keys)}"
             for name, found in widened.items()

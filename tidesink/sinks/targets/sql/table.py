@@ -361,7 +361,7 @@ class SqlTable:
             raise self._shard.refused(exc) if self._shard else exc from None
 
     def _mend(self, name: str, wanted: str) -> list[str]:
-        """Return the statements that give a column a type that holds the source's values."""
+        """Return the statements that change a column's type to hold the source's values."""
         keys = frozenset(fold_name(key) for key in self._shape.keys)
         named = {fold_name(one): (one, found) for one, found in self._present.items()}
         own, found = named[fold_name(name)]
@@ -677,7 +677,7 @@ def living_query(place: Place, columns: Mapping[str, str], alias: str = "") -> s
 
 
 class SqlShard:
-    """One shard of an open table: the one that ``place.shard`` names."""
+    """The shard ``place.shard`` of an open table."""
 
     def __init__(self, connections: Connections, place: Place, ledger: SqlLedger) -> None:
         self._connections = connections

@@ -431,7 +431,7 @@ class TargetTopics:
             raise self._error(exc, topic) from exc
 
     def check(self, opened: OpenTopic) -> None:
-        """Check that a topic is still the one that was opened.
+        """Check that a topic was not replaced after it was opened.
 
         Raises:
             StaleProgressError: the topic was deleted or created again.

@@ -2,9 +2,9 @@
 
 The ledger is a document in the state store for each table. A topic or an HTTP endpoint cannot be part of a
 transaction with our progress, so the ledger is written after everything that a batch sends is acknowledged.
-What was sent but not recorded is sent again. Every change is a compare-and-set in the store, so only one of
-two workers holds the table. A worker that lost the table notices it before and after sending, but messages
-that it was just sending are still delivered.
+Messages that were sent but not recorded are sent again. Every change is a compare-and-set in the store, so
+only one of two workers holds the table. A worker that lost the table notices it before and after sending, but
+messages that it was just sending are still delivered.
 
 The store may be lost or restored from a backup, and its epoch counter with it. So the epoch that readers
 receive uses the clock: milliseconds since 1970, or one more than the last epoch sent.
