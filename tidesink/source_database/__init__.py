@@ -1,1 +1,1 @@
-"""Rows of the source's database: one table by its key, in ranges, as the texts that canal-json carries."""
+"""Reading rows of the source database: one table in key ranges, as the texts that canal-json uses."""

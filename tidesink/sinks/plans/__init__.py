@@ -1,1 +1,1 @@
-"""What is known of a table's writers, and how its records are decoded by it: one module a protocol."""
+"""Decode plans from the known schemas of a table, with one module per protocol."""

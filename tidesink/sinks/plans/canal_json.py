@@ -1,6 +1,6 @@
-"""Plans of canal-json tables: from the table's columns as they are known, since messages have bare types.
+"""Decode plans of canal-json tables. They come from the table's known columns: messages have bare types.
 
-The bytes are TiCDC's (tiflow c7b2588, new architecture b813e76). Types and keys are the plan's: DDL in a
+The bytes are TiCDC's (tiflow c7b2588, new architecture b813e76). The plan decides types and keys: DDL in a
 message changes none of them, and a row that contradicts them is a bad record (``DefinedShapes``).
 """
 
@@ -58,11 +58,14 @@ from tidesink.typemap.target_schema import (
 class CanalJsonDecoder(TableDecoder):
     """Decodes the canal-json records of one table.
 
-    ``schema`` has its columns as rows are read, also under the names they had before. ``keys`` name its rows;
-    ``own_keys``: they are the source's and not the config's, so that a row which names another key is bad.
-    ``by_row_key``: rows are named by TiDB's row keys, and one without it is bad. ``options`` say where rows
-    lie that were too large. ``topic``: tells the table's records from others'; None: a record that names
-    another table is bad. ``unread``: as in ``TargetRows``: their texts are not read by a type.
+    Attributes:
+        schema: The table's columns, in the form in which rows are read, also under their earlier names.
+        keys: Columns that identify a row.
+        own_keys: True if the source defines the keys. Then a row with another key is bad.
+        by_row_key: True if TiDB's row keys identify rows. Then a row without a row key is bad.
+        options: Includes the location of rows that were too large for Kafka.
+        topic: Separates the table's records from others. None: a record of another table is bad.
+        unread: Columns whose texts are not read by a type, as in ``TargetRows``.
     """
 
     table: TableId
@@ -79,40 +82,41 @@ class CanalJsonDecoder(TableDecoder):
 
     @property
     def uses_timestamps(self) -> bool:
-        """As ``TableDecoder``: DDL events are common, and each is kept with Kafka's time."""
+        """True: DDL events are common, and each is kept with Kafka's timestamp."""
         return True
 
     def usable(self, records: pa.RecordBatch) -> Flags | None:
-        """The records that name this table, or none."""
+        """Returns True for each record that names this table; None if all records are decoded."""
         found = self._named_by(records)
         return None if found is None else found.own(self.table)
 
     def strangers(self, records: pa.RecordBatch) -> int:
-        """How many of the records are rows of tables that nobody knows yet."""
+        """Returns the number of rows of unknown tables."""
         found = self._named_by(records)
         return 0 if found is None else int(found.strangers.sum())
 
     def ddl(self, records: pa.RecordBatch) -> int:
-        """How many of the records are DDL events, of whatever table."""
+        """Returns the number of DDL events of any table."""
         found = self._named_by(records)
         return 0 if found is None else int(found.ddl.sum())
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """The records' events.
+        """Returns the events of the records.
 
         Raises:
-            SourceUnavailableError: claim-check storage or the upstream do not answer.
-            ConfigError: one of them cannot be opened as it is configured.
+            SourceUnavailableError: Claim-check storage or the upstream do not answer.
+            ConfigError: Claim-check storage or the upstream cannot be opened with this configuration.
         """
         if self.by_row_key:
             return rows_from_events(records, self.decode, self.values)
         return super().decode_batch(records)
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """The events of one record, by the row codec.
+        """Returns the events of one record, decoded by the row codec.
 
-        Raises: as ``decode_batch``, and
-            DecodeError: it cannot be decoded.
+        Raises:
+            DecodeError: The record cannot be decoded.
+            SourceUnavailableError, ConfigError: For the same reasons as ``decode_batch``.
         """
         events = super().decode(message)
         if not self.by_row_key:
@@ -120,7 +124,7 @@ class CanalJsonDecoder(TableDecoder):
         return tuple(self._named(event) if isinstance(event, ChangeEvent) else event for event in events)
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """The same by the row codec alone, of an update's old row nothing but the columns of ``keys``."""
+        """Decodes with only the row codec. An update's old row keeps only the columns of ``keys``."""
         named = {fold_name(name) for name in keys}
 
         def decode(message: Message) -> tuple[Event, ...]:
@@ -129,7 +133,7 @@ class CanalJsonDecoder(TableDecoder):
         return rows_from_events(records, decode, self.values)
 
     def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
-        """The rows before the changes; a delete's is unknown where its record has the key alone."""
+        """Returns the rows before the changes; null for a delete whose record has only the key."""
         before, _ = super().old_rows(changes)
         whole = changes.rows["before"].combine_chunks()
         if before.null_count == whole.null_count:
@@ -138,7 +142,10 @@ class CanalJsonDecoder(TableDecoder):
         return pc.if_else(deleted, before, whole), None
 
     def moments(self, changes: ChangeTable, records: pa.RecordBatch) -> pa.Array:
-        """When each of the changes was committed: without the TiDB extension the end of its millisecond."""
+        """Returns the commit time of each change.
+
+        Without the TiDB extension it is the end of its millisecond.
+        """
         known = super().moments(changes, records)
         if not known.null_count:
             return known
@@ -147,10 +154,10 @@ class CanalJsonDecoder(TableDecoder):
         return pc.replace_with_mask(known, lacking, _moments(self._es(rows, records)))
 
     def _es(self, rows: pa.Table, records: pa.RecordBatch) -> pa.Array:
-        """The member ``es`` of the records that rows are of."""
+        """Returns the member ``es`` of each row's record."""
         record = rows["record"].combine_chunks()
         stamped = stamped_es(records.column("value").take(record))
-        # A record may hold several messages, of which the first has the first stamp.
+        # A record may hold several messages. The first stamp belongs to the first one.
         first = pc.equal(rows["index"].combine_chunks(), 0)
         found = pc.if_else(first, stamped, pa.scalar(None, pa.int64()))
         if not found.null_count:
@@ -161,26 +168,26 @@ class CanalJsonDecoder(TableDecoder):
         return pc.replace_with_mask(found, odd, pa.array(others, pa.int64()))
 
     def _odd_es(self, record: pa.RecordBatch, index: int) -> int | None:
-        """The same of an event in a record that is not written as TiCDC does, or is compressed."""
+        """Returns ``es`` of an event in a record that is compressed, or not in TiCDC's usual form."""
         topic, partition, offset, value = (
             record.column(name)[0].as_py() for name in ("topic", "partition", "offset", "value")
         )
         try:
             event = self.decode(Message(topic, partition, offset, None, value))[index]
-        except DecodeError:  # of an old row's value alone, or it would be no row
+        except DecodeError:  # only the old row's value is bad, otherwise there would be no row
             return None
         es = (event.extension or {}).get("es") if isinstance(event, ChangeEvent) else None
         return es if type(es) is int and 0 < es <= LAST_MS else None
 
     @property
     def values(self) -> ValueOptions:
-        """The policies for times, and the zone."""
+        """The policies for dates and times, and the time zone."""
         return ValueOptions(self.zero_date, self.time_zone, ambiguous_time=self.ambiguous_time)
 
     def _named_by(self, records: pa.RecordBatch) -> NamedRecords | None:
         if self.topic is None:
             return None
-        # Both questions are asked of the same records.
+        # ``usable``, ``strangers`` and ``ddl`` use the same records.
         if not self._last or self._last[0][0] is not records:
             self._last[:] = [(records, self.topic.of(records))]
         return self._last[0][1]
@@ -190,13 +197,13 @@ class CanalJsonDecoder(TableDecoder):
         return []
 
     def _named(self, event: ChangeEvent) -> ChangeEvent:
-        """The event under its row key."""
+        """Returns the event with its row key as key."""
         assert event.schema is not None  # noqa: S101  (canal-json's events have one)
         found = self._row_keyed.get(id(event.schema))
         if found is None or found[0] is not event.schema:
             own = (Column(one.name, one.type, handle=True) for one in ROW_KEY_COLUMNS)
             columns = (*own, *event.schema.columns)
-            # With the schema it is made of, so that its id stays its own.
+            # The original schema is kept with it, so that its id() is not reused.
             found = self._row_keyed[id(event.schema)] = event.schema, replace(event.schema, columns=columns)
         return keyed_by_row(event)._replace(schema=found[1])
 
@@ -223,7 +230,7 @@ class CanalJsonDecoder(TableDecoder):
 
 
 def _moments(es: pa.Array) -> pa.Array:
-    """``row_moment`` of rows by their ``es``; null where it is null or no time."""
+    """Returns ``row_moment`` of rows by their ``es``; null if it is null or not a valid time."""
     sound = pc.and_(pc.greater(es, 0), pc.less_equal(es, LAST_MS))
     known = pc.if_else(sound, es, pa.scalar(None, pa.int64()))
     return pc.bit_wise_or(pc.shift_left(known, LOGICAL_BITS), LOGICAL)
@@ -231,28 +238,28 @@ def _moments(es: pa.Array) -> pa.Array:
 
 @lru_cache(maxsize=8)
 def _large_messages(options: CodecOptions) -> LargeMessages:
-    # Stays with its connections while the executor's Python process lives.
+    # Keeps its connections as long as the executor's Python process lives.
     return (_PlainMessages if options.large_message_handle_compression == "none" else LargeMessages)(options)
 
 
 class _PlainMessages(LargeMessages):
-    """For topics that are not said to be compressed: Spark looks for tables and DDL in plain values."""
+    """For topics that are configured as uncompressed: Spark finds tables and DDL in plain values."""
 
     def plain(self, value: bytes) -> None:
-        """Nothing, for a value that is not compressed.
+        """Accept an uncompressed value.
 
         Raises:
-            FramingError: it is.
+            FramingError: The value is compressed.
         """
         if super().plain(value) is not None:
             raise FramingError(
-                "the value is compressed: set source.large-message-handle-compression as the changefeed has "
-                "it"
+                "The value is compressed. Set source.large-message-handle-compression to the changefeed's "
+                "setting."
             )
 
 
 def _with_old_keys(value: bytes | None, keys: Collection[str]) -> bytes | None:
-    """A message whose old rows have nothing but their keys; what is no plain JSON object stays as it is."""
+    """Reduce a message's old rows to their keys. A value that is not a plain JSON object stays unchanged."""
     try:
         parsed: Any = orjson.loads(value or b"")
         old = [{name: one[name] for name in one if fold_name(name) in keys} for one in parsed["old"]]
@@ -275,16 +282,21 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     renamed: Mapping[str, str] | None = None,
     left_out: LeftOut = needs_all,
 ) -> DecodePlan:
-    """A plan for a table from its columns as they are now.
+    """Returns the decode plan of a table with these columns.
 
-    ``base`` is the shape the target has; it is only added to: a column of it that ``schema`` lacks was
-    dropped. ``keys`` override the schema's handle key. ``options`` say how messages are read. ``logs``: see
-    ``DecodePlan``; a table needs no key then. ``by_row_key``: a table without one is under its rows' row
-    keys. ``renamed``: see ``TargetRows``. ``left_out``: see ``merge_shape``.
+    Args:
+        schema: The table's current columns.
+        base: The target's shape, to which columns are only added. A column that ``schema`` lacks was dropped.
+        keys: Key columns from the config; None to use the schema's handle key.
+        options: Options for reading messages.
+        logs: See ``DecodePlan``. If True, the table needs no key.
+        by_row_key: If the table has no key, its rows are identified by their row keys.
+        renamed: See ``TargetRows``.
+        left_out: See ``merge_shape``.
 
     Raises:
-        ConfigError: ``keys`` names a column the table does not have.
-        SchemaRefusedError: a column's type cannot be one with the base shape's, or the keys are others.
+        ConfigError: ``keys`` has a column that the table does not have.
+        SchemaRefusedError: A column's type cannot be combined with the base shape's, or the keys differ.
     """
     shape = shape_of(
         schema, keys=keys, zero_date=zero_date, time_zone=time_zone, ambiguous_time=ambiguous_time
@@ -313,7 +325,7 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
 
 
 def _columns(shape: TableShape, renamed: Mapping[str, str]) -> Iterator[Column]:
-    """The columns as rows are read: those of the shape, and each under the names it had before."""
+    """Yields the columns as rows are read: those of the shape, and each under its earlier names."""
     for column in shape.columns:
         yield _column(column)
     for old, new in renamed.items():
@@ -323,7 +335,7 @@ def _columns(shape: TableShape, renamed: Mapping[str, str]) -> Iterator[Column]:
 
 
 def _column(column: ShapeColumn) -> Column:
-    """A column as rows are read; types of before that read as the present one are read as it."""
+    """Returns a column as rows are read. Earlier types that are read the same are replaced by the new one."""
     types = [was.type for was in column.earlier]
     earlier = tuple(
         was._replace(type=column.type) if reads_same(column.type, was.type) else was for was in column.earlier

@@ -1,8 +1,8 @@
-"""Plans of debezium-avro tables: from the texts of the schemas in the registry.
+"""Decode plans of debezium-avro tables, from the texts of the schemas in the registry.
 
-The records are Debezium's (3.5.0.Final, Confluent's and Apicurio's converters) or TiCDC's (b813e76): a
-Confluent header and an Avro record each for key and value. Rows that ExtractNewRecordState flattened and
-MongoDB's documents are bad records here.
+The records are Debezium's (3.5.0.Final, Confluent's and Apicurio's converters) or TiCDC's (b813e76). Key and
+value each have a Confluent header and an Avro record. Rows that ExtractNewRecordState flattened and documents
+of MongoDB are bad records here.
 """
 
 from __future__ import annotations
@@ -70,19 +70,20 @@ _SOURCE: Final = "source"
 _COMMIT_TS: Final = "commit_ts"
 _SOURCE_NAME: Final = re.compile(r"io\.debezium\.connector\.([a-z0-9]+)\.Source", re.ASCII)
 _FLATTENED: Final = (
-    "its records are rows flattened by ExtractNewRecordState, which a worker does not read: take the "
-    "transform out of the connector, or decode the topic with the Python codec"
+    "The records are rows that were flattened by ExtractNewRecordState, which a worker does not read. Remove "
+    "the transform from the connector, or decode the topic with the Python codec."
 )
-_DOCUMENTS: Final = "its records are MongoDB's documents, which a worker does not read: use the Python codec"
+_DOCUMENTS: Final = "The records are MongoDB documents, which a worker does not read. Use the Python codec."
 
 
 @dataclass(frozen=True)
 class DebeziumAvroDecoder(DebeziumDecoder):
     """Decodes the debezium-avro records of one table.
 
-    ``uses_headers``: also if some records have their schema ids in headers, which only a header shows.
-    ``control`` are the ids of value schemas whose records change no row: their keys are not looked at.
-    ``added`` are columns that keys have and no row.
+    Attributes:
+        uses_headers: True if some records have their schema ids in headers, or need another header.
+        control: Ids of value schemas whose records change no row. The keys of these records are not read.
+        added: Columns that only keys have.
     """
 
     schemas: RegisteredSchemas = field(kw_only=True)
@@ -91,37 +92,35 @@ class DebeziumAvroDecoder(DebeziumDecoder):
 
     @property
     def rows_tell_dropped(self) -> bool:
-        """Whether only a later row shows that a column was dropped: no DDL is read."""
+        """True: no DDL is read, so only a later row shows that a column was dropped."""
         return True
 
     def key_only(self, changes: ChangeTable) -> frozenset[str]:
-        """As ``DebeziumDecoder``."""
         return self.added & {member.name for member in changes.rows.schema.field("key").type}
 
     def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
-        """Records with an id that is new or unusable; null values, and control records' keys, say nothing."""
+        """Returns records with a new or unusable id. Null values and keys of control records do not count."""
         asked = (schema_ids(records.column("value")) >= 0) & ~self._is_control(records)
         found = self.schemas.unplanned(records, first="value")
         return tuple(named_unplanned(records, (one for one in found if asked[one.record])))
 
     def schema_id(self, part: bytes | None) -> int | None:
-        """The id in the Confluent header."""
+        """Returns the id in the Confluent header."""
         return schema_id_of(part)
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """The records' events."""
+        """Returns the events of the records."""
         found = super().decode_batch(self._usable(records))
         return replace(found, faults=tuple(named_faults(records, found.faults, self._codec.name)))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """As ``TableDecoder``."""
         return super().decode_new_rows(self._usable(records), keys)
 
     def _is_control(self, records: pa.RecordBatch) -> Flags:
         return np.isin(schema_ids(records.column("value")), list(self.control))
 
     def _usable(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """The records without headers, and control records without their keys."""
+        """Returns the records without headers, and with null keys for control records."""
         records, control = without_headers(records), self._is_control(records)
         if not control.any():
             return records
@@ -136,13 +135,15 @@ class DebeziumAvroDecoder(DebeziumDecoder):
         return DebeziumAvroCodec(registry=registry, options=self.options, definitions=definitions)
 
 
-# What schemas say
+# Schemas
 
 
 class ValueSchema(NamedTuple):
-    """What a value schema describes. ``row``: the schema of an envelope's before and after.
+    """The content of a value schema.
 
-    ``connector``: from the source block's name (``io.debezium.connector.postgresql.Source``).
+    Attributes:
+        row: Schema of an envelope's before and after.
+        connector: The connector in the source block's name (``io.debezium.connector.postgresql.Source``).
     """
 
     kind: Kind
@@ -152,10 +153,10 @@ class ValueSchema(NamedTuple):
 
 
 def read_value_schema(text: str) -> ValueSchema:
-    """What a value schema holds: an envelope, or what changes no row.
+    """Parse a value schema, which is an envelope's, or of records that change no row.
 
     Raises:
-        SchemaMismatchError: it is no Avro record of Debezium's that a worker reads; says which.
+        SchemaMismatchError: It is not an Avro record of Debezium that a worker reads. The message says why.
     """
     schema = _parsed(text)
     names = {one.name for one in schema.fields}
@@ -166,12 +167,12 @@ def read_value_schema(text: str) -> ValueSchema:
             return ValueSchema("message")
         raise SchemaMismatchError(_FLATTENED)
     after, source = schema.field("after"), schema.field(_SOURCE)
-    # No other source block has a commit_ts of TiDB's.
+    # Only TiCDC's source block has a commit_ts.
     is_ticdc = source is not None and any(one.wire == _COMMIT_TS for one in source.fields)
     if "after" not in names:
         return ValueSchema("watermark" if is_ticdc else "message", is_ticdc=is_ticdc)
     if after is None or source is None:
-        raise SchemaMismatchError("the envelope's schema has no after, or no source")
+        raise SchemaMismatchError("The envelope's schema has no after field or no source field.")
     if after.type != "struct":
         raise SchemaMismatchError(_DOCUMENTS)
     named = _SOURCE_NAME.fullmatch(source.name or "")
@@ -179,7 +180,7 @@ def read_value_schema(text: str) -> ValueSchema:
 
 
 def names_no_row(text: str) -> bool:
-    """Whether a schema is of no table: a message's, a watermark's, or the empty key of one."""
+    """Returns True if a schema belongs to no table: that of a message or a watermark, or its empty key."""
     try:
         if not json.loads(text).get("fields"):
             return True
@@ -192,10 +193,12 @@ def _parsed(text: str) -> ConnectSchema:
     try:
         avro: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SchemaMismatchError(f"the writer's schema is no Avro: {error!s:.200}") from error
+        raise SchemaMismatchError(f"The writer's schema is not Avro: {error!s:.200}") from error
     schema = connect_schema_of_avro(avro)
     if schema.type != "struct":
-        raise SchemaMismatchError("the writer's schema is no Avro record: is the topic one of Debezium's?")
+        raise SchemaMismatchError(
+            "The writer's schema is not an Avro record. Check that Debezium writes this topic."
+        )
     return schema
 
 
@@ -221,22 +224,30 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     connector: str = "",
     left_out: LeftOut = needs_all,
 ) -> DecodePlan:
-    """A plan for a table from the texts of its writer schemas, by registry id.
+    """Returns the decode plan of a table from the texts of its writer schemas.
 
-    Give every schema of the subjects that is known: a column that a writer lacks is filled with its
-    default where only later schemas have it, and is null where an earlier one had it. ``history``: the
-    ids in the order in which the schemas were in use; a schema that came back is there again. Ids that it
-    lacks follow in their own order. ``first_rows``: by id, the first rows known. ``base`` is the shape the
-    target has; it is only added to. ``keys`` override the key record's columns, ``definition`` the types of
-    the schemas. ``unknown_ids``: ids that were looked up in vain, each with the reason; their records are
-    bad. ``logs``: see ``DecodePlan``; a table needs no key in a plan that ``logs``. ``identity``: as
-    ``source.database`` has it. ``connector``: by ``source.database``, for the case of names in schemas that
-    do not name theirs; empty if unknown. ``left_out``:
-    see ``merge_shape``.
+    Pass every known schema of the subjects: a column that a writer lacks gets its default if only later
+    schemas have it, and null if an earlier schema had it.
+
+    Args:
+        key_schemas: Texts of the key schemas by registry id.
+        value_schemas: Texts of the value schemas by registry id.
+        history: Ids in the order in which the schemas were in use, with returned schemas listed again. Other
+            ids follow in their own order.
+        first_rows: The first known rows of each value schema, by id.
+        unknown_ids: Ids that the registry does not have, with reasons. Their records are bad.
+        base: The target's shape, to which columns are only added.
+        definition: Types that replace those of the schemas.
+        keys: Key columns that replace those of the key record.
+        logs: See ``DecodePlan``. If True, the table needs no key.
+        identity: The table's replica identity in ``source.database``.
+        connector: The connector according to ``source.database``, or empty. It decides about the case of
+            names if schemas do not name their connector.
+        left_out: See ``merge_shape``.
 
     Raises:
-        ConfigError: the table has no key, or ``keys`` names a column it does not have.
-        SchemaRefusedError: two schemas have types for a column that cannot be one.
+        ConfigError: The table has no key, or ``keys`` has a column that the table does not have.
+        SchemaRefusedError: A column's types in two schemas cannot be combined.
     """
     options = CodecOptions(debezium=modes, time_zone=time_zone)
     needed = needed_definition(definition, left_out)
@@ -253,7 +264,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         for columns in known
     ]
     if not shapes:
-        raise ConfigError(f"{table} has no schema of a row yet: nothing can be planned", table=str(table))
+        raise ConfigError(f"{table} has no schema of a row yet, so it cannot be read.", table=str(table))
     shape = replace(merged_in_order(shapes, base, left_out=left_out), exact_names=is_exact)
     for name in keys or ():
         check_spelling("keys", name, shape)
@@ -301,7 +312,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
 
 @dataclass(frozen=True)
 class _Schemas:
-    """The columns of keys and rows by schema id; which schemas cannot be used, and which change no row."""
+    """Columns of keys and rows by schema id, unusable schemas, and schemas whose records change no row."""
 
     keys: dict[int, tuple[Column, ...]]
     rows: dict[int, tuple[Column, ...]]
@@ -334,7 +345,7 @@ class _Schemas:
                     rows[schema_id] = codec.columns_of(one.row, table, is_ticdc=one.is_ticdc)
             except DecodeError as error:
                 value_refused[schema_id] = error.message
-        # A key record does not say who wrote it.
+        # A key record does not name its writer.
         is_ticdc = any(values[schema_id].is_ticdc for schema_id in rows)
         for schema_id, text in sorted(key_texts.items()):
             try:
@@ -352,7 +363,7 @@ class _Schemas:
 def _key_only(
     keys: Mapping[int, Sequence[Column]], rows: Mapping[int, Sequence[Column]]
 ) -> tuple[Column, ...]:
-    """The columns that keys have and no row: the codec adds them to rows (``ByLogicalTableRouter``)."""
+    """Returns columns that only keys have. The codec adds them to rows (``ByLogicalTableRouter``)."""
     there = {column.name for columns in rows.values() for column in columns}
     found = {one.name: one for _, key in sorted(keys.items()) for one in key if one.name not in there}
     return tuple(found.values())
@@ -376,8 +387,8 @@ def _key_names(
         found = found or tuple(column.name for column in columns)
     if not found and needed:
         raise ConfigError(
-            f"{table} has no key record in its topic, so nothing says which row a change is about: "
-            "name its key columns under tables: keys, set message.key.columns at the connector, or set "
+            f"{table} has no key record in its topic, so it is unknown which row a change belongs to. "
+            "Name its key columns under tables: keys, set message.key.columns at the connector, or set "
             f"mode: append to keep its changes; {IDENTITIES['debezium-avro']}",
             table=str(table),
         )

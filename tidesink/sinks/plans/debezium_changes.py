@@ -1,4 +1,4 @@
-"""What the decoders of debezium-avro and debezium-json tables have in common."""
+"""Shared base of the decoders of debezium-avro and debezium-json tables."""
 
 from __future__ import annotations
 
@@ -40,50 +40,52 @@ if TYPE_CHECKING:
 
 
 _OTHER_TABLE: Final = (
-    "The change is of {}, and this topic is read as {}: a debezium topic must hold one table; name it under "
-    "tables. If a transform routes several tables into the topic (ByLogicalTableRouter), let its keys have "
-    "the field that tells the tables apart (key.enforce.uniqueness=true; {}), and "
-    "leave that column among the table's keys (tables: keys). Or give each table a topic and bring them "
-    "together with route and shard-column. Two tables whose names are the same in Kafka need topic names of "
-    "their own"
+    "The change belongs to table {}, but this topic is read as {}. A debezium topic must hold one table: "
+    "name it under tables. If a transform routes several tables into the topic (ByLogicalTableRouter), let "
+    "its keys have the field that separates the tables (key.enforce.uniqueness=true; {}), and "
+    "keep that column among the table's keys (tables: keys). Or configure a topic for each table, and "
+    "combine the tables with route and shard-column. Two tables that have the same name in Kafka need "
+    "different topic names."
 )
 _UNSURE: Final = (
     "The delete's key ({0}) has a value that Debezium writes for a column that Postgres did not send, and "
-    "its old row shows no sign that the value is the row's. So the key may name another row than the deleted "
-    "one: message.key.columns may name columns that are not in the replica identity. "
+    "its old row does not confirm the value. So the key may identify another row than the deleted one: "
+    "message.key.columns may name columns that are not in the replica identity. "
 )
 _UNSURE_KEY: Final = _UNSURE + (
-    "If so, set REPLICA IDENTITY FULL on the table, or leave these columns out of message.key.columns. If "
-    "the columns are the table's primary key or its replica identity, or if REPLICA IDENTITY FULL was set "
-    "when the row was deleted, say so under tables: keys: [{0}]. If they are the primary key, a definition "
-    "of the table that has it, or the URL of the database under source.database, does the same"
+    "If so, set REPLICA IDENTITY FULL on the table, or remove these columns from message.key.columns. If the "
+    "columns are the table's primary key or its replica identity, or if REPLICA IDENTITY FULL was set when "
+    "the row was deleted, confirm it under tables: keys: [{0}]. If they are the primary key, a definition of "
+    "the table that has it, or the URL of the database under source.database, confirms it too."
 )
 _DOUBTED: Final = (
     "A delete was applied by its key ({0}), whose column {1} has a value that Debezium writes for a column "
     "that Postgres did not send. This is right if the columns are the primary key or the replica identity, "
-    "or if the table has REPLICA IDENTITY FULL: say so under tables: keys: [{0}]. Else the deleted row is "
-    "still there: repair the table with tidesink resync, and leave the column out of message.key.columns"
+    "or if the table has REPLICA IDENTITY FULL: confirm it under tables: keys: [{0}]. Otherwise the deleted "
+    "row still exists: repair the table with tidesink resync, and remove the column from message.key.columns."
 )
 _UNSURE_ROW: Final = _UNSURE + (
-    "The table in source.database has REPLICA IDENTITY FULL now. If it had when the row was deleted, say so "
-    "under tables: keys: [{0}]. If it was set later, repair the table with tidesink resync, and leave this "
-    "delete out"
+    "The table in source.database has REPLICA IDENTITY FULL now. If it had it when the row was deleted, "
+    "confirm it under tables: keys: [{0}]. If it was set later, repair the table with tidesink resync, and "
+    "skip this delete."
 )
 _UNSENT_KEY: Final = (
     "The delete's key is ({0}), and the replica identity in source.database lacks a column of it, so "
-    "Postgres did not send that column of the deleted row. The key may name another row than the deleted "
-    "one. Set REPLICA IDENTITY FULL on the table, or let message.key.columns name columns of the replica "
-    "identity only. If the replica identity had these columns when the row was deleted, say so under "
-    "tables: keys: [{0}]"
+    "Postgres did not send that column of the deleted row. The key may identify another row than the deleted "
+    "one. Set REPLICA IDENTITY FULL on the table, or name only columns of the replica identity in "
+    "message.key.columns. If the replica identity had these columns when the row was deleted, confirm it "
+    "under tables: keys: [{0}]."
 )
 
 
 @dataclass(frozen=True)
 class KeyFacts:
-    """What is known, beside the records, of the columns that Postgres sends of a deleted row.
+    """Facts from outside of the records about the columns that Postgres sends for a deleted row.
 
-    ``stated``: the config has the key. ``primary``: the primary key in the config's definition.
-    ``identity``: as ``source.database`` has it; None if it is not known.
+    Attributes:
+        stated: True if the config has the key.
+        primary: The primary key in the config's definition.
+        identity: The replica identity in ``source.database``; None if it is not known.
     """
 
     stated: bool = False
@@ -97,19 +99,19 @@ class KeyFacts:
         definition: TableSchema | None = None,
         identity: ReplicaIdentity | None = None,
     ) -> KeyFacts:
-        """The facts of a table; ``keys`` and ``definition`` are the config's."""
+        """Build the facts of a table. ``keys`` and ``definition`` are the config's."""
         columns = definition.columns if definition is not None else ()
         primary = frozenset(column.name for column in columns if column.primary_key)
         return cls(keys is not None, primary, identity)
 
     def are_sent(self, keys: Collection[str]) -> bool | None:
-        """Whether Postgres sends all columns of a key of records; None if only its old rows may show it.
+        """Returns True if Postgres sends all columns of a key of records; None if only old rows may show it.
 
-        Columns of the primary key are sent under ``REPLICA IDENTITY DEFAULT`` and under ``FULL``. Of other
-        columns ``FULL`` tells nothing, since it may be newer than the record: the delete that was refused
-        without it must not be applied because it was set. An index as the identity need not have the primary
-        key, so the database decides over the ``definition``. It does not decide about a column that the
-        table does not have, which a transform renamed.
+        Primary key columns are sent under ``REPLICA IDENTITY DEFAULT`` and under ``FULL``. For other columns
+        ``FULL`` does not count, because it may be newer than the record: if a delete was refused without it,
+        setting it must not cause the delete to be applied. An index used as identity need not contain the
+        primary key, so the database overrides the ``definition``. The database does not decide about a column
+        that the table does not have, because a transform renamed it.
         """
         known, named = self.identity, frozenset(keys)
         if self.stated:
@@ -123,7 +125,7 @@ class KeyFacts:
         return named <= known.sent
 
     def confirm(self, keys: Collection[str]) -> bool:
-        """Whether something says that the columns of a key are sent, now and in later deletes."""
+        """Returns True if it is confirmed that a key's columns are sent, now and in later deletes."""
         is_full = self.identity is not None and self.identity.is_full
         return is_full or bool(self.are_sent(keys))
 
@@ -135,11 +137,15 @@ _NO_FACTS: Final = KeyFacts()
 class DebeziumDecoder(TableDecoder):
     """Decodes one table's records.
 
-    ``definition`` gives types where the config has them. ``tells_old_keys``: an update may come with another
-    key in the row before it. Debezium sends a changed key as a delete and an insert. ``row_keys``: as
-    ``ValueOptions.keys``. ``is_ticdc``: TiCDC wrote some of them. ``key_facts``: what tells whether keys of
-    deletes were sent. ``uses_headers``: a header is needed, such as the one that shows which inserts may have
-    the stand-in for a geometry.
+    Attributes:
+        definition: The types in the config, or None.
+        tells_old_keys: True if an update may have another key in its old row. Debezium sends a changed key
+            as a delete and an insert.
+        row_keys: See ``ValueOptions.keys``.
+        is_ticdc: True if TiCDC wrote some of the records.
+        key_facts: Decides whether the key columns of deletes were sent.
+        uses_headers: True if a header is needed, such as the one that marks inserts that may have a
+            placeholder for a geometry.
     """
 
     table: TableId
@@ -155,14 +161,13 @@ class DebeziumDecoder(TableDecoder):
     @property
     @abstractmethod
     def _codec(self) -> DebeziumCodec:
-        """The row codec; it has caches, and is made again in each process."""
+        """The row codec. It has caches, so each process makes its own."""
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """One record's event."""
+        """Returns one record's event."""
         return self._noting(self._codec.decode(message))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """As ``TableDecoder``."""
         named = frozenset(fold_name(name) for name in keys)
 
         def decode(message: Message) -> tuple[Event, ...]:
@@ -171,7 +176,7 @@ class DebeziumDecoder(TableDecoder):
         return rows_from_events(records, decode, self.values)
 
     def _noting(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
-        """The events; takes note of deletes whose key is doubted, for ``warnings``."""
+        """Returns the events. Records deletes whose key is in doubt, for ``warnings``."""
         for event in events if self.warns else ():
             doubted = isinstance(event, ChangeEvent) and (event.extension or {}).get(DOUBTED_KEY)
             if isinstance(doubted, tuple):
@@ -181,11 +186,11 @@ class DebeziumDecoder(TableDecoder):
 
     @property
     def warns(self) -> bool:
-        """Whether keys of deletes may be doubted."""
+        """True if the keys of deletes may be in doubt."""
         return not (self.key_facts.stated or self.is_ticdc)
 
     def warnings(self, changes: ChangeTable) -> pa.Array | None:
-        """Deletes that are applied though a column of their key may not have been sent."""
+        """Returns warnings for deletes that are applied although a key column may not have been sent."""
         if not self._doubts:
             return None
         places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
@@ -198,57 +203,59 @@ class DebeziumDecoder(TableDecoder):
 
     @cached_property
     def _doubts(self) -> dict[tuple[str, int, int], tuple[str, ...]]:
-        """By topic, partition and offset, the doubted columns of a delete's key."""
+        """The doubtful key columns of deletes, by topic, partition and offset."""
         return {}
 
     @property
     def values(self) -> ValueOptions:
-        """The policy for zero dates, the zone, and the table's key."""
+        """The policy for zero dates, the time zone, and the table's key."""
         return ValueOptions(self.zero_date, self.options.time_zone, self.row_keys)
 
     @property
     def dated(self) -> bool:
-        """As ``TableDecoder``."""
         return not self.options.debezium.commit_positions
 
     @property
     def old_keys(self) -> bool:
-        """Whether the row before an update tells its key."""
+        """True if an update's old row has its key."""
         return self.tells_old_keys
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
-        """As ``TableDecoder``: by the connector's modes."""
+        """Returns the conversion for the connector's modes."""
         modes, bare = self.options.debezium, self.is_bare
         return recorded_value(stored, column_type, modes, is_ticdc=self.is_ticdc, bare=bare)
 
     @property
     def is_bare(self) -> bool:
-        """Whether the records have no schemas."""
+        """True if the records have no schemas."""
         return False
 
     @property
     def has_generated_columns(self) -> bool:
-        """As ``TableDecoder``: a definition may list what is not sent."""
+        """True if records have schemas. A definition may list columns that are not sent."""
         return not self.is_bare
 
     @property
     def has_virtual_columns(self) -> bool:
-        """As ``TableDecoder``: TiCDC lists them and leaves them out."""
+        """False for TiCDC, which lists virtual columns but omits their values."""
         return not self.is_ticdc
 
     @abstractmethod
     def key_only(self, changes: ChangeTable) -> frozenset[str]:
-        """The columns that only the keys of these changes have (``ByLogicalTableRouter``)."""
+        """Returns the columns that only the keys of these changes have (``ByLogicalTableRouter``)."""
 
     def holds(self, changes: ChangeTable) -> bool:
-        """As ``TableDecoder``; a field that only keys have keeps the rows of a routed topic apart."""
+        """Returns True for rows of the table.
+
+        In a routed topic, a field that only keys have separates the rows.
+        """
         key = changes.rows.schema.field("key").type
         names = (ROUTED, *self.key_only(changes))
         apart = {fold_name(name) for name in names if key.get_field_index(name) >= 0}
         return not apart.isdisjoint(self.row_keys or ()) or super().holds(changes)
 
     def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
-        """Deletes whose key may have a stand-in for a value that the source did not send."""
+        """Yields deletes whose key may have a placeholder for a value that the source did not send."""
         key, names = self._key_names(changes)
         are_sent = self.key_facts.are_sent(names)
         if are_sent or not names:
@@ -264,25 +271,25 @@ class DebeziumDecoder(TableDecoder):
             yield at, UnnamedRowError(reason.format(", ".join(key)))
 
     def _key_names(self, changes: ChangeTable) -> tuple[list[str], list[str]]:
-        """The columns of the changes' key, and those of them that rows have too."""
+        """Returns the columns of the changes' key, and those among them that rows have too."""
         key, added = [member.name for member in changes.rows.schema.field("key").type], self.key_only(changes)
         return key, [name for name in key if name not in added]
 
     def other_table(self, changes: ChangeTable) -> TidesinkError:
-        """A bad record, with what to do."""
+        """Returns the error for changes of another table, with remedies."""
         field = routed_field(self.key_only(changes))
         return SchemaMismatchError(_OTHER_TABLE.format(changes.table, self.table, field))
 
     def unnamed(self, keys: Sequence[str]) -> UnnamedRowError:
-        """A bad record, with what to do at the connector."""
+        """Returns the error for a change without a key, with remedies at the connector."""
         return UnnamedRowError(
-            f"a key column ({', '.join(keys)}) is null or not in the record, so the change names no row: set "
-            "keys to columns that every record has; a delete needs them in its key or, with REPLICA IDENTITY "
-            "FULL, in its old row"
+            f"A key column ({', '.join(keys)}) is null or missing in the record, so the change does not "
+            "identify a row. Set keys to columns that every record has. A delete needs them in its key or, "
+            "with REPLICA IDENTITY FULL, in its old row."
         )
 
     def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
-        """The old rows; null where the source sent nothing but their key."""
+        """Returns the old rows; null if the source sent only their key."""
         before, _ = super().old_rows(changes)
         unsent = changes.rows["unavailable_before"].combine_chunks()
         if unsent.null_count == len(unsent):
@@ -292,7 +299,7 @@ class DebeziumDecoder(TableDecoder):
         return rows, pc.if_else(alone, pa.scalar(None, unsent.type), unsent)
 
     def _key_alone(self, changes: ChangeTable) -> pa.Array:
-        """Which old rows have nothing but their key."""
+        """Returns True for each old row that has only its key."""
         keys = {member.name for member in changes.rows.schema.field("key").type}
         others = [c.name for c in changes.schema.columns if not c.virtual and c.name not in keys]
         unsent = changes.rows["unavailable_before"].combine_chunks()
@@ -300,24 +307,24 @@ class DebeziumDecoder(TableDecoder):
 
 
 def _listed(unsent: pa.ListArray, names: Collection[str]) -> npt.NDArray[np.int64]:
-    """How many of these columns each old row lacks."""
+    """Returns the number of these columns that each old row lacks."""
     among = pc.is_in(pc.list_flatten(unsent), pa.array([*names], pa.string()))
     rows = pc.list_parent_indices(unsent).filter(among)
     return np.bincount(rows.to_numpy(), minlength=len(unsent))
 
 
 def needs_old_keys(lists: Iterable[Iterable[Column]], connector: str) -> bool:
-    """Whether the header of a changed key is needed: an insert may have a stand-in for a geometry.
+    """Returns True if the header of a changed key is needed: an insert may have a placeholder geometry.
 
-    ``lists`` are the columns of each writer. ``connector`` is empty if it is not known.
+    ``lists``: the columns of each writer. ``connector``: empty if it is not known.
     """
     return connector in (POSTGRES, "") and any(map(has_required_shapes, lists))
 
 
 def without_headers(records: pa.RecordBatch) -> pa.RecordBatch:
-    """The records with no header but that of a changed key, which few have.
+    """Returns the records with only the header of a changed key, which few have.
 
-    Whether a null value is a delete is known of a topic.
+    Other headers are not needed: it is known per topic whether a null value is a delete.
     """
     if "headers" not in records.schema.names:
         return records

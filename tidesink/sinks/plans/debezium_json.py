@@ -1,10 +1,9 @@
-"""Plans of debezium-json tables: from the schemas in the records, a definition, and what rows have.
+"""Decode plans of debezium-json tables, from schemas in the records, a definition, and the rows' columns.
 
-The bytes are Debezium's (3.5.0.Final with Kafka Connect 4.3's JsonConverter) or TiCDC's (b813e76). No
-registry tells the schemas, so the plan knows those that records had so far. A record with another one is
-unplanned, and says which columns its writer has. Columns that neither a schema nor a definition nor the
-source's database types are text in the plan: whether there may be any is the table's to decide
-(``untyped_refusal``).
+The bytes are Debezium's (3.5.0.Final with Kafka Connect 4.3's JsonConverter) or TiCDC's (b813e76). The
+schemas are in no registry, so the plan has the schemas of earlier records. A record with another schema is
+unplanned, and reports its writer's columns. Columns without a type in a schema, a definition and the source
+database are text in the plan. The table decides whether such columns are allowed (``untyped_refusal``).
 """
 
 from __future__ import annotations
@@ -58,32 +57,32 @@ from tidesink.typemap.values import Convert
 
 _NO_OPTIONS: Final = CodecOptions()
 _NO_KEY: Final = (
-    "{} has no key record in its topic, so nothing says which row a change is about: name its key columns "
+    "{} has no key record in its topic, so it is unknown which row a change belongs to. Name its key columns "
     "under tables: keys, set message.key.columns at the connector, or set mode: append to keep its changes; "
     f"{IDENTITIES['debezium-json']}"
 )
 _UNTYPED_SNAPSHOT: Final = (
-    "nothing tells the type of column {!r} in the records, which have no schema, so nothing tells what they "
-    "have of its values: give a definition under tables, and the connector's modes under source.debezium, "
-    "to read its rows from the database"
+    "The type of column {!r} is unknown, because the records have no schema. So the form of its values in "
+    "the records is unknown too. To read rows from the database, add a definition under tables, and the "
+    "connector's modes under source.debezium."
 )
 _UNTYPED: Final = (
-    "The records of topic {} have no schemas, and nothing else gives the types of {}: a DECIMAL may be "
-    "base64 there, and a DATETIME a number. {}Give the table a definition (tables: [{{name: {}, definition: "
-    "CREATE TABLE …}}]), {}or {}: records with schemas type the earlier ones, too. To store such columns as "
-    "text instead, set source.debezium.untyped-columns: text"
+    "The records of topic {} have no schemas, and the types of {} are unknown: a DECIMAL may be base64 "
+    "there, and a DATETIME a number. {}Add a definition of the table (tables: [{{name: {}, definition: "
+    "CREATE TABLE …}}]), {}or {}: records with schemas also supply the types of earlier records. To store "
+    "such columns as text instead, set source.debezium.untyped-columns: text."
 )
 _SCHEMAS_ON: Final = "set value.converter.schemas.enable=true at the connector"
-_SCHEMAS_OF_TICDC: Final = "leave debezium-disable-schema out of the changefeed's sink URI"
-_DATABASE: Final = "set source.database, from which types are then read, "
+_SCHEMAS_OF_TICDC: Final = "remove debezium-disable-schema from the changefeed's sink URI"
+_DATABASE: Final = "set source.database to read the types from there, "
 _NOT_THERE: Final = "source.database has no table {}. "
-# Columns that the refusal names.
+# The refusal names at most so many columns.
 _NAMED: Final = 2
 _MOST_SCHEMAS: Final = 1024
 
 
 class Place(NamedTuple):
-    """Where a writer was first met; ``timestamp``: the record's, in ms, None where it is not known."""
+    """Location of a writer's first record. ``timestamp``: the record's, in ms, or None if it is not known."""
 
     timestamp: int | None
     offset: int
@@ -95,12 +94,15 @@ _NOWHERE: Final = Place(None, 0, 0)
 
 @dataclass(frozen=True)
 class JsonWriter:
-    """What the rows of one writer's schema have.
+    """The columns in the rows of one writer's schema.
 
-    ``bare``: they are not all that its rows have: without a schema columns differ from row to row, and a
-    delete may have its key alone. ``flattened``: ExtractNewRecordState made them. ``is_ticdc``: TiCDC wrote
-    them. ``connector``: as in the source block; empty where nothing told it. ``source``: the least position
-    at the source of the rows that were first met, where it is known.
+    Attributes:
+        bare: True if the rows have no schema. Then columns differ from row to row, and a delete may have only
+            its key.
+        flattened: True if ExtractNewRecordState made the rows.
+        is_ticdc: True if TiCDC wrote the rows.
+        connector: The connector in the source block; empty if it is not known.
+        source: The least source position of the first rows, or None if it is not known.
     """
 
     columns: tuple[InferredColumn, ...]
@@ -114,7 +116,7 @@ class JsonWriter:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The same for all writers with these columns."""
+        """Equal for all writers with these columns."""
         return tuple(sorted(one.text for one in self.columns))
 
     @property
@@ -125,7 +127,7 @@ class JsonWriter:
 
 
 def writer_of(text: str) -> JsonWriter:
-    """A writer out of ``JsonWriter.text``."""
+    """Restore a writer from ``JsonWriter.text``."""
     found: dict[str, Any] = json.loads(text)
     return JsonWriter(
         tuple(inferred_column(one) for one in found.pop("columns")),
@@ -137,7 +139,7 @@ def writer_of(text: str) -> JsonWriter:
 
 
 def first_writer(row: FirstRow) -> JsonWriter:
-    """The writer of the first row that was looked at."""
+    """Returns the writer of the first row that was read."""
     message = row.message
     place = Place(message.timestamp, message.offset, message.partition)
     return JsonWriter(row.columns, row.keys, row.bare, row.flattened, row.is_ticdc, row.connector, place)
@@ -145,13 +147,16 @@ def first_writer(row: FirstRow) -> JsonWriter:
 
 @dataclass(frozen=True)
 class Writers:
-    """The writers known of a topic.
+    """The known writers of a topic.
 
-    ``with_schema`` are in the order in which they were met; ``reported`` are the columns of all rows
-    without a schema by name, ``reported_keys`` those of their keys. ``reported_later``: names of such
-    columns that came after the first plan was made. ``reported_ticdc``: TiCDC wrote some of
-    them. ``connector``: that of the newest writer whose source block was read. ``newest``: the identity of
-    the writer in use; None: the last one that was met.
+    Attributes:
+        with_schema: Writers with a schema, in the order in which they were found.
+        reported: Columns of all rows without a schema, by name.
+        reported_keys: Columns of the keys of these rows.
+        reported_later: Names of columns of these rows that were found after the first plan was built.
+        reported_ticdc: True if TiCDC wrote some of these rows.
+        connector: The connector of the newest writer whose source block was read.
+        newest: The identity of the writer in use; None: the last one that was found.
     """
 
     with_schema: tuple[JsonWriter, ...] = ()
@@ -170,7 +175,7 @@ class Writers:
         return next(found, self.with_schema[-1])
 
     def with_new(self, new: Iterable[JsonWriter], *, later: bool = False) -> Writers:
-        """These, and those that are new; ``later``: a plan was made already."""
+        """Returns these writers with new ones added. ``later``: True if a plan was already built."""
         found, known = self, {one.identity: one for one in self.with_schema}
         for one in sorted(new, key=_age):
             if one.bare:
@@ -202,7 +207,7 @@ def _age(one: JsonWriter) -> tuple[bool, int, int, int]:
 
 
 def _joined(known: JsonWriter | None, one: JsonWriter) -> JsonWriter:
-    """What is known of the rows with these columns."""
+    """Combine two descriptions of rows with the same columns."""
     if known is None:
         return one
     return replace(
@@ -217,7 +222,7 @@ def _joined(known: JsonWriter | None, one: JsonWriter) -> JsonWriter:
 
 @dataclass(frozen=True)
 class DroppedByColumns(DroppedByWriter[frozenset[str]]):
-    """By the columns that a writer has."""
+    """Dropped columns by the columns that a writer has."""
 
     def _writer(self, changes: ChangeTable) -> frozenset[str]:
         return _names(changes.schema.columns, self.fold)
@@ -231,8 +236,12 @@ def _names(columns: Iterable[Column], fold: NameFold) -> frozenset[str]:
 class DebeziumJsonDecoder(DebeziumDecoder):
     """Decodes the debezium-json records of one table.
 
-    ``shape`` has the columns known, ``known`` the identities of the writers' schemas. ``keyed``: rows with a
-    schema have keys. ``knows_newest``: the newest writer's schema is known. ``unread``: as in ``TargetRows``.
+    Attributes:
+        shape: The known columns.
+        unread: See ``TargetRows``.
+        known: Identities of the writers' schemas.
+        keyed: True if rows with a schema have keys.
+        knows_newest: True if the newest writer's schema is known.
     """
 
     shape: TableShape = field(kw_only=True)
@@ -242,23 +251,22 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     knows_newest: bool = False
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """The records' events."""
+        """Returns the events of the records."""
         self._codec.forget()
         self._batch["timestamp"] = _timestamps(records)
         return super().decode_batch(without_headers(records))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """As ``TableDecoder``."""
         self._batch["timestamp"] = _timestamps(records)
         return super().decode_new_rows(without_headers(records), keys)
 
     @property
     def uses_timestamps(self) -> bool:
-        """As ``TableDecoder``: which of two writers was first goes by them."""
+        """True: timestamps decide which of two writers was first."""
         return True
 
     def lacking(self, changes: ChangeTable, _rows: TargetRows) -> tuple[str, ...]:
-        """The writer as text, where the plan does not know its schema or its columns."""
+        """Returns the writer as text if the plan lacks its schema or its columns, else nothing."""
         facts = self._codec.facts_of(changes.schema)
         keys = tuple(member.name for member in changes.rows.schema.field("key").type)
         bare = facts.bare or {column.name for column in changes.schema.columns} <= {*keys}
@@ -279,11 +287,14 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return (writer.text,)
 
     def key_only(self, changes: ChangeTable) -> frozenset[str]:
-        """As ``DebeziumDecoder``."""
         return self._codec.facts_of(changes.schema).key_only
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
-        """As ``TableDecoder``; nothing tells how a value is spelt in a column that nothing types."""
+        """Returns the conversion; see ``TableDecoder``.
+
+        Raises:
+            ConfigError: The column's type is not known, so the form of its values in records is not known.
+        """
         defined = self.definition is not None and stored.name in self.definition.by_name
         if not (self.known or defined):
             raise ConfigError(_UNTYPED_SNAPSHOT.format(stored.name), table=str(self.table))
@@ -291,33 +302,36 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     @property
     def is_bare(self) -> bool:
-        """As ``DebeziumDecoder``."""
+        """True if no writer with a schema is known."""
         return not self.known
 
     @property
     def tells_dropped(self) -> bool:
-        """As ``TableDecoder``: a record without a schema may lack a column that the source has."""
+        """True if the newest schema is known.
+
+        A record without a schema may lack a column that still exists.
+        """
         return self.knows_newest
 
     @property
     def rows_tell_dropped(self) -> bool:
-        """Whether only a later row shows that a column was dropped: no DDL is read."""
+        """True: no DDL is read, so only a later row shows that a column was dropped."""
         return True
 
     def refusal(self, changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
-        """A column that nothing types in these records, and that is not text at the target."""
+        """Returns the error for a column without a type in these records that is not text in the target."""
         facts = self._codec.facts_of(changes.schema)
         for name in sorted(facts.guessed):
             column = self.shape.find(name)
             if column is not None and column.spark != "string" and column.name not in self.unread:
                 return SchemaMismatchError(
-                    f"column {name!r} is {column.spark}, and a record without a schema holds another "
-                    "value in it: give a definition of the table"
+                    f"Column {name!r} is {column.spark}, but a record without a schema has another value in "
+                    "it. Add a definition of the table."
                 )
         return None
 
     def _looked_up(self, schema: TableSchema) -> tuple[tuple[str, ...], bool]:
-        """The identity of a schema's writer, and whether the plan's shape holds its columns."""
+        """Returns the identity of a schema's writer, and True if the plan's shape holds its columns."""
         found = self._schemas.get(id(schema))
         if found is None or found[0] is not schema:
             if len(self._schemas) >= _MOST_SCHEMAS:
@@ -331,7 +345,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return found[1], found[2]
 
     def _holds(self, schema: TableSchema) -> bool:
-        """Whether the plan's shape holds all columns as they are."""
+        """Returns True if the plan's shape holds all columns without a change."""
         shape, names = self.shape, _names(schema.columns, self.shape.fold)
         keys = tuple(name for name in shape.keys if shape.fold(name) in names)
         new = shape_of(schema, keys=keys, zero_date=shape.zero_date, time_zone=shape.time_zone)
@@ -349,7 +363,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return [(c.name, "" if c.name in self.unread else c.spark) for c in shape.columns]
 
     def _first_place(self, changes: ChangeTable) -> Place:
-        """Where the first of the changes stands."""
+        """Returns the location of the first change."""
         rows = changes.rows.select(["record", "offset", "partition"])
         times = self._batch["timestamp"]
         found = pa.table(
@@ -373,7 +387,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     @cached_property
     def _batch(self) -> dict[str, pa.Array | None]:
-        """The timestamps of the records that were decoded last, in ms."""
+        """The timestamps of the records that were last decoded, in ms."""
         return {"timestamp": None}
 
 
@@ -405,19 +419,25 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     connector: str = "",
     left_out: LeftOut = needs_all,
 ) -> DecodePlan:
-    """A plan for a table from what its records had so far.
+    """Returns the decode plan of a table from the columns of its records so far.
 
-    A column that a writer's schema lacks is filled with its default where only later ones have it, and is
-    null where an earlier one had it. ``base`` is the shape the target has; it is only added to. ``keys``
-    override the key record's columns, ``definition`` the types. ``stored``: columns as ``source.database``
-    has them, for those that nothing else types. ``logs``: see ``DecodePlan``;
-    a table needs no key in a plan that ``logs``. ``identity``: as ``source.database`` has it. ``connector``:
-    by ``source.database``, for the case of names in records that do not name theirs; empty if unknown.
-    ``left_out``: see ``merge_shape``.
+    A column that a writer's schema lacks gets its default if only later schemas have it, and null if an
+    earlier schema had it.
+
+    Args:
+        base: The target's shape, to which columns are only added.
+        definition: Types that replace those of the records.
+        stored: Columns in ``source.database``, for columns without another type.
+        keys: Key columns that replace those of the key record.
+        logs: See ``DecodePlan``. If True, the table needs no key.
+        identity: The table's replica identity in ``source.database``.
+        connector: The connector according to ``source.database``, or empty. It decides about the case of
+            names if records do not name their connector.
+        left_out: See ``merge_shape``.
 
     Raises:
-        ConfigError: the table has no key, or ``keys`` names a column it does not have.
-        SchemaRefusedError: two schemas have types for a column that cannot be one.
+        ConfigError: The table has no key, or ``keys`` has a column that the table does not have.
+        SchemaRefusedError: A column's types in two schemas cannot be combined.
     """
     named = keys or (base.keys if base else None) or _key_names(writers, definition)
     types = joined_types(definition, stored)
@@ -426,7 +446,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         raise ConfigError(_NO_KEY.format(table), table=str(table))
     is_ticdc = _is_ticdc(writers)
     told = TICDC if is_ticdc else writers.connector
-    # Not before a record of a row is known.
+    # Only known once a record with a row was read.
     is_exact = bool(writers.with_schema or writers.reported) and has_exact_names(told or connector)
     shapes = [
         replace(
@@ -483,7 +503,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
 
 
 def _key_names(writers: Writers, definition: TableSchema | None) -> tuple[str, ...]:
-    """The key's columns: of records with a schema first, else of those without, else as defined."""
+    """Returns the key columns: of records with a schema, else of those without one, else as defined."""
     for one in writers.with_schema:
         if one.keys:
             return one.keys
@@ -493,7 +513,7 @@ def _key_names(writers: Writers, definition: TableSchema | None) -> tuple[str, .
 
 
 def joined_types(*schemas: TableSchema | None) -> TableSchema | None:
-    """The columns of these, of each name the first one's; None if there are none."""
+    """Returns the columns of all schemas; the first schema with a name counts. None without schemas."""
     given = [one for one in schemas if one is not None]
     columns = {column.name: column for one in reversed(given) for column in one.columns}
     return TableSchema(given[0].table, tuple(columns.values())) if len(given) > 1 else next(iter(given), None)
@@ -502,9 +522,9 @@ def joined_types(*schemas: TableSchema | None) -> TableSchema | None:
 def untyped_columns(
     writers: Writers, types: TableSchema | None, left_out: LeftOut = needs_all
 ) -> tuple[str, ...]:
-    """Columns of rows without a schema that neither ``types`` nor a writer's schema has.
+    """Returns columns of rows without a schema that neither ``types`` nor a writer's schema has.
 
-    Those that are ``left_out`` need no type, unless the key has them.
+    Columns that are ``left_out`` need no type, unless they belong to the key.
     """
     typed = typed_names(writers) | (types.by_name.keys() if types is not None else set())
     found = [name for name, one in writers.reported.items() if one.guessed and name not in typed]
@@ -513,14 +533,14 @@ def untyped_columns(
 
 
 def typed_names(writers: Writers) -> frozenset[str]:
-    """The columns that some writer's schema has."""
+    """Returns the columns that some writer's schema has."""
     return frozenset(reported.column.name for one in writers.with_schema for reported in one.columns)
 
 
 def untyped_refusal(
     topic: str, table: TableId, names: Sequence[str], *, asked: bool, is_ticdc: bool = False
 ) -> ConfigError:
-    """Why a table waits whose columns nothing types; ``asked``: so was the source's database."""
+    """Returns the reason why a table waits for column types. ``asked``: the database was queried too."""
     more = len(names) - _NAMED
     listed = [*map(repr, names[:_NAMED]), *([f"{more} more"] if more > 0 else [])]
     named = " and ".join([part for part in (", ".join(listed[:-1]), listed[-1]) if part])
@@ -534,7 +554,7 @@ def untyped_refusal(
 def _column_lists(
     table: TableId, writers: Writers, definition: TableSchema | None, types: TableSchema | None
 ) -> list[tuple[Column, ...]]:
-    """The columns of each writer, oldest first, then those of rows without a schema."""
+    """Returns the columns of each writer, oldest first, then the columns of rows without a schema."""
     defined = types.by_name if types is not None else {}
     lists, typed = [one.columns for one in writers.with_schema], typed_names(writers)
     known = [one for name, one in writers.reported.items() if not (one.guessed and name in typed)]
@@ -543,12 +563,12 @@ def _column_lists(
     if not lists and definition is not None:
         found.insert(0, definition.columns)
     if not found:
-        raise ConfigError(f"{table} has no record of a row yet: nothing can be planned", table=str(table))
+        raise ConfigError(f"{table} has no record of a row yet, so it cannot be read.", table=str(table))
     return found
 
 
 def _doubted(shape: TableShape, later: Container[str]) -> TableShape:
-    """The shape; a column that came later, in a row without a schema, may have come instead of any other."""
+    """Returns the shape. A column that rows without a schema got later may have replaced any other column."""
     columns = (
         replace(c, instead_of=frozenset(shape.by_name) - {shape.fold(c.name)}) if c.name in later else c
         for c in shape.columns
@@ -557,7 +577,7 @@ def _doubted(shape: TableShape, later: Container[str]) -> TableShape:
 
 
 def _dropped(writers: Writers, fold: NameFold) -> DroppedByColumns:
-    """What each writer's columns lack. A writer's first row is known by its offset and by its position."""
+    """Returns the columns that writers lack. A writer's first row is known by its offset and position."""
     names = [_names((reported.column for reported in one.columns), fold) for one in writers.with_schema]
     columns = {one: one for one in names}
     first_rows: dict[frozenset[str], FirstRows] = {}
@@ -571,14 +591,14 @@ def _dropped(writers: Writers, fold: NameFold) -> DroppedByColumns:
     if names:
         newest = _names((reported.column for reported in writers.in_use.columns), fold)
         history += [newest] if newest != history[-1] else []
-    # Which writer is in use is not known in time: later rows of a writer that is known are not reported.
+    # The writer in use is not known in time, because later rows of a known writer are not reported.
     return DroppedByColumns(
         *dropped_in_order(columns, history, fold), first_rows_by_column(columns, first_rows, fold), fold
     )
 
 
 def _started_again(writers: Sequence[JsonWriter]) -> bool:
-    """Whether a later writer's rows have lower positions: they are of two servers."""
+    """Returns True if a later writer's rows have lower positions. Then the positions are of two servers."""
     placed = [one for one in writers if one.place != _NOWHERE and one.source is not None]
     return any(
         a.source > b.source and _is_earlier(a.place, b.place)
@@ -588,7 +608,7 @@ def _started_again(writers: Sequence[JsonWriter]) -> bool:
 
 
 def _is_earlier(one: Place, other: Place) -> bool:
-    """By offset in one partition, else by Kafka's times."""
+    """Returns True if ``one`` is earlier: by offset in one partition, else by Kafka's timestamps."""
     if one.partition == other.partition:
         return one.offset < other.offset
     times = one.timestamp, other.timestamp
@@ -604,9 +624,9 @@ def _knows_newest(writers: Writers, definition: TableSchema | None) -> bool:
 
 
 def _gone(shape: TableShape, writers: Writers, definition: TableSchema | None) -> frozenset[str]:
-    """The shape's columns, in lower case, that the newest writer does not have.
+    """Returns the shape's columns, in lower case, that the newest writer does not have.
 
-    Of rows without a schema it is not known before they are read.
+    Empty for rows without a schema, whose columns are not known before they are read.
     """
     if not _knows_newest(writers, definition):
         return frozenset()

@@ -1,7 +1,7 @@
-"""Plans of flat-avro tables: from the texts of the schemas in the registry.
+"""Decode plans of flat-avro tables, from the texts of the schemas in the registry.
 
-TiCDC's subjects follow TopicNameStrategy (tiflow c7b2588, ticdc b813e76). Records under AWS Glue's header are
-bad records: the schemas are asked for by Confluent's ids.
+TiCDC's subjects follow TopicNameStrategy (tiflow c7b2588, ticdc b813e76). Records with AWS Glue's header are
+bad records, because schemas are requested by Confluent's ids.
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ from tidesink.typemap.target_schema import (
 class FlatAvroDecoder(TableDecoder):
     """Decodes the flat-avro records of one table.
 
-    ``uses_headers``: some records have their schema ids in headers, which only a header shows. ``checksum``:
-    what is done about a row that is not what its checksum says. ``keys`` and ``ambiguous_time``: as
-    ``ValueOptions``.
+    Attributes:
+        checksum: The handling of rows that do not match their checksum.
+        keys: See ``ValueOptions``.
+        ambiguous_time: See ``ValueOptions``.
+        uses_headers: True if some records have their schema ids in headers.
     """
 
     table: TableId
@@ -65,15 +67,15 @@ class FlatAvroDecoder(TableDecoder):
     uses_headers: bool = False
 
     def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
-        """Records with an id that is new or unusable."""
+        """Returns records with a new or unusable id."""
         return tuple(named_unplanned(records, self.schemas.unplanned(records)))
 
     def schema_id(self, part: bytes | None) -> int | None:
-        """The id in the Confluent header."""
+        """Returns the id in the Confluent header."""
         return schema_id_of(part)
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """The records' events."""
+        """Returns the events of the records."""
         if self._sums:
             found = rows_from_events(records, self.decode, self.values)
         else:
@@ -81,7 +83,7 @@ class FlatAvroDecoder(TableDecoder):
         return replace(found, faults=tuple(named_faults(records, found.faults, "flat-avro")))
 
     def warnings(self, changes: ChangeTable) -> pa.Array | None:
-        """Why rows are not what their checksums say, where they are applied all the same."""
+        """Returns a warning for each row that is applied although it does not match its checksum."""
         if not self._doubts:
             return None
         places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
@@ -90,22 +92,22 @@ class FlatAvroDecoder(TableDecoder):
 
     @property
     def values(self) -> ValueOptions:
-        """The policies for times, the zone, and the table's key."""
+        """The policies for dates and times, the time zone, and the table's key."""
         return ValueOptions(self.zero_date, self.time_zone, self.keys, self.ambiguous_time)
 
     @property
     def rows_tell_dropped(self) -> bool:
-        """Whether only a later row shows that a column was dropped: no DDL is read."""
+        """True: no DDL is read, so only a later row shows that a column was dropped."""
         return True
 
     @property
     def columnar_events(self) -> tuple[type, ...]:
-        """Watermarks."""
+        """Watermarks are decoded by the columnar step."""
         return (WatermarkEvent,)
 
     @property
     def warns(self) -> bool:
-        """Whether checksums are compared."""
+        """True if checksums are compared."""
         return self._sums
 
     @cached_property
@@ -118,7 +120,7 @@ class FlatAvroDecoder(TableDecoder):
 
     @cached_property
     def _sums(self) -> bool:
-        """Whether rows are held against their checksums: of some schema they have one."""
+        """True if rows are compared with their checksums, which at least one schema must have."""
         has = any(CHECKSUM in text for text in self.schemas.values.texts.values())
         return self.checksum != "off" and has
 
@@ -127,7 +129,7 @@ class FlatAvroDecoder(TableDecoder):
         return {}
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """One record's event; its row is held against its checksum where that is asked."""
+        """Returns one record's event. Compares the row with its checksum if this is configured."""
         events = self._codec.decode(message)
         for event in events if self._sums else ():
             fault = isinstance(event, ChangeEvent) and checksum_fault(event, time_zone=self.time_zone)
@@ -155,22 +157,28 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     logs: bool = False,
     left_out: LeftOut = needs_all,
 ) -> DecodePlan:
-    """A plan for a table from the texts of its writer schemas, by registry id.
+    """Returns the decode plan of a table from the texts of its writer schemas.
 
-    Give every schema of the subjects that is known, not the batch's alone: a column that a writer lacks
-    is filled with its default where only later schemas have it, and is null where an earlier one had it,
-    since it was dropped. ``history``: the ids in the order in which the schemas were in use; a schema that
-    came back is there again. Ids that it lacks follow in their own order. ``first_rows``: by id, the first
-    rows known. ``base`` is the shape the target has; it is only added to.
-    ``keys`` override the columns of the key record. ``unknown_ids``: ids that were looked up in vain, each
-    with the reason; their records are bad. ``checksum``: what is done about a row that is not what its
-    checksum says: ``warn`` gives it a ``_reason``, ``reject`` makes it bad; TIMESTAMP texts are then taken
-    to be in ``time_zone``. ``logs``: see ``DecodePlan``; a table needs no key then. ``left_out``: see
-    ``merge_shape``.
+    Pass every known schema of the subjects, and not only the batch's: a column that a writer lacks gets its
+    default if only later schemas have it, and null if an earlier schema had it, because it was dropped.
+
+    Args:
+        key_schemas: Texts of the key schemas by registry id.
+        value_schemas: Texts of the value schemas by registry id.
+        history: Ids in the order in which the schemas were in use, with returned schemas listed again. Other
+            ids follow in their own order.
+        first_rows: The first known rows of each value schema, by id.
+        unknown_ids: Ids that the registry does not have, with reasons. Their records are bad.
+        base: The target's shape, to which columns are only added.
+        keys: Key columns that replace those of the key record.
+        checksum: The handling of rows that do not match their checksum: ``warn`` adds a ``_reason``,
+            ``reject`` makes them bad. For checksums, TIMESTAMP texts are read in ``time_zone``.
+        logs: See ``DecodePlan``. If True, the table needs no key.
+        left_out: See ``merge_shape``.
 
     Raises:
-        ConfigError: the table has no key, or ``keys`` names a column it does not have.
-        SchemaRefusedError: two schemas have types for a column that cannot be one.
+        ConfigError: The table has no key, or ``keys`` has a column that the table does not have.
+        SchemaRefusedError: A column's types in two schemas cannot be combined.
     """
     key_read, key_refused = _read_schemas(key_schemas)
     value_read, value_refused = _read_schemas(value_schemas)
@@ -181,7 +189,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     used = in_order(history, value_read)
     shape = _shape(
         table,
-        # A topic that holds deletes alone tells of the key columns and nothing else.
+        # A topic with only deletes has the key columns and no others.
         [value_read[one] for one in dict.fromkeys(used)] or list(key_read.values()),
         named,
         base=base,
@@ -215,7 +223,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
 
 
 def lacks_checksums(value_schemas: Iterable[str]) -> bool:
-    """Whether there are schemas and none has a checksum."""
+    """Returns True if there are schemas, but none has a checksum."""
     texts = list(value_schemas)
     return bool(texts) and not any(CHECKSUM in text for text in texts)
 
@@ -243,8 +251,8 @@ def _key_names(
         found = found or record.column_names
     if not found and needed:
         raise ConfigError(
-            f"{table} has no key record in its topic, so nothing says which row a change is about: "
-            "name its key columns under tables: keys, or set mode: append to keep its changes; "
+            f"{table} has no key record in its topic, so it is unknown which row a change belongs to. "
+            "Name its key columns under tables: keys, or set mode: append to keep its changes; "
             f"{IDENTITIES['flat-avro']}",
             table=str(table),
         )
@@ -254,7 +262,10 @@ def _key_names(
 def _of_other_keys(
     schemas: dict[int, WriterRecord], named: tuple[str, ...]
 ) -> tuple[dict[int, WriterRecord], dict[int, str]]:
-    """Key schemas of the key ``named``, and of the others why not: rows of one key are none of another."""
+    """Returns the key schemas with the key ``named``, and reasons against the others.
+
+    Rows with one key cannot be compared with rows of another.
+    """
     folded = {fold_name(name) for name in named}
     same, others = {}, {}
     for schema_id, record in schemas.items():
@@ -263,9 +274,9 @@ def _of_other_keys(
             same[schema_id] = record
         else:
             others[schema_id] = (
-                f"its schema {schema_id} has the columns ({', '.join(columns)}), and the table's key is "
-                f"({', '.join(named)}): the source's key was changed. Name the key to go by under "
-                "tables: keys"
+                f"Its schema {schema_id} has the columns ({', '.join(columns)}), but the table's key is "
+                f"({', '.join(named)}). The source's key was changed. Name the key to use under "
+                "tables: keys."
             )
     return same, others
 
@@ -292,6 +303,6 @@ def _shape(  # noqa: PLR0913  (all that a shape rests on)
             )
         )
     if not shapes:
-        raise ConfigError(f"{table} has no schema yet: nothing can be planned", table=str(table))
-    # A schema older than all that made the base may be known by now: a column's first default is its.
+        raise ConfigError(f"{table} has no schema yet, so it cannot be read.", table=str(table))
+    # A schema that is older than the base may be known by now. It decides a column's first default.
     return merged_in_order(shapes, base, left_out=left_out)

@@ -1,1 +1,1 @@
-"""Where the columns and types of a table come from, a module for each protocol (driver)."""
+"""Sources of a table's columns and types, with one module per protocol. They run in the driver."""

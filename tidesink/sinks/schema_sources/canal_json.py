@@ -1,9 +1,9 @@
-"""Decoding a canal-json table: where its columns' types come from, since the messages have bare ones.
+"""Decoding of a canal-json table, and the sources of its column types: messages have only type names.
 
-In this order: the definition in the config; the topic's own CREATE and ALTER events, read ahead to the
-end of partition 0 and held against the time of each row; the ``mysqlType`` words of the rows themselves;
-where these leave out what decides a type, the source's database (``database_types``); else text, with a
-warning.
+Types come from, in this order: the definition in the config; the topic's own CREATE and ALTER events, which
+are read ahead to the end of partition 0 and compared with the time of each row; the ``mysqlType`` words of
+the rows; the source database (``database_types``), if a word omits what decides the type. Otherwise the
+column is text, with a warning.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# If no DDL defines a table, how many records are read first to find a row with its type names.
+# If no DDL defines a table, so many records are read first to find a row with its type names.
 _PEEKED_RECORDS = 10_000
 
 
 _ABSENT: Final = (
-    "topic {} is not there yet: it is read from its beginning once the changefeed makes it. If the table "
-    "changes at the source meanwhile, check source.topics"
+    "Topic {} does not exist yet. It is read from its beginning once the changefeed creates it. If the "
+    "source table is altered meanwhile, check source.topics."
 )
 _NO_KEY: Final = (
-    "the table has no key: its rows have no pkNames, and no definition names a key. Name the columns that "
+    "The table has no key: its rows have no pkNames, and no definition names a key. Name the columns that "
     f"identify a row under tables: keys, or set mode: append to keep its changes; {IDENTITIES['canal-json']}"
 )
 
 
 class CanalJsonDecoding(PlannedDecoding):
-    """One table's types, and the plan they make."""
+    """The column types of one table, and the decode plan that is built from them."""
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
         super().__init__(context, topic, table, session=session)
@@ -72,7 +72,7 @@ class CanalJsonDecoding(PlannedDecoding):
         self._options = context.config.source.codec_options()
         look = look_into(context.config.source.database)
         self._database = DatabaseTypes(context.config.pipeline, table, context.store, look)
-        # Columns that only rows tell of, by their words.
+        # Columns that are known only from rows, by their type words.
         self._untold: tuple[Column, ...] = ()
         self._words: list[RowWords] = []
         self._renamed: dict[str, str] = {}
@@ -82,9 +82,9 @@ class CanalJsonDecoding(PlannedDecoding):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose type at the target is not the nearest one, with the reason; DDL not understood."""
+        """Columns whose target type is not the nearest one, with the reason; DDL that was not understood."""
         texts = [
-            f"column {name}: its type is unknown, so it is stored as text; give a table definition"
+            f"Column {name}: its type is unknown, so it is stored as text. Add a table definition."
             for name in self._text_columns
         ]
         reported = self._ddl.warnings(self._table, defined=self._declared is not None)
@@ -96,13 +96,13 @@ class CanalJsonDecoding(PlannedDecoding):
 
     @property
     def _is_unreported(self) -> bool:
-        """Whether only rows describe the table."""
+        """True if the table is known only from its rows."""
         return self._declared is None and self._ddl.get(self._table) is None
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Read the topic's DDL; where it has none of this table, its first rows.
+        """Read the topic's DDL. If it does not define this table, read the table's first rows.
 
-        DDL from before the table's start tells its columns, and changes no row of it.
+        DDL from before the table's start defines its columns, and changes none of its rows.
         """
         self._starts = starts
         self._ddl.recall(found)
@@ -115,7 +115,7 @@ class CanalJsonDecoding(PlannedDecoding):
         self._make()
 
     def _look_elsewhere(self, found: TopicOffsets) -> None:
-        """Know the columns of a table without DDL: by its rows, or where it has none, by the database."""
+        """Find the columns of a table without DDL in its rows, or, without rows, in the source database."""
         database = self._context.config.source.database
         if database is None or self._table not in self._tables.unmet:
             self._peek(found)
@@ -133,19 +133,19 @@ class CanalJsonDecoding(PlannedDecoding):
             self._read_words(part)
 
     def _ends_now(self, found: TopicOffsets) -> TopicOffsets:
-        """Where the topic ends by now.
+        """Returns the topic's current ends.
 
-        The brokers are asked partition by partition: a DDL can have come after partition 0 was asked, and
-        the row that needs it before its own partition was.
+        Brokers answer partition by partition. So a DDL event can arrive after partition 0 was looked up, and
+        a row that needs it before the row's own partition was.
         """
         return self._context.topics.ends_now(found)
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
-        """Read the DDL that may stand before rows of the ranges, where nothing in the rows would ask for it.
+        """Read DDL that may precede rows of the ranges, if the rows cannot show that it is missing.
 
-        A row of another partition can be read before partition 0 is read as far as the DDL ahead of it. Rows
-        with other columns or types are missed and lead to the DDL; other members of an ENUM or SET do not
-        show, nor does it show that the table was emptied before a row.
+        A row of another partition can be read before the earlier DDL in partition 0. Rows with other columns
+        or types are reported as missed, which leads to reading the DDL. Rows do not show that an ENUM or SET
+        has other members, or that the table was emptied before them.
         """
         others = (part.records for part in ranges or () if part.partition != DDL_PARTITION)
         beyond = ranges is None or any(others)
@@ -154,7 +154,7 @@ class CanalJsonDecoding(PlannedDecoding):
 
     @property
     def _follows_rows(self) -> bool:
-        """Whether DDL that changes rows is followed at the target, or waited for."""
+        """True if the target applies DDL that changes rows, or waits for it."""
         return "rows" in self._context.config.target.features and self._settings.mode != "append"
 
     def _numbers_members(self) -> bool:
@@ -162,12 +162,12 @@ class CanalJsonDecoding(PlannedDecoding):
         return any(column.type.members is not None for column in columns)
 
     def row_ddl(self) -> tuple[RowDdl, ...]:
-        """The topic's DDL so far that changes rows of the table, from its start on."""
+        """Returns the DDL read so far that changes rows of the table, beginning at the table's start."""
         begin = self._starts.get(DDL_PARTITION, 0)
         return tuple(one for one in self._ddl.row_ddl(self._table) if one.offset >= begin)
 
     def reported(self) -> SourceColumns | None:
-        """What the topic's DDL says of the table, where no definition in the config comes before it."""
+        """Returns the columns from the topic's DDL, or None if the config has a definition of the table."""
         known = self._ddl.reported(self._table)
         if self._declared is not None or known is None:
             return None
@@ -186,7 +186,7 @@ class CanalJsonDecoding(PlannedDecoding):
         )
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
-        """Plan again where other columns are read by their old names than before, or are held besides."""
+        """Plan again if the old names of columns, or the dropped columns that the target holds, changed."""
         there = {*map(fold_name, self._known_columns()), *map(fold_name, renamed)}
         lacking = {name: found for name, found in held.items() if name not in there}
         zero_date = self._settings.zero_date
@@ -196,13 +196,13 @@ class CanalJsonDecoding(PlannedDecoding):
             self._make(kept)
 
     def meet_others(self, missed: Missed) -> None:
-        """Take note of the other tables in a batch; they get tasks of their own."""
+        """Record the other tables of a batch. They get tasks of their own."""
         self._tables.census(self._session, missed.ranges)
 
     def learn(self, missed: Missed) -> bool:
-        """Read DDL ahead to partition 0's end; then the rows' own words.
+        """Read DDL ahead to partition 0's end, then the type words of rows.
 
-        A record may be bad because a type changed: that DDL is looked for too.
+        A record may be bad because a type changed. So DDL is also read for bad records.
         """
         before = self._known_columns()
         changed = self._declared is None and self._newer_ddl(missed.found)
@@ -217,7 +217,7 @@ class CanalJsonDecoding(PlannedDecoding):
         return self._known_columns() != before
 
     def columns(self) -> DecodePlan:
-        """The plan over all that is known, which separates this table's records from others'."""
+        """Returns the plan, with the topic's known tables, so that it separates this table's records."""
         plan, known = super().columns(), frozenset((self._table, *self._tables.known()))
         if self._shared is None or self._shared[0] is not plan or self._shared[1] != known:
             assert isinstance(plan.decoder, CanalJsonDecoder)  # noqa: S101  (``canal_json_plan`` makes it)
@@ -226,25 +226,25 @@ class CanalJsonDecoding(PlannedDecoding):
         return self._shared[2]
 
     def take_ddl(self, missed: Missed) -> bool:
-        """Read DDL ahead where the batch holds some that was not read yet."""
+        """Read DDL ahead if the batch has DDL events that were not read yet."""
         if self._declared is not None:
-            # For what there is to say of it: the types are known.
+            # Read only for its warnings: the types are known.
             self._ddl.scan(self._session, missed.found)
             return False
         return self._newer_ddl(missed.found)
 
     def _newer_ddl(self, found: TopicOffsets) -> bool:
-        """Plan again where the topic's DDL says other than the plan, whichever task read it."""
+        """Plan again if the topic's DDL differs from the plan, no matter which task read the DDL."""
         self._ddl.scan(self._session, found)
         schema = self._schema()
-        # A table that was dropped or renamed has no columns any more: what is left of its rows had them.
+        # A table that was dropped or renamed no longer has columns: its remaining rows have the old ones.
         if schema is None or schema == self._planned:
             return False
         self._make()
         return True
 
     def _looked_again(self, summary: BatchSummary) -> bool:
-        """Plan again where the database has a wider type by now of a column that only rows tell of."""
+        """Plan again if the database now has a wider type for a column that is known only from rows."""
         misfit = any(bad.error == ValueOutOfRangeError.__name__ for bad in summary.bad_records)
         if not self._database.look_again(self._untold, misfit=misfit):
             return False
@@ -255,7 +255,7 @@ class CanalJsonDecoding(PlannedDecoding):
         return frozenset(self._plan.shape.by_name) if self._plan else frozenset()
 
     def _read_words(self, ranges: Sequence[OffsetRange]) -> None:
-        """The forms of this table's rows in the ranges: one job, one row a form."""
+        """Read the distinct forms of this table's rows in the ranges, with one job and one row per form."""
         if not any(part.records for part in ranges):
             return
         found = self._context.source.ask(self._session, ranges, partial(row_forms, self._table))
@@ -263,10 +263,10 @@ class CanalJsonDecoding(PlannedDecoding):
         self._words.sort(key=lambda words: -len(words.names))
 
     def _schema(self) -> TableSchema | None:
-        """The table by its definition, and columns that only rows tell of behind them."""
+        """Returns the table from its definition, followed by columns that are known only from rows."""
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         columns: dict[str, Column] = {fold_name(c.name): c for c in defined.columns} if defined else {}
-        # What rows from before a DROP or RENAME have: the DDL says so too.
+        # Columns of rows from before a DROP or RENAME. The DDL has their types.
         former = self._former()
         rows = self._row_columns((*columns.values(), *former))
         past = {fold_name(column.name) for column in former}
@@ -283,7 +283,7 @@ class CanalJsonDecoding(PlannedDecoding):
         return TableSchema(self._table, tuple(columns.values())) if columns else None
 
     def _row_columns(self, reported: tuple[Column, ...]) -> dict[str, Column]:
-        """The columns of the rows' forms, by name, folded; ``reported``: what DDL says of some."""
+        """Returns columns from the rows' forms, by folded name. ``reported``: columns that DDL defines."""
         definitions = TableDefinitions([TableSchema(self._table, reported)] if reported else [])
         shapes, found = RowShapes(definitions, None), dict[str, Column]()
         for words in self._words:
@@ -295,16 +295,16 @@ class CanalJsonDecoding(PlannedDecoding):
         return found
 
     def _former(self) -> tuple[Column, ...]:
-        """What the DDL says that the table had and has no more."""
+        """Returns the columns that were dropped from the table, as reported by DDL."""
         return () if self._declared is not None else self._ddl.former(self._table)
 
     def _make(self, kept: Sequence[Column] = ()) -> None:
-        """Plan; ``kept``: columns that the source has no more, to be in the shape."""
+        """Build the plan. ``kept``: columns that the source dropped and that stay in the shape."""
         schema, settings = self._schema(), self._settings
         if schema is None:
             raise ConfigError(
-                "the columns of the table are unknown: the topic has no CREATE TABLE and no row of it; "
-                "give a definition under tables",
+                "The columns of the table are unknown: the topic has neither a CREATE TABLE nor a row of it. "
+                "Add a definition under tables.",
                 table=str(self._table),
             )
         logs = settings.mode == "append"
@@ -330,24 +330,24 @@ class CanalJsonDecoding(PlannedDecoding):
         self._plan = plan.with_rows_in(_with_replaced(plan.shape, self._words, reported))
 
     def _by_row_key(self, schema: TableSchema) -> bool:
-        """Whether rows are identified by TiDB's row key: no keys are configured, and the table has none."""
+        """Returns True if the table's only key is the row keys that TiCDC is declared to send."""
         keyed = self._settings.keys or schema.handle_columns or self._settings.mode == "append"
         return self._options.sends_row_keys and not keyed
 
     def _base(self, schema: TableSchema, kept: Sequence[Column]) -> TableShape | None:
-        """The shape so far; a column met in rows before its DDL had no default yet."""
+        """Returns the shape so far. A column that was read in rows before its DDL gets its default now."""
         if self._plan is None:
             return None
         known = with_gone(without(self._plan.shape, self._renamed), kept)
         shape = with_defaults(known, shape_of(schema, keys=self._settings.keys))
-        # One DDL read ahead may change a column's type and the next drop it: rows lie between the two.
+        # DDL that was read ahead may change a column's type and then drop it: rows lie between the two.
         former = self._former()
         names = {fold_name(column.name) for column in schema.columns}
         return with_former(shape, (column for column in former if fold_name(column.name) not in names))
 
 
 def _with_replaced(shape: TableShape, words: Iterable[RowWords], reported: Container[str]) -> TableShape:
-    """The shape; a column that only rows have may replace those that no row has together with it."""
+    """Returns the shape, where a column known only from rows may replace columns that never occur with it."""
     forms = [{fold_name(name) for name in one.names} for one in words]
     columns = []
     for column in shape.columns:
@@ -359,14 +359,17 @@ def _with_replaced(shape: TableShape, words: Iterable[RowWords], reported: Conta
 
 
 def _reads_on(column: Column, was: Column | None) -> bool:
-    """Whether texts of a column that was renamed are read right by what it is now."""
+    """Returns True if texts of a renamed column can be read with the new column's type."""
     if was is None or was.earlier or column.earlier or not reads_same(column.type, was.type):
         return False
     return wider_ddl(spark_type(was.type).ddl, spark_type(column.type).ddl) is not None
 
 
 def _stays(column: Column, held: Mapping[str, str], zero_date: ZeroDate) -> bool:
-    """Whether the target has a column of before, with a type that fits; a key's is not what it was."""
+    """Returns True if a dropped column stays in the plan: the target has it, and its type fits.
+
+    Key columns and virtual columns do not stay.
+    """
     found = held.get(fold_name(column.name))
     if found is None or column.handle or column.virtual:
         return False
@@ -374,7 +377,7 @@ def _stays(column: Column, held: Mapping[str, str], zero_date: ZeroDate) -> bool
 
 
 def _with_earlier(column: Column, former: Sequence[Column]) -> Column:
-    """A column of rows with the types it had before, where it is one that was dropped."""
+    """Returns a column of rows with its earlier types, if it is a dropped column with the same type."""
     for known in former:
         if fold_name(known.name) == fold_name(column.name) and known.type == column.type:
             return replace(column, earlier=known.earlier)
@@ -384,5 +387,5 @@ def _with_earlier(column: Column, former: Sequence[Column]) -> Column:
 def open_decoding(
     context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> CanalJsonDecoding:
-    """The decoding of one table of a topic."""
+    """Returns the decoding of one table of a topic."""
     return CanalJsonDecoding(context, topic, table, session=session)

@@ -1,16 +1,16 @@
-"""Types of columns as the source's database has them, for columns whose type nothing in the topic gives.
+"""Column types from the source database, for columns whose types are not known from the topic.
 
-A word such as ``decimal`` leaves out what decides how values are kept: a DECIMAL's digits, a BIT's length. Of
-a column that no DDL names the database is asked once, before the table's first batch, or when rows have the
-column first. What it said is kept in the state store, so that a restart plans the same. A table that has
-batches and for which nothing is kept has the types of its words: its target has them by now.
+A word such as ``decimal`` omits what decides how values are stored: the digits of a DECIMAL, the length of a
+BIT. For a column that no DDL defines, the database is queried once: before the table's first batch, or when
+rows first have the column. The answer is kept in the state store, so that a restart makes the same plan. A
+table that has batches but no stored answer keeps the types of its words, because its target has them already.
 
-The database shows the present, and a record may be older or newer. So it only adds to a word that it agrees
-with, never gives the members of an ENUM or SET, and is asked again when a record does not fit: the type then
-becomes one that holds the values of both.
+The database has the present types, and a record may be older or newer. So an answer only completes a word
+that it agrees with, and never supplies the members of an ENUM or SET. If a record does not fit, the database
+is queried again. The type then becomes one that holds the values of both types.
 
-Records without schemas (debezium-json) have not even words. Their columns are those that the table has in the
-database, as a definition would give them (``DatabaseColumns``).
+Records without schemas (debezium-json) do not even have type words. Their columns are the table's columns in
+the database, as if they were in a definition (``DatabaseColumns``).
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.topic_ddl import DdlStatement
     from tidesink.source_database.base import ReplicaIdentity
 
-# The types of a table's columns now, by name, folded; empty where there is no such table.
+# Returns the current types of a table's columns by folded name; empty if there is no such table.
 Look = Callable[[TableId], Mapping[str, ColumnType]]
-# A table as the database defines it now; None if it has no such table.
+# Returns the current definition of a table in the database; None if there is no such table.
 LookUpTable = Callable[[TableId], TableSchema | None]
 _KIND: Final = "looked-up-types"
 _COLUMNS: Final = "looked-up-columns"
 _MISFIT: Final = (
-    "a record does not fit its column. The types of {columns} are those that the database has now, and were "
-    "others if the table was altered after the record was written: give a definition under tables that holds "
-    "both"
+    "A record does not fit its column. The types of {columns} are the current ones of the database. They "
+    "were others if the table was altered after the record was written. Add a definition under tables that "
+    "holds both."
 )
 
 
 class DatabaseTypes:
-    """What the database said of one table's columns. Used by one thread at a time.
+    """Types of one table's columns from the database. Used by one thread at a time.
 
-    ``look`` asks it; None: there is none to ask. ``store`` keeps what was found; None: nothing was kept, and
-    nothing is.
+    ``look``: queries the database, or None without a database. ``store``: keeps the answers, or None to keep
+    nothing.
     """
 
     def __init__(self, pipeline: str, table: TableId, store: StateStore | None, look: Look | None) -> None:
@@ -61,24 +61,24 @@ class DatabaseTypes:
         self._store = store
         self._look = look
         self._name = json.dumps([pipeline, *table], ensure_ascii=False)
-        # By name, folded, the SQL type; None: the word stays. None as a whole: nothing was decided yet.
+        # SQL types by folded name; None keeps the word's own type. None as a whole: nothing was decided yet.
         self._known: dict[str, str | None] | None = None
         self._read = False
         self._misfit = False
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to do about a record that does not fit."""
+        """The remedy for a record that does not fit its column."""
         found = [f"{name} ({sql})" for name, sql in (self._known or {}).items() if sql is not None]
         return (_MISFIT.format(columns=", ".join(found)),) if self._misfit else ()
 
     def decide(self, columns: Iterable[Column]) -> None:
-        """Know the types of columns by their words in rows; asks the database for those that are new.
+        """Decide the types of columns that rows have as words. Queries the database for new columns.
 
         Raises:
-            ConfigError: the database refuses the user.
-            SourceUnavailableError: it does not answer.
-            StateStoreError: the store does not answer.
+            ConfigError: The database refuses the user.
+            SourceUnavailableError: The database does not answer.
+            StateStoreError: The state store does not answer.
         """
         kept = self._recalled()
         known = kept or {}
@@ -90,7 +90,7 @@ class DatabaseTypes:
         self._keep({**known, **{fold_name(one.name): _sql_of(one, found) for one in new}})
 
     def refined(self, column: Column) -> Column:
-        """A column of rows, by its word, with the type that is known of it."""
+        """Returns a column of rows with its type from the database, if known."""
         sql = (self._recalled() or {}).get(fold_name(column.name))
         if sql is None or not lacks_digits(column.type):
             return column
@@ -98,11 +98,13 @@ class DatabaseTypes:
         return replace(column, type=found) if _agrees(found, column.type) else column
 
     def look_again(self, columns: Iterable[Column], *, misfit: bool) -> bool:
-        """Ask once more, since a record is bad; whether a type is wider now.
+        """Query the database again after a bad record. Returns True if a type is wider now.
 
-        ``columns``: as rows have them. ``misfit``: the record has a value that does not fit its column.
+        ``columns``: the columns as rows have them. ``misfit``: True if a value of the record does not fit its
+        column.
 
-        Raises: as ``decide``.
+        Raises:
+            ConfigError, SourceUnavailableError, StateStoreError: For the same reasons as ``decide``.
         """
         known = self._recalled() or {}
         looked_up = [one for one in columns if known.get(fold_name(one.name)) is not None]
@@ -138,12 +140,17 @@ def _has_batches(store: StateStore | None, pipeline: str, table: TableId) -> boo
 
 
 class DatabaseColumns:
-    """The columns of one table as the source's database defines them. Used by one thread at a time.
+    """The columns of one table as the source database defines them. Used by one thread at a time.
 
-    It is asked when rows have a column of which nothing else gives the type. What it said is kept for all
-    later plans. ``look`` asks it; None: there is none to ask. ``store`` keeps what was found; None: nothing
-    was kept, and nothing is. ``keeps``: False to read the store only. ``was_text``: the table's columns
-    without a type were text before there was a database to ask, if it has batches: they stay text.
+    The database is queried when rows have a column whose type has no other source. The answer is kept for all
+    later plans.
+
+    Args:
+        look: Queries the database; None without a database.
+        store: Keeps the answers; None to keep nothing.
+        keeps: False to only read the store.
+        was_text: True if columns without a type are text. A table that has batches from the time before the
+            database was configured keeps them as text.
     """
 
     def __init__(
@@ -163,34 +170,34 @@ class DatabaseColumns:
         self._keeps = keeps
         self._was_text = was_text
         self._name = json.dumps([pipeline, *table], ensure_ascii=False)
-        # By name; None: rows have it, and the table did not. None as a whole: nothing was found yet.
+        # Columns by name; None: the table does not have the column. None as a whole: nothing is known yet.
         self._known: dict[str, Column | None] | None = None
         self._read = False
 
     @property
     def can_ask(self) -> bool:
-        """Whether there is a database to ask."""
+        """True if a database is configured."""
         return self._look is not None
 
     @property
     def schema(self) -> TableSchema | None:
-        """The columns that were found; None if none was."""
+        """The columns that were found in the database, or None."""
         found = tuple(column for column in (self._recalled() or {}).values() if column is not None)
         return TableSchema(self._table, found) if found else None
 
     def covers(self, name: str) -> bool:
-        """Whether the database was asked for a column and had the table, with the column or without it."""
+        """Returns True if the database was queried for a column and had the table, with or without it."""
         return name in (self._recalled() or {})
 
     def decide(self, names: Iterable[str], typed: Collection[str] = ()) -> None:
-        """Know the columns of these names; asks the database for those that it was not asked for.
+        """Decide the types of columns by name. Queries the database for new names.
 
-        ``typed``: columns that records with a schema type, which the database does not type.
+        ``typed``: columns whose types are known from records with a schema, and not taken from the database.
 
         Raises:
-            ConfigError: the database refuses the user.
-            SourceUnavailableError: it does not answer.
-            StateStoreError: the store does not answer.
+            ConfigError: The database refuses the user.
+            SourceUnavailableError: The database does not answer.
+            StateStoreError: The state store does not answer.
         """
         kept = self._recalled()
         known = kept or {}
@@ -221,25 +228,28 @@ class DatabaseColumns:
 
 
 def _column_of(stored: Mapping[str, Any]) -> Column:
-    """A column out of its document."""
+    """Restore a column from its document."""
     members = stored["type"]["members"]
     kind = ColumnType(**{**stored["type"], "members": None if members is None else tuple(members)})
     return Column(**{**stored, "type": kind, "earlier": ()})
 
 
 def look_up_in(settings: DatabaseSettings | None) -> LookUpTable | None:
-    """What asks a config's source database for a table; None if it has none. Raises as ``look_into``."""
+    """Returns a function that looks up a table in the config's source database; None without a database.
+
+    The function raises the same errors as that of ``look_into``.
+    """
     return None if settings is None else partial(_defined_table, settings)
 
 
 def _defined_table(settings: DatabaseSettings, table: TableId) -> TableSchema | None:
     if not table.schema:
-        return None  # of a flattened row that does not name its database
+        return None  # a flattened row does not name its database
     from tidesink.sinks.batch.source_rows import OPTION, connected
     from tidesink.source_database import mysql, postgres
     from tidesink.source_database.database import translated
 
-    # Also of a replica: no row is read from it.
+    # A replica is allowed: only definitions are read.
     url = settings.url.get_secret_value()
     with connected(url, replica=True) as connection, translated(OPTION):
         if connection.dialect.name == "postgresql":
@@ -254,20 +264,20 @@ def _defined_table(settings: DatabaseSettings, table: TableId) -> TableSchema | 
 
 
 def look_into(settings: DatabaseSettings | None) -> Look | None:
-    """What asks the source's database of a config; None where it has none.
+    """Returns a function that reads column types from the config's source database; None without a database.
 
-    It raises ConfigError where the database refuses the user, and SourceUnavailableError where it does not
-    answer.
+    The function raises ConfigError if the database refuses the user, and SourceUnavailableError if it does
+    not answer.
     """
     return None if settings is None else partial(_stored_types, settings)
 
 
 def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, ColumnType]:
-    # Here, since it takes what Spark's tasks do, which takes a second to load.
+    # Imported here: these modules import what Spark's tasks need, which takes a second to load.
     from tidesink.sinks.batch.source_rows import OPTION, connected
     from tidesink.source_database.database import stored_table, translated
 
-    # Also of a replica: no row is read from it.
+    # A replica is allowed: only definitions are read.
     url = settings.url.get_secret_value()
     with connected(url, replica=True) as connection, translated(OPTION):
         found = stored_table(connection, table)
@@ -275,7 +285,7 @@ def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, Co
 
 
 def database_connector(settings: DatabaseSettings | None) -> str:
-    """The connector of Debezium that reads a database; empty if there is none, or its URL fits several."""
+    """Returns the Debezium connector for a database; empty if its URL fits several, or without a database."""
     return POSTGRES if settings is not None and _is_postgres(settings) else ""
 
 
@@ -284,12 +294,14 @@ def _is_postgres(settings: DatabaseSettings) -> bool:
 
 
 def replica_identity(settings: DatabaseSettings | None, table: TableId) -> ReplicaIdentity | None:
-    """The columns that Postgres sends of a table's deleted row; None if the database does not tell.
+    """Returns the columns that Postgres sends for a deleted row of a table; None if this is not known.
 
-    It does not tell for another kind of database, a table that it does not have, and a partitioned table,
-    whose partitions have identities of their own.
+    It is not known for other databases, for a missing table, and for a partitioned table, whose partitions
+    have their own identities.
 
-    Raises: as ``look_into`` says.
+    Raises:
+        ConfigError: The database refuses the user.
+        SourceUnavailableError: The database does not answer.
     """
     if settings is None or not _is_postgres(settings):
         return None
@@ -303,10 +315,10 @@ def replica_identity(settings: DatabaseSettings | None, table: TableId) -> Repli
 
 
 class AskedIdentity:
-    """A table's replica identity, which the database is asked for until it answers.
+    """A table's replica identity. The database is queried until it answers.
 
-    ``ask``: as ``replica_identity`` with its arguments. An answer that tells nothing is an answer, and so is
-    a refusal, which only another config or another user's rights would change. Without an identity records
+    ``ask``: ``replica_identity`` with its arguments bound. A result of None is an answer. A refusal is an
+    answer too, because only another config or other privileges would change it. Without an identity, records
     are read by what they show themselves.
     """
 
@@ -316,7 +328,7 @@ class AskedIdentity:
         self._is_answered = False
 
     def get(self) -> ReplicaIdentity | None:
-        """The identity; None if the database does not tell it, or does not answer."""
+        """Returns the identity; None if it is not known, or if the database does not answer."""
         if not self._is_answered:
             try:
                 self._answer = self._ask()
@@ -329,16 +341,18 @@ class AskedIdentity:
 
 
 def created_by(settings: DatabaseSettings, table: TableId) -> DdlStatement | None:
-    """A table's definition in TiDB, MySQL or MariaDB now, as DDL of the topic; None where there is none.
+    """Returns a table's current CREATE TABLE in TiDB, MySQL or MariaDB as a DDL statement, or None.
 
-    Raises: as ``look_into`` says.
+    Raises:
+        ConfigError: The database refuses the user.
+        SourceUnavailableError: The database does not answer.
     """
     from tidesink.sinks.batch.source_rows import OPTION, connected
     from tidesink.sinks.batch.topic_ddl import DdlStatement
     from tidesink.source_database.database import translated
     from tidesink.source_database.mysql import create_statement
 
-    # Also of a replica: no row is read from it.
+    # A replica is allowed: only definitions are read.
     url = settings.url.get_secret_value()
     with connected(url, replica=True) as connection, translated(OPTION):
         found = create_statement(connection, table)
@@ -346,14 +360,14 @@ def created_by(settings: DatabaseSettings, table: TableId) -> DdlStatement | Non
 
 
 def lacks_digits(column_type: ColumnType) -> bool:
-    """Whether a type is a word alone that leaves out what decides how its values are kept."""
+    """Returns True if a type is a bare word that omits the digits or the length of its values."""
     return (row_of(column_type).reader == "decimal" and column_type.precision is None) or (
         row_of(column_type).reader == "bit" and column_type.length is None
     )
 
 
 def _sql_of(column: Column, found: Mapping[str, ColumnType]) -> str | None:
-    """What the database has of a column; None where it has none, or another than rows have."""
+    """Returns a column's SQL type in the database; None without the column, or if it disagrees with rows."""
     kind = found.get(fold_name(column.name))
     return kind.sql if kind is not None and _agrees(kind, column.type) else None
 
@@ -367,7 +381,7 @@ def _is_unsigned(column_type: ColumnType) -> bool:
 
 
 def _holding_both(before: str, now: str) -> str:
-    """A type that holds the values of two, of one name; the first one where that holds them."""
+    """Returns a SQL type that holds the values of two types of the same name; ``before`` if it holds both."""
     old, new = parse_sql_type(before), parse_sql_type(now)
     rest = " unsigned" if _is_unsigned(new) else ""
     if old.precision is not None and new.precision is not None:

@@ -1,4 +1,4 @@
-"""Opens a table's schema source by protocol (``DECODINGS``), and what sources with a plan share."""
+"""Opens a table's schema source by protocol (``DECODINGS``), and base classes of sources with a plan."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ DECODINGS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def open_decoding(context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> Decoding:
-    """The decoding of one table by the config's protocol, laid out and named as its target has it.
+    """Returns the decoding of one table by the config's protocol, projected into the target's columns.
 
     Raises:
-        ConfigError: the table's filter cannot be read, its settings contradict each other, or its route
-            makes no name.
+        ConfigError: The table's filter cannot be read, its settings contradict each other, or its route
+            results in no name.
     """
     settings = context.config.table_config(table)
     check_merged(settings)
@@ -46,7 +46,7 @@ def open_decoding(context: WorkerContext, topic: str, table: TableId, *, session
 
 
 class PlannedDecoding:
-    """One table's settings, and the plan made of them and of its records."""
+    """One table's settings, and the plan that is built from them and from its records."""
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
         self._context = context
@@ -59,12 +59,12 @@ class PlannedDecoding:
         self._starts: Starts = NO_STARTS
 
     def _of_table(self, found: TopicOffsets) -> TopicOffsets:
-        """The topic from the table's start on."""
+        """Returns the topic's offsets, beginning at the table's start."""
         return started_at(found, self._starts)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose type at the target is not the nearest one, and what the topic cannot say of them."""
+        """Columns whose target type is not the nearest one, and facts that the topic does not contain."""
         if self._plan is None:
             return ()
         unread = self._plan.rows.unread
@@ -76,43 +76,43 @@ class PlannedDecoding:
         return (*reasons, *self._plan.warnings)
 
     def columns(self) -> DecodePlan:
-        """The plan over all that is known.
+        """Returns the current plan.
 
         Raises:
-            ConfigError: nothing was prepared.
+            ConfigError: ``prepare`` was not called.
         """
         if self._plan is None:
-            raise ConfigError("prepare the table first", table=str(self._table))
+            raise ConfigError("Prepare the table first.", table=str(self._table))
         return self._plan
 
 
 class LoneDecoding(PlannedDecoding, ABC):
-    """A table that has its topic for itself, and whose types come with its records: no DDL is read."""
+    """A table in a topic of its own, whose types come with its records. No DDL is read."""
 
     @abstractmethod
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Make the plan."""
+        """Build the plan."""
 
     @abstractmethod
     def learn(self, missed: Missed) -> bool:
-        """Look up what a batch lacked; True where the plan is another one now."""
+        """Look up what a batch lacked. Returns True if the plan changed."""
 
     def catch_up(self, _ranges: Sequence[OffsetRange] | None, _found: TopicOffsets) -> None:
-        """Nothing: a record that needs more than is known says so."""
+        """Does nothing: a record that needs more than the plan has is reported."""
 
     def reported(self) -> SourceColumns | None:
-        """Nothing: no DDL is read."""
+        """Returns None: no DDL is read."""
         return None
 
     def row_ddl(self) -> None:
-        """Nothing: no DDL is read."""
+        """Returns None: no DDL is read."""
 
     def read_as(self, _renamed: Mapping[str, str], _held: Mapping[str, str]) -> None:
-        """Never asked: no DDL tells of a rename."""
+        """Never called, because no DDL reports a rename."""
 
     def meet_others(self, _missed: Missed) -> None:
-        """Never: there are no others, and a row of another table is a bad record."""
+        """Never called: the topic has no other tables, and a row of another table is a bad record."""
 
     def take_ddl(self, _missed: Missed) -> bool:
-        """Nothing: what DDL there is changes no type that is known."""
+        """Returns False: DDL events change no known type."""
         return False

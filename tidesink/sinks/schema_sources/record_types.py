@@ -1,11 +1,11 @@
-"""What types the columns of debezium-json's records that have no schema, and whether a table waits for it.
+"""Column types of debezium-json records without schemas, and the reason for which a table waits for them.
 
-Kafka Connect's JsonConverter without schemas (``schemas.enable: false``) and TiCDC's
-``debezium-disable-schema`` write values of JSON's own types. A DECIMAL is base64 there, and a DATETIME a
-number: as text they are of no use. In this order a column's type comes from: the definition in the config;
-schemas of other records; the source's database. If none of them has it, the newest records are looked at for
-schemas. After that the table waits, unless the config accepts text, or gives a definition or a database that
-has the table: a column that is in neither is text, with a warning.
+Kafka Connect's JsonConverter without schemas (``schemas.enable: false``) and TiCDC with
+``debezium-disable-schema`` write values with JSON's own types. A DECIMAL is base64 there, and a DATETIME a
+number: neither is useful as text. A column's type comes from, in this order: the definition in the config;
+schemas of other records; the source database. If none of them has it, the newest records are searched for
+schemas. After that the table waits, unless the config accepts text, or has a definition or a database with
+the table. In these cases a column without a type is text, with a warning.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 class RecordTypes:
-    """What types the columns of one topic's table. Used by one thread at a time.
+    """Column types of one topic's table. Used by one thread at a time.
 
-    ``stores_text``: columns without a type are accepted, and are text. Those that are ``left_out`` need none.
+    ``stores_text``: columns without a type are accepted as text. ``left_out``: columns that need no type.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RecordTypes:
         *,
         keeps: bool = True,
     ) -> RecordTypes:
-        """By the config. ``store``: where the database's answers are; ``keeps``: new ones are kept there."""
+        """Build it from the config. ``store``: has the database's answers. ``keeps``: stores new ones."""
         is_text = config.source.debezium.untyped_columns == "text"
         look = look_up_in(config.source.database)
         database = DatabaseColumns(config.pipeline, table, store, look, keeps=keeps, was_text=is_text)
@@ -76,19 +76,19 @@ class RecordTypes:
 
     @property
     def stored(self) -> TableSchema | None:
-        """The columns that the database gave; None if it gave none."""
+        """The columns from the database, or None."""
         return self._database.schema
 
     @property
     def schema(self) -> TableSchema | None:
-        """The columns of the definition, and those that the database gave, as rows are read.
+        """The columns of the definition and of the database, in the form in which rows are read.
 
-        Those that are left out are not among them: their values may be of any type.
+        Columns that are left out are not included: their values may have any type.
         """
         return needed_definition(joined_types(self._declared, self.stored), self._left_out)
 
     def untyped(self, writers: Writers) -> tuple[str, ...]:
-        """The columns that are text, since nothing types them."""
+        """Returns the columns that are text because their types are unknown."""
         return untyped_columns(writers, self.schema, self._left_out)
 
     def settled(
@@ -97,20 +97,20 @@ class RecordTypes:
         newest: Callable[[], Iterable[JsonWriter]],
         joined: Callable[[Iterable[JsonWriter]], Writers] | None = None,
     ) -> Writers:
-        """The writers, once each of their columns has a type or is accepted without one.
+        """Returns the writers, once each of their columns has a type or is accepted without one.
 
-        ``newest`` reads the newest writers with a schema, ``joined`` puts them beside ``writers``.
+        ``newest``: reads the newest writers with a schema. ``joined``: adds them to ``writers``.
 
         Raises:
-            ConfigError: a column has no type, so that the table waits; or the database refuses the user.
-            SourceUnavailableError: the database does not answer.
-            StateStoreError: the store does not answer.
+            ConfigError: A column has no type, so the table waits. Or the database refuses the user.
+            SourceUnavailableError: The database does not answer.
+            StateStoreError: The state store does not answer.
         """
         names = self.untyped(writers)
         if names:
             self._database.decide(names, typed_names(writers))
         if self._refused(writers):
-            # A connector that was told to send schemas: they type its earlier records too.
+            # The connector may send schemas by now: they type its earlier records too.
             found = [*newest()]
             writers = writers.with_new(found) if joined is None else joined(found)
         if refused := self._refused(writers):
@@ -119,13 +119,13 @@ class RecordTypes:
         return writers
 
     def _refused(self, writers: Writers) -> tuple[str, ...]:
-        """Columns without a type that keep the table waiting."""
+        """Returns the columns without a type for which the table waits."""
         if self._stores_text or self._declared is not None:
             return ()
         return tuple(name for name in self.untyped(writers) if not self._database.covers(name))
 
 
 def newest_typed(messages: Sequence[Message], options: CodecOptions) -> JsonWriter | None:
-    """The writer of the newest of some records that has a schema and all columns; None if none has."""
+    """Returns the writer of the newest record that has a schema and all columns, or None."""
     rows = (first_row([message], options) for message in reversed(messages))
     return next((first_writer(row) for row in rows if row is not None and not row.bare), None)

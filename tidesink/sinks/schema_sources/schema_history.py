@@ -1,8 +1,8 @@
-"""Which of a topic's value schemas is in use now, and where the first rows of each stand.
+"""The value schema of a topic that is in use, and the first rows of each schema.
 
-A subject lists its schemas by version. A table that gets an earlier schema again (``ADD COLUMN c; DROP
-COLUMN c``) makes no new version: a registry answers the registration with the first id (Confluent's and
-Apicurio's). So the newest version is not always the schema in use. The rows of each schema tell.
+A subject lists its schemas by version. A table that returns to an earlier schema (``ADD COLUMN c; DROP
+COLUMN c``) creates no new version: a registry answers the registration with the first id (Confluent's and
+Apicurio's). So the newest version is not always the schema in use. The rows of each schema show which one is.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any, Final, Generic, TypeVar
 
 from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan, extreme
 
-# Of how many of the newest schemas the rows are known: of 200 schemas in 100 partitions they took 1 MB.
+# Rows are tracked for so many of the newest schemas: 200 schemas in 100 partitions took 1 MB.
 MOST_SCHEMAS: Final = 50
 
 W = TypeVar("W", bound=Hashable)
 
 
 class SchemaUse(Generic[W]):
-    """The span of the rows that were seen of each schema, by partition.
+    """The span of observed rows of each schema, per partition.
 
-    ``W`` names a schema: its registry id, or the identity of a debezium-json writer.
+    ``W`` identifies a schema: its registry id, or the identity of a debezium-json writer.
 
-    It is a function of the set of rows seen: their order, their cuts into batches, and rows that are read
-    again do not count.
+    The result depends only on the set of observed rows. Their order, their batches and rows that are read
+    again make no difference.
     """
 
     def __init__(self, spans: Mapping[W, Mapping[int, RowSpan]] | None = None) -> None:
@@ -34,7 +34,7 @@ class SchemaUse(Generic[W]):
 
     @staticmethod
     def from_document(found: Any) -> SchemaUse[int]:
-        """Read ``document`` back. Earlier versions kept the last rows alone: they count as the first too."""
+        """Restore from ``document``. Earlier versions stored only last rows; they count as first rows too."""
         return SchemaUse(
             {
                 int(one): {int(n): _span(*values) for n, values in rows.items()}
@@ -44,16 +44,16 @@ class SchemaUse(Generic[W]):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """The spans as JSON."""
         return {
             str(one): {str(n): [*_values(span.last), _values(span.first)] for n, span in rows.items()}
             for one, rows in self._spans.items()
         }
 
     def saw(self, schema_id: W, partition: int, rows: RowSpan) -> bool:
-        """Take note of rows of one schema in one partition; False if they cannot change ``order``.
+        """Record rows of one schema in one partition. Returns False if they cannot change ``order``.
 
-        They cannot if no first row changes, and the schema had the last rows before.
+        They cannot change it if no first row changes, and the schema had the last rows already.
         """
         spans = self._spans.setdefault(schema_id, {})
         known, (_, last_id) = spans.get(partition), self._last.get(partition, (0, schema_id))
@@ -71,10 +71,10 @@ class SchemaUse(Generic[W]):
         return changed
 
     def forget_old(self, versions: Sequence[W]) -> None:
-        """Forget the rows of all but the newest versions, which bounds what is stored.
+        """Forget the rows of all but the newest versions, which limits the size of the stored document.
 
-        A schema that has the last row of some partition stays. Any other that is forgotten can be in use
-        again only by rows that are still to come.
+        A schema that has the last row of some partition stays. Any other forgotten schema can come into use
+        again only with rows that are still to be read.
         """
         kept = {*versions[-MOST_SCHEMAS:], *(schema_id for _, schema_id in self._last.values())}
         if self._spans.keys() - kept:
@@ -82,7 +82,7 @@ class SchemaUse(Generic[W]):
             self._make_index()
 
     def _make_index(self) -> None:
-        """The last offset of each partition with its schema, and the greatest values of each schema."""
+        """Index the last offset and schema of each partition, and the greatest values of each schema."""
         self._last: dict[int, tuple[int, W]] = {}
         for one, rows in self._spans.items():
             for n, span in rows.items():
@@ -97,18 +97,18 @@ class SchemaUse(Generic[W]):
             self._greatest[member] = {one: value for one, value in best.items() if value is not None}
 
     def first_rows_in(self, versions: Sequence[W]) -> dict[W, FirstRows]:
-        """As ``first_rows``, with whether positions are comparable (``started_again``)."""
+        """Returns ``first_rows``, with a flag that tells if positions are comparable (``started_again``)."""
         comparable = not self.started_again(versions)
         return {one: rows._replace(are_comparable=comparable) for one, rows in self.first_rows.items()}
 
     def started_again(self, versions: Sequence[W]) -> bool:
-        """Whether positions at the source started again: they are of two servers, and not compared.
+        """Returns True if source positions started again. They are of two servers, and not comparable.
 
-        A position does not say of which server it is. Of two versions with rows in one partition, the first
-        row of the newer one has a lower position than a row before it, either than the first row of the
-        older one, or than some row of the older one if all of these are before it. Rows that are sent again
-        do not look so, if the partition was read from the first of these rows on: the first copy of each
-        row is in the order of positions, and any other has a higher offset.
+        A position does not name its server. The sign is a pair of versions with rows in one partition, where
+        the first row of the newer version has a lower position than an earlier row of the older version: its
+        first row, or its last row if all its rows are earlier. Rows that are sent again do not look like
+        this, if the partition was read from the first of these rows on: the first copies of rows are in the
+        order of positions, and other copies have higher offsets.
         """
         seen = [self._spans[one] for one in dict.fromkeys(versions) if one in self._spans]
         numbers = {n for rows in seen for n in rows}
@@ -116,12 +116,15 @@ class SchemaUse(Generic[W]):
 
     @property
     def first_rows(self) -> dict[W, FirstRows]:
-        """By id, the first rows known."""
+        """The first observed rows, by schema."""
         return {one: _first_rows(rows) for one, rows in self._spans.items()}
 
     @property
     def order(self) -> Any:
-        """All that the order of the schemas rests on. What is stored need not follow while it stays."""
+        """All values that decide the order of the schemas.
+
+        A stored copy is current while this is unchanged.
+        """
         numbers = {n for rows in self._spans.values() for n in rows}
         by_offset = [
             sorted((rows[n].last.offset, str(one)) for one, rows in self._spans.items() if n in rows)
@@ -131,23 +134,23 @@ class SchemaUse(Generic[W]):
         return [[one for _, one in ranked] for ranked in (*by_offset, *greatest)], self.first_rows
 
     def newest(self, versions: Sequence[W]) -> W:
-        """Return the schema in use.
+        """Returns the schema in use.
 
-        One schema is later than another by the last rows of both, which are compared
+        Two schemas are compared by their last rows. The following values decide, in this order:
 
-        1. by their greatest positions at the source, if both have one, since a producer that starts again
-           sends rows a second time; not if positions started again (``started_again``);
-        2. by their offsets, in the partitions that have rows of both, if these agree;
-        3. by their greatest times of Kafka's, if both have one;
-        4. by their versions.
+        1. their greatest source positions, if both have one, because a restarted producer sends rows a second
+           time; not used if positions started again (``started_again``);
+        2. their offsets, in partitions with rows of both, if all these partitions agree;
+        3. their greatest Kafka timestamps, if both have one;
+        4. their versions.
 
-        The schema in use is later than all others. So is the one whose row is the last in each partition. If
-        the comparisons lead around in a circle, it is the one that is later than most others, and of several
-        the newest version. The newest version is in use as long as no row of it was seen: a schema may be
-        registered before the DDL that it is for.
+        The schema in use is later than all others. A schema with the last row of every partition is in use
+        too. If the comparisons form a circle, the schema that is later than most others is in use, and among
+        several the newest version. The newest version is in use as long as none of its rows was observed,
+        because a schema may be registered before its DDL.
 
         Args:
-            versions: The ids, oldest version first; at least one.
+            versions: The schemas, oldest version first; at least one.
         """
         if versions[-1] not in self._spans:
             return versions[-1]
@@ -159,7 +162,7 @@ class SchemaUse(Generic[W]):
         return max(reversed(seen), key=lambda one: wins[one])
 
     def _is_later(self, new: W, old: W, sources: Mapping[W, Any]) -> bool:
-        """Whether a schema is later than one of an older version, as ``newest`` tells."""
+        """Returns True if a schema is later than an older version's, by the rules of ``newest``."""
         if (found := _is_greater(sources, new, old)) is not None:
             return found
         rows, others = self._spans[new], self._spans[old]
@@ -171,13 +174,13 @@ class SchemaUse(Generic[W]):
 
 
 def _is_greater(values: Mapping[W, Any], one: W, other: W) -> bool | None:
-    """None if one of the two has no value, or both the same."""
+    """Returns None if one of the two has no value, or both have the same."""
     mine, theirs = values.get(one), values.get(other)
     return None if mine is None or theirs is None or mine == theirs else bool(mine > theirs)
 
 
 def _started_again(spans: Sequence[RowSpan]) -> bool:
-    """Whether versions, oldest first, contradict each other in one partition."""
+    """Returns True if versions, oldest first, contradict each other in one partition."""
     placed = [span for span in spans if span.first.source is not None]
     greatest: tuple[int, ...] | None = None
     for at, span in enumerate(placed):
@@ -189,7 +192,7 @@ def _started_again(spans: Sequence[RowSpan]) -> bool:
 
 
 def _contradicts(old: RowSpan, new: RowSpan) -> bool:
-    """Whether a row of the older version has a lower offset than all of the newer, and a greater position."""
+    """Returns True if an old version's row has a lower offset than all newer rows and a greater position."""
     limit = new.first.source
     if limit is None or old.first.source is None or old.last.source is None:
         return False

@@ -1,12 +1,12 @@
-"""Decoding by the writers' schemas: in the registry (both Avro codecs), or in the records (debezium-json).
+"""Decoding by writer schemas, from the registry (both Avro codecs) or from the records (debezium-json).
 
-Every version of the topic's two subjects is requested first, so that a column's history is known. A schema
-id that no version has is requested by itself. Subjects follow TopicNameStrategy, as Confluent's and
-Apicurio's converters name them by default, and TiCDC (b813e76).
+First every version of the topic's two subjects is requested, so that a column's history is known. A schema
+id without a version is requested separately. Subjects follow TopicNameStrategy, which is the default of
+Confluent's and Apicurio's converters and of TiCDC (b813e76).
 
-The first record of a row in a debezium-json topic gives the first plan. The tasks that decode report what
-other records have. Types that neither a definition nor a schema gives come from the source's database. If
-that does not have the table, the table waits, or has them as text (``source.debezium.untyped-columns``).
+The first plan of a debezium-json topic comes from its first record with a row. Tasks that decode report the
+writers of other records. Types that neither a definition nor a schema has come from the source database. If
+it does not have the table, the table waits, or its columns are text (``source.debezium.untyped-columns``).
 """
 
 from __future__ import annotations
@@ -77,17 +77,17 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("tidesink.worker")
 
-# How AWS Glue's header begins: whether the payload is compressed stands behind the 03.
+# First bytes of AWS Glue's header: 03, then whether the payload is compressed.
 _GLUE_HEADS: Final = (b"\3\0", b"\3\5")
-# Of a partition's end, for the schema in use.
+# Records read at the end of each partition to find the schema in use.
 _LAST_RECORDS: Final = 100
 _USE_KIND: Final = "schema-use"
-# If the registry has no subject for the topic, how many records are read for their schema ids.
+# If the registry has no subject of the topic, so many records are read for their schema ids.
 _PEEKED_RECORDS: Final = 10_000
 
 
 class RegisteredDecoding(LoneDecoding):
-    """One table's writer schemas, and the plan they make."""
+    """The writer schemas of one table, and the plan that is built from them."""
 
     def __init__(
         self,
@@ -101,29 +101,29 @@ class RegisteredDecoding(LoneDecoding):
         super().__init__(context, topic, table, session=session)
         self._schemas = schemas
         self._use = SchemaUse[int]()
-        # The order of the schemas, as it was last looked at, and what the plan was made of.
+        # The order of the schemas when it was last checked, and the facts from which the plan was built.
         self._order: Any = None
         self._planned_by: Any = None
-        # Whether some records have their schema ids in headers.
+        # True if some records have their schema ids in headers.
         self._uses_headers = False
-        # Schema ids in the bytes of records that have none in a header; None: no id in the bytes either.
+        # Schema ids in the bytes of records without ids in headers; None: no id in the bytes either.
         self._without_headers: set[int | None] = set()
-        # Up to where the topic's ends were looked at for the schema in use.
+        # The ends of partitions up to which last records were read to find the schema in use.
         self._looked_to: Mapping[int, int] = {}
 
     @abstractmethod
     def _planned(self) -> DecodePlan:
-        """The plan over every schema known; the shape of the last one is only added to."""
+        """Build the plan from all known schemas. Only adds to the shape of the last plan."""
 
     @abstractmethod
     def _found_subjects(self) -> bool:
-        """Whether the topic's subjects say enough to plan with."""
+        """Returns True if the topic's subjects suffice for a plan."""
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Read the topic's subjects; where they are not there, the ids in its first records.
+        """Read the topic's subjects, or the schema ids in its first records if it has no subjects.
 
-        A table that does not begin at the topic's beginning has the schemas of its own first records, and
-        before there are any the newest ones: a version that only earlier records have is not its own.
+        A table that does not begin at the topic's beginning has the schemas of its own first records. Before
+        it has records, it has the newest schemas: versions that only earlier records use do not count.
         """
         self._starts = starts
         if starts:
@@ -144,37 +144,37 @@ class RegisteredDecoding(LoneDecoding):
             self._make()
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
-        """Know which schema is in use, where rows are behind all that was sent."""
+        """Find out which schema is in use, if rows follow after all records, as in a snapshot."""
         if ranges is None and self._can_return and self._look_at_ends(found):
             self._use_changed(found)
 
     @property
     def _history(self) -> tuple[int, ...]:
-        """The ids of the value schemas in the order of their use."""
+        """Ids of the value schemas, in the order of their use."""
         versions = self._schemas.versions("value")
         newest = (self._use.newest(versions),) if versions else ()
         return versions if newest == versions[-1:] else versions + newest
 
     @property
     def _can_return(self) -> bool:
-        """Whether a schema that is used again would change what rows without a column have in it."""
+        """True if the return of an earlier schema would change values in rows that lack a column."""
         dropped = self._plan.rows.dropped if self._plan else None
         return isinstance(dropped, DroppedById) and dropped.can_return
 
     @property
     def _first_rows(self) -> dict[int, FirstRows]:
-        """By the id of a value schema, the first rows known."""
+        """The first known rows of each value schema, by id."""
         return self._use.first_rows_in(self._schemas.versions("value"))
 
     @property
     def _newest_order(self) -> Any:
-        """All that the use of the newest schemas rests on; older ones are forgotten."""
+        """All facts that decide the order of the newest schemas. Older schemas are forgotten."""
         versions = self._schemas.versions("value")
         self._use.forget_old(versions)
         return self._use.order, self._use.started_again(versions)
 
     def _look_at_ends(self, found: TopicOffsets) -> bool:
-        """Take note of the schemas of each partition's last rows; False if their order is as it was."""
+        """Record the schemas of each partition's last rows. Returns False if their order is unchanged."""
         plan, changed = self.columns(), False
         for message in self._context.source.messages_here(
             last_records(self._topic, self._of_table(found), self._looked_to, most=_LAST_RECORDS)
@@ -187,9 +187,9 @@ class RegisteredDecoding(LoneDecoding):
         return changed
 
     def _met_rows(self, summary: BatchSummary, found: TopicOffsets) -> bool:
-        """Take note of a batch's rows; True if rows of the batch may be others by what is known now.
+        """Record a batch's rows by schema. Returns True if the new facts may change rows of the batch.
 
-        First offsets of a partition are known where its rows are decoded.
+        A range's own first offsets are known in the task that decodes it.
         """
         changed = [
             self._use.saw(schema_id, place.partition, rows)
@@ -202,7 +202,7 @@ class RegisteredDecoding(LoneDecoding):
 
     @property
     def _basis(self) -> Any:
-        """What the values of rows without a column rest on, apart from what a range's own rows tell."""
+        """Facts that decide the values of rows without a column, except for a range's own rows."""
         first_rows = self._first_rows.items()
         return self._history, {one: (rows.source, rows.are_comparable) for one, rows in first_rows}
 
@@ -214,7 +214,7 @@ class RegisteredDecoding(LoneDecoding):
         self._plan, self._planned_by = plan, self._basis
 
     def _use_changed(self, found: TopicOffsets) -> bool:
-        """Plan by the schemas' order and store it, if it is another; True if rows may be others now."""
+        """Plan again and store the use, if the schemas' order changed. Returns True if rows may change."""
         order = self._newest_order
         if order == self._order:
             return False
@@ -230,7 +230,7 @@ class RegisteredDecoding(LoneDecoding):
         return bool(self._planned_by != before)
 
     def _stored_use(self, found: TopicOffsets) -> SchemaUse[int]:
-        """What was known of the topic before the worker started; nothing of a topic that was made again."""
+        """Returns the use that was stored before the worker started; empty if the topic was recreated."""
         store, name = self._context.store, self._use_name
         stored = self._context.noted(
             self._table,
@@ -246,7 +246,7 @@ class RegisteredDecoding(LoneDecoding):
         return f"{self._context.config.pipeline}/{self._topic}"
 
     def _last_ids(self, found: TopicOffsets) -> Ids:
-        """The schema ids in each partition's last records from the table's start on."""
+        """Returns the schema ids in each partition's last records, beginning at the table's start."""
         ids: dict[SubjectPart, set[int]] = {part: set() for part in PARTS}
         parts = last_records(self._topic, self._of_table(found), {}, most=_LAST_RECORDS)
         for message in self._context.source.messages_here(parts):
@@ -257,14 +257,19 @@ class RegisteredDecoding(LoneDecoding):
         return ids
 
     def _peeked_ids(self, found: TopicOffsets) -> Ids:
-        """The schema ids in the topic's first records; a topic under Glue's headers has none to plan with."""
+        """Returns the schema ids in the topic's first records.
+
+        Raises:
+            ConfigError: The records have AWS Glue's header, or schema ids in headers, so there is no id to
+                plan with.
+        """
         heads, elsewhere = peeked_heads(self._context, found)
         ids: Ids = {part: _ids(heads[part]) for part in PARTS}
         under_glue = any(head.startswith(_GLUE_HEADS) for part in PARTS for head in heads[part])
         if under_glue and not any(ids.values()):
             raise ConfigError(
-                f"the records of {found.topic} are under headers of the AWS Glue schema registry; workers "
-                f"read Confluent's alone: {UNDER_CONFLUENT[self._context.config.source.protocol]}",
+                f"The records of {found.topic} have an AWS Glue schema registry header, but workers read "
+                f"only Confluent's header. {UNDER_CONFLUENT[self._context.config.source.protocol]}",
                 table=str(self._table),
             )
         if elsewhere is not None and not any(ids.values()):
@@ -274,30 +279,30 @@ class RegisteredDecoding(LoneDecoding):
         return ids
 
     def learn(self, missed: Missed) -> bool:
-        """Look up the ids that the batch's plan did not know, or ask again for those called bad."""
+        """Look up ids that the batch's plan did not know, or request unknown ids of bad records again."""
         summary = missed.summary
         ids: Ids = {"key": summary.unplanned_key_ids, "value": summary.unplanned_value_ids}
         again, lacks = self._met_rows(summary, missed.found), self._schemas.lacks(ids)
         if not self._uses_headers and self._has_ids_in_headers(summary, lacks=lacks):
-            # The bytes where an id is looked for are others: what they say is not asked for.
+            # Ids that were found in the bytes are no ids then, so they are not requested.
             self._uses_headers = True
         elif lacks:
             self._schemas.look_up(ids)
         elif again:
-            return True  # planned by it already
+            return True  # a new plan was built already
         elif not (summary.bad and self._schemas.look_again()):
             return False
         self._make()
         return True
 
     def _has_ids_in_headers(self, summary: BatchSummary, *, lacks: bool) -> bool:
-        """Whether a record of a batch has its schema id in a header. Headers are not fetched otherwise.
+        """Returns True if a record of a batch has its schema id in a header. Headers are not fetched before.
 
-        One record is read again with its headers: one with an id that was not asked for yet (``lacks``), else
-        the first bad record whose bytes have an unknown schema id, or none. An unknown id is looked at once,
-        and so are records without an id, since a table may set bad records aside in every batch. If a
-        producer sends its ids in headers only later, its records are bad as well, and their reason names the
-        headers from the worker's next start on.
+        One record is read again with its headers: one with an id that was not requested yet (``lacks``), else
+        the first bad record whose bytes have an unknown schema id or no id. Each unknown id is checked once,
+        and so is the case without an id, because a table may skip bad records in every batch. If a producer
+        starts to send ids in headers only later, its records are bad too, and their reason names the headers
+        after the worker's next start.
         """
         texts = self._schemas.texts
         known = texts["key"].keys() | texts["value"].keys() | self._without_headers
@@ -319,7 +324,7 @@ class RegisteredDecoding(LoneDecoding):
 
 
 def _source_of(plan: DecodePlan, message: Message) -> tuple[int, ...] | None:
-    """A row's position at the source; None where it has none, or cannot be decoded."""
+    """Returns a row's source position; None without a position, or if the record cannot be decoded."""
     try:
         events = plan.decoder.decode(message)
     except TidesinkError:
@@ -330,9 +335,10 @@ def _source_of(plan: DecodePlan, message: Message) -> tuple[int, ...] | None:
 def peeked_heads(
     context: WorkerContext, found: TopicOffsets
 ) -> tuple[dict[SubjectPart, frozenset[bytes]], str | None]:
-    """How a topic's first records begin, keys and values: the five bytes of Confluent's header each.
+    """Returns the first five bytes (Confluent's header) of keys and values in a topic's first records.
 
-    Records with their schema ids in headers are left out; the second of the two says why they are not read.
+    Records with schema ids in headers are left out. The second result is the reason why they cannot be read,
+    or None.
     """
     everything = [OffsetRange(found.topic, n, *at) for n, at in found.partitions.items()]
     heads: dict[SubjectPart, set[bytes]] = {part: set() for part in PARTS}
@@ -349,36 +355,37 @@ def peeked_heads(
 
 
 def _ids(heads: Iterable[bytes]) -> tuple[int, ...]:
-    """The schema ids in heads (Confluent framing: 00, then 4 bytes, big-endian)."""
+    """Returns the schema ids in headers (Confluent framing: 00, then 4 bytes, big-endian)."""
     return tuple(sorted(one for head in heads if (one := schema_id_of(head)) is not None))
 
 
 Ids = Mapping[SubjectPart, Iterable[int]]
 
 PARTS: Final[tuple[SubjectPart, ...]] = ("key", "value")
-# How long an unknown id is requested from the registry before its records are bad.
+# An unknown id is requested from the registry for so long before its records are bad.
 LAG_SECONDS: Final = 5.0
-# How long after that a batch with bad records requests the id again.
+# After that time, a batch with bad records requests the id again.
 ASK_AGAIN_SECONDS: Final = 30.0
 
-_NO_SCHEMA: Final = "schema id {} is unknown to the registry: check that TiCDC writes to this registry"
+_NO_SCHEMA: Final = "The registry has no schema id {}. Check that TiCDC writes to this registry."
 _OTHER_NOW: Final = (
-    "The registry has another schema under id {} than it had when the worker started, as after it was "
-    "restored from an older backup. Which of the two wrote a record is not known. Restore the registry's "
-    "newer state, then start the worker again"
+    "The registry now has a different schema under id {} than when the worker started, as after a restore "
+    "from an older backup. Which of the two wrote a record is not known. Restore the registry's newer state, "
+    "then start the worker again."
 )
 _OTHERS_SCHEMA: Final = (
-    "schema id {} is of {}, which is no record of this topic's subjects: two tables must not share a topic"
+    "Schema id {} belongs to {}, which is not a record of this topic's subjects. Two tables must not share a "
+    "topic."
 )
 
 
 def may_lag(error: BaseException) -> bool:
-    """Whether a registry that follows another may have the schema a little later."""
+    """Returns True if a registry replica may have the schema a little later."""
     return isinstance(error, SchemaNotFoundError)
 
 
 class _Unknown(NamedTuple):
-    """Why an id's records are bad, and when it was last asked for."""
+    """The reason why an id's records are bad, and the time at which it was last requested."""
 
     reason: str
     asked: float
@@ -387,9 +394,13 @@ class _Unknown(NamedTuple):
 class WriterSchemas:
     """The known schemas of a topic's two subjects. Used by one thread at a time.
 
-    ``lag``: how long a registry may lag (``may_lag``); ``subject_of``: how subjects are named;
-    ``of_no_table``: which schemas may come beside the table's own. Every method that uses the registry raises
-    RegistryError if it refuses or does not answer, and StopRequestedError for a stop during the wait.
+    Every method that uses the registry raises RegistryError if it refuses or does not answer, and
+    StopRequestedError for a stop during the wait.
+
+    Args:
+        lag: Retries while the registry may lag (``may_lag``).
+        subject_of: Returns a subject's name.
+        of_no_table: Returns True for a schema that may occur in addition to the table's own.
     """
 
     def __init__(
@@ -409,7 +420,7 @@ class WriterSchemas:
         self._subject_of = subject_of
         self._of_no_table = of_no_table
         self._unknown: dict[tuple[SubjectPart, int], _Unknown] = {}
-        # Whether every version is the table's; else those alone that records are met of.
+        # True if every version belongs to the table; else only those that are found in records.
         self.takes_all = True
         self._offered: dict[SubjectPart, dict[int, str]] = {"key": {}, "value": {}}
         self._versions: dict[SubjectPart, list[int]] = {"key": [], "value": []}
@@ -417,14 +428,14 @@ class WriterSchemas:
 
     @property
     def unknown(self) -> dict[int, str]:
-        """Ids that the registry does not know, each with the reason why its records are bad."""
+        """Ids that the registry does not have, each with the reason why its records are bad."""
         return {schema_id: found.reason for (_, schema_id), found in self._unknown.items()}
 
     def versions(self, part: SubjectPart) -> tuple[int, ...]:
-        """The ids in the order of the subject's versions.
+        """Returns the ids in the order of the subject's versions.
 
-        Ids need not grow with versions: a registry gives a schema the id that it has under another subject.
-        An id without a version follows all smaller ids.
+        Ids need not grow with versions: a registry reuses the id that a schema has under another subject. An
+        id without a version follows all smaller ids.
         """
         found = [one for one in self._versions[part] if one in self.texts[part]]
         for schema_id in sorted(self.texts[part].keys() - {*found}):
@@ -437,18 +448,18 @@ class WriterSchemas:
         self._lag.call(self._read_subjects)
 
     def take_newest(self) -> None:
-        """Take the newest version of each subject, for a table that has no record yet."""
+        """Use the newest version of each subject, for a table without records."""
         self.read_subjects()
         for part in PARTS:
             if self._versions[part]:
                 self._known(part, self._versions[part][-1])
 
     def lacks(self, ids: Ids) -> bool:
-        """Whether some of the ids were never looked up."""
+        """Returns True if some of the ids were never looked up."""
         return any(True for _ in self._lacking(ids))
 
     def look_up(self, ids: Ids) -> None:
-        """Read the schema of each id; if the registry lacks it for some seconds, its records are bad."""
+        """Read the schema of each id. If the registry lacks it for some seconds, its records are bad."""
         try:
             self._lag.call(lambda: self._ask(ids))
         except SchemaNotFoundError:
@@ -456,7 +467,7 @@ class WriterSchemas:
                 self._refuse(part, schema_id, _NO_SCHEMA.format(schema_id))
 
     def look_again(self) -> bool:
-        """Request the ids once that were unknown some time ago; True if one of them is known by now."""
+        """Request once the ids that were unknown some time ago. Returns True if one is known now."""
         late = self._clock() - ASK_AGAIN_SECONDS
         stale = [place for place, found in self._unknown.items() if found.asked <= late]
         if not stale:
@@ -474,17 +485,17 @@ class WriterSchemas:
                     yield part, schema_id
 
     def _ask(self, ids: Ids) -> None:
-        """Request the missing schemas once; raises SchemaNotFoundError if the registry lacks one."""
+        """Request the missing schemas once. Raises SchemaNotFoundError if the registry lacks one."""
         self._read_subjects()
         missing = [(part, one) for part, one in list(self._lacking(ids)) if not self._known(part, one)]
         if missing:
             raise SchemaNotFoundError(
-                f"the registry does not know schema ids {sorted({one for _, one in missing})}",
+                f"The registry does not have schema ids {sorted({one for _, one in missing})}.",
                 topic=self._topic,
             )
 
     def _known(self, part: SubjectPart, schema_id: int) -> bool:
-        """Request one id; False if the registry does not know it."""
+        """Request one id. Returns False if the registry does not have it."""
         if schema_id in self.texts[part]:
             return True
         if schema_id in self._offered[part]:
@@ -495,7 +506,7 @@ class WriterSchemas:
         except SchemaNotFoundError:
             return False
         except UnusableSchemaError as error:
-            self._refuse(part, schema_id, f"schema id {schema_id} cannot be used. {error.message}")
+            self._refuse(part, schema_id, f"Schema id {schema_id} cannot be used. {error.message}")
             return True
         names = {_full_name(known) for known in self.texts[part].values()}
         if names and _full_name(text) not in names and not self._of_no_table(text):
@@ -505,7 +516,7 @@ class WriterSchemas:
         return True
 
     def _text_of(self, part: SubjectPart, schema_id: int) -> str:
-        """The schema of a record of this topic, also where its subject is in another registry context."""
+        """Returns the schema of a record of this topic. Its subject may be in another registry context."""
         if isinstance(self._registry, ContextReader):
             return self._registry.schema_of_subject(schema_id, self._subject_of(self._topic, part))
         return self._registry.schema_by_id(schema_id)
@@ -522,7 +533,7 @@ class WriterSchemas:
                 try:
                     found = self._registry.schema_by_version(name, version)
                 except UnusableSchemaError as error:
-                    # Of a version that no record has nothing is said; records of it are bad.
+                    # The log is the only report for a version without records. Records with it are bad.
                     _log.warning("schema not used", subject=name, version=version, error=error.message)
                     continue
                 if self.takes_all or found.id in self.texts[part]:
@@ -550,7 +561,7 @@ def _parsed(text: str) -> object:
 
 
 def _full_name(text: str) -> str | None:
-    """An Avro record's namespace and name; None for a schema that is no record."""
+    """Returns an Avro record's namespace and name; None for a schema that is not a record."""
     try:
         record = json.loads(text)
     except ValueError:
@@ -559,18 +570,18 @@ def _full_name(text: str) -> str | None:
 
 
 _NO_SUMS: Final = (
-    "source.checksum is set, and no schema of this table has a checksum: no row is checked. Set "
+    "source.checksum is set, but no schema of this table has a checksum, so no row is checked. Set "
     'integrity-check-level = "correctness" in the changefeed (with enable-tidb-extension=true and both '
-    "handling modes string), and tidb_enable_row_level_checksum in TiDB"
+    "handling modes string), and tidb_enable_row_level_checksum in TiDB."
 )
 
 
 class FlatAvroDecoding(RegisteredDecoding):
-    """One table's writer schemas, and the plan they make."""
+    """The writer schemas of one flat-avro table, and the plan that is built from them."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose type at the target is not the nearest one, with the reason; checksums not there."""
+        """Columns whose target type is not the nearest one, with the reason; missing checksums."""
         asked = self._context.config.source.checksum != "off"
         lacking = asked and lacks_checksums(self._schemas.texts["value"].values())
         return (*super().warnings, _NO_SUMS) if lacking else super().warnings
@@ -601,25 +612,25 @@ class FlatAvroDecoding(RegisteredDecoding):
 def open_flat_avro(
     context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> FlatAvroDecoding:
-    """The decoding of one topic's table.
+    """Returns the decoding of one topic's table.
 
     Raises:
-        ConfigError: the config names no schema registry.
+        ConfigError: The config names no schema registry.
     """
     if context.registry is None:
-        raise ConfigError("flat-avro needs source.schema-registry: the schemas are there")
+        raise ConfigError("flat-avro needs source.schema-registry, because the schemas are there.")
     lag = context.retry(table, seconds=LAG_SECONDS, passes=may_lag)
     schemas = WriterSchemas(context.registry, topic, lag=lag)
     return FlatAvroDecoding(context, topic, table, schemas=schemas, session=session)
 
 
-_NO_REGISTRY: Final = "debezium-avro needs source.schema-registry: the schemas are there"
+_NO_REGISTRY: Final = "debezium-avro needs source.schema-registry, because the schemas are there."
 
 
 class _WithIdentity(LoneDecoding):
-    """A decoding that asks the source's database which columns Postgres sends of a deleted row.
+    """A decoding that asks the source database which columns Postgres sends for a deleted row.
 
-    It is asked before the first plan, and before later ones until it answers.
+    The database is queried before the first plan, and before later plans until it answers.
     """
 
     @cached_property
@@ -629,17 +640,17 @@ class _WithIdentity(LoneDecoding):
 
     @property
     def _identity(self) -> ReplicaIdentity | None:
-        """The table's replica identity; not asked if the config states the key."""
+        """The table's replica identity; None if the config has the key."""
         return self._asked.get() if self._settings.keys is None else None
 
     @property
     def _connector(self) -> str:
-        """The connector by the source's database, for records that do not name theirs."""
+        """The connector according to the source database, for records that do not name their connector."""
         return database_connector(self._context.config.source.database)
 
 
 class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
-    """One table's writer schemas, and the plan they make."""
+    """The writer schemas of one debezium-avro table, and the plan that is built from them."""
 
     def __init__(
         self,
@@ -679,17 +690,17 @@ class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
 
 
 def subject_of(topic: str, part: SubjectPart) -> str:
-    """The subject of a topic's key or value under TopicNameStrategy, the topic's name as it is."""
+    """Returns the subject of a topic's key or value under TopicNameStrategy, with the topic's own name."""
     return f"{topic}-{part}"
 
 
 def open_debezium_avro(
     context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> DebeziumAvroDecoding:
-    """The decoding of one topic's table.
+    """Returns the decoding of one topic's table.
 
     Raises:
-        ConfigError: the config names no schema registry, or its definition is not of this table.
+        ConfigError: The config names no schema registry, or its definition describes another table.
     """
     if context.registry is None:
         raise ConfigError(_NO_REGISTRY)
@@ -698,20 +709,20 @@ def open_debezium_avro(
     return DebeziumAvroDecoding(context, topic, table, schemas=schemas, session=session)
 
 
-# How many records of a topic are read first to find its columns.
+# The first read of a topic to find its columns has so many records.
 _PEEKED_JSON_RECORDS: Final = 1_000
-# Of a partition's end, for its newest columns: one of them is a whole row.
+# So many records at a partition's end are read for its newest columns: one of them is a whole row.
 _LAST_JSON_RECORDS: Final = 100
 
 
 _NO_ROW: Final = (
-    "No record of {} that was looked at could be decoded, so nothing tells the table's columns. "
+    "None of the records of {} that were read could be decoded, so the table's columns are unknown. "
     "The first error: {}"
 )
 
 
 class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
-    """One table's writers, and the plan they make."""
+    """The writers of one debezium-json table, and the plan that is built from them."""
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
         super().__init__(context, topic, table, session=session)
@@ -719,21 +730,21 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         self._options = context.config.source.codec_options()
         self._types = RecordTypes.of(context.config, topic, table, self._declared, context.store)
         self._writers = Writers()
-        # By the identities of writers; a row without a schema does not tell all columns.
+        # By the writers' identities. Rows without a schema are not included, because they may lack columns.
         self._use = SchemaUse[tuple[str, ...]]()
-        # The first record that could not be decoded, of those read for the table's columns.
+        # The first undecodable record among those that were read to find the table's columns.
         self._fault: DecodeError | None = None
-        # Up to where the topic's ends were looked at for newer columns.
+        # The ends of partitions up to which last records were read to find newer columns.
         self._looked_to: Mapping[int, int] = {}
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose type at the target is not the nearest one, with the reason; those without a type."""
+        """Columns whose target type is not the nearest one, with the reason; columns without a type."""
         untyped = self._types.untyped(self._writers)
         return (*super().warnings, *(f"column {name}: {UNTYPED}" for name in untyped))
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Read the topic's first records, from the table's start on, until one gives its columns."""
+        """Read the topic's first records, beginning at the table's start, until one defines the columns."""
         self._starts = starts
         parts = self._of_table(found).partitions
         everything = [OffsetRange(self._topic, n, *at) for n, at in parts.items()]
@@ -745,33 +756,33 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
             self._look_at_ends(found)
 
     def _lacks_named(self) -> bool:
-        """Whether the config names a column that the first record does not have: newer ones may.
+        """Returns True if the config names a column that the first record lacks, but newer ones may have.
 
-        A column of another case is none: newer records may have both.
+        A column whose name has another case is not the same column: newer records may have both.
         """
         shape = self.columns().shape
         names = [name for _, name in named_columns(self._settings.layout)]
         return names != [None if (column := shape.find(name)) is None else column.name for name in names]
 
     def learn(self, missed: Missed) -> bool:
-        """Take the writers that the batch has and the plan lacks."""
+        """Add the writers of a batch that the plan lacks."""
         new = [writer_of(text) for text in missed.summary.unplanned_columns]
         return self._take(new, missed.found)
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
-        """Know the newest columns, where rows are behind all that was sent; other records bring their own."""
+        """Find the newest columns, if rows follow after all records. Other records report their columns."""
         if ranges is None:
             self._look_at_ends(found)
 
     def _look_at_ends(self, found: TopicOffsets) -> None:
-        """Take the writers of each partition's last rows."""
+        """Add the writers of each partition's last rows."""
         parts = last_records(self._topic, self._of_table(found), self._looked_to, most=_LAST_JSON_RECORDS)
         new = [writer for part in parts for writer in self._writers_in(part)]
         self._take(new, found)
         self._looked_to = {number: at.latest for number, at in found.partitions.items()}
 
     def _take(self, new: Sequence[JsonWriter], found: TopicOffsets) -> bool:
-        """Plan with writers that were met; returns True if some of them were new."""
+        """Plan with the writers that were found. Returns True if some of them were new."""
         before, writers = self._writers, self._with_new(new, later=True)
         if writers == before:
             return False
@@ -784,20 +795,20 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         return True
 
     def _settle(self, found: TopicOffsets) -> None:
-        """Plan, once all columns have a type or are accepted without one."""
+        """Build the plan, once all columns have a type or are accepted without one."""
         typed = partial(self._typed_at_ends, found)
         self._writers = self._types.settled(self._writers, typed, self._with_new)
         self._make()
 
     def _typed_at_ends(self, found: TopicOffsets) -> Iterator[JsonWriter]:
-        """The newest writers with a schema among the last records of the partitions."""
+        """Yields the newest writers with a schema among the last records of the partitions."""
         for part in last_records(self._topic, found, {}, most=_LAST_JSON_RECORDS):
             writer = newest_typed(self._messages_in(part), self._options)
             if writer is not None:
                 yield writer
 
     def _with_new(self, new: Iterable[JsonWriter], *, later: bool = False) -> Writers:
-        """The writers known, with those of some rows, and which of them is in use."""
+        """Returns the known writers with those of some rows added, and the writer in use."""
         found = [*new]
         for one in found:
             if not one.bare:
@@ -808,7 +819,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         return replace(writers, newest=self._use.newest(known)) if known else writers
 
     def _writers_in(self, part: OffsetRange) -> Iterator[JsonWriter]:
-        """The writer of the last record of a range that tells all columns; none where no record does."""
+        """Yields the writer of a range's last record that has all columns, if there is such a record."""
         found = first_row(reversed(self._messages_in(part)), self._options, self._types.schema)
         if found is not None:
             yield first_writer(found)
@@ -817,7 +828,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         return [*self._context.source.messages_here([part])]
 
     def _found_writer(self, ranges: Sequence[OffsetRange]) -> bool:
-        """Read some records; whether one of them gave the table's columns."""
+        """Read some records. Returns True if one of them defines the table's columns."""
         faults: list[DecodeError] = []
         messages = self._context.source.messages_here(ranges)
         found = first_row(messages, self._options, self._types.schema, faults=faults)
@@ -850,7 +861,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
 def last_records(
     topic: str, found: TopicOffsets, known: Mapping[int, int], *, most: int
 ) -> list[OffsetRange]:
-    """The end of each partition, behind what is known; none of a partition where nothing came."""
+    """Returns the last records of each partition after the ``known`` offsets. Empty ranges are left out."""
     ends = (
         OffsetRange(topic, n, max(earliest, latest - most, known.get(n, 0)), latest)
         for n, (earliest, latest) in found.partitions.items()
@@ -861,9 +872,9 @@ def last_records(
 def open_debezium_json(
     context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> DebeziumJsonDecoding:
-    """The decoding of one topic's table.
+    """Returns the decoding of one topic's table.
 
     Raises:
-        ConfigError: its definition is not of this table.
+        ConfigError: The definition in the config describes another table.
     """
     return DebeziumJsonDecoding(context, topic, table, session=session)

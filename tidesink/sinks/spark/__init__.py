@@ -1,1 +1,1 @@
-"""What Spark users get: tidesink's read path as a data source."""
+"""tidesink's read path as a Spark data source, and the Spark session of workers."""

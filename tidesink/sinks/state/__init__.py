@@ -1,1 +1,1 @@
-"""What a worker remembers beside its targets: progress, status, documents."""
+"""State that a worker keeps outside its targets: progress, status, documents."""
