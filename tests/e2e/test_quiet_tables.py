@@ -178,7 +178,7 @@ def test_a_table_is_planned_and_its_snapshot_asked_for_before_a_record_names_it(
         assert f"{table.name}  from topic {table.topic}" in planned.output
         assert re.search(r"snapshot: about [1-9]\d* rows .* in \d ranges of \(region, id\)", planned.output)
         assert "its columns are those of the database" in planned.output
-        assert f"topic {table.topic} is not there yet" in " ".join(planned.output.split())
+        assert f"Topic {table.topic} does not exist yet" in " ".join(planned.output.split())
         settings = yaml.safe_load((tmp_path / "shop.yaml").read_text())
         (tmp_path / "shop.yaml").write_text(yaml.safe_dump({**settings, "tables": []}))
         config = load_config(tmp_path / "shop.yaml")
@@ -231,7 +231,7 @@ def test_a_topic_that_is_not_there_yet(
         assert _drain(config) == {table.name: None}
         assert _is_copied(place, table)
         (warning,) = _status(config, table.name).warnings
-        assert f"topic {table.topic} is not there yet" in warning
+        assert f"Topic {table.topic} does not exist yet" in warning
         # A worker that begins again knows it, and has nothing to do.
         assert _drain(config) == {table.name: None}
         table.make_topic()

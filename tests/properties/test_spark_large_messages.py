@@ -109,4 +109,4 @@ def test_what_a_plan_was_not_told_to_open_is_refused_with_the_setting(spark: Spa
     ((row,),) = decoded_in_spark([Message("t", 0, 0, None, value)], spark).values()
     assert (row.kind, row.error) == ("bad", "FramingError")
     assert row.reason is not None
-    assert "set source.large-message-handle-compression" in row.reason
+    assert "Set source.large-message-handle-compression" in row.reason

@@ -110,7 +110,7 @@ def test_a_topic_all_under_glue_headers_is_refused_with_the_remedy(
     around = replace(surroundings(config, spark, tmp_path, registry=MemorySchemaRegistry()), source=held)
     found = TopicOffsets("shop_orders", "an id", {0: PartitionOffsets(0, 1)})
     decoding = open_decoding(around, "shop_orders", TableId("shop", "orders"), session=spark)
-    with pytest.raises(ConfigError, match="under headers of the AWS Glue schema registry") as refused:
+    with pytest.raises(ConfigError, match="have an AWS Glue schema registry header") as refused:
         decoding.prepare(found)
     assert remedy in refused.value.message
 
@@ -118,7 +118,7 @@ def test_a_topic_all_under_glue_headers_is_refused_with_the_remedy(
 def test_flattened_rows_are_refused_with_what_to_do(spark: SparkSession) -> None:
     fields = [{"name": "id", "type": "long"}, {"name": "__op", "type": "string"}]
     flattened = json.dumps({"type": "record", "name": "Value", "namespace": "app.lab.t", "fields": fields})
-    with pytest.raises(SchemaMismatchError, match="take the transform out of the connector"):
+    with pytest.raises(SchemaMismatchError, match="Remove the transform from the connector"):
         read_value_schema(flattened)
     topic = Versions(Version({"a": ["null", "int"]}))
     topic.send(100, {"a": 1})

@@ -347,7 +347,7 @@ def test_a_key_record_of_another_key_is_bad_unless_the_config_names_the_key(spar
         ("bad", "SchemaMismatchError"),
     ]
     assert rows[3].reason is not None
-    assert "(id, tenant), and the table's key is (id)" in rows[3].reason
+    assert "(id, tenant), but the table's key is (id)" in rows[3].reason
     # A key record without one of the key's columns names no row, whatever the column's default is.
     named = topic.rows(topic.plan(keys=("id", "tenant")))
     assert [(row.kind, row.error) for row in named] == [

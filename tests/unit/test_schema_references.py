@@ -179,7 +179,7 @@ def test_what_cannot_be_followed_is_named_and_makes_only_its_records_bad(
     schemas = WriterSchemas(registry, TOPIC, lag=RetryPolicy(0, passes=may_lag), clock=Clock())
     schemas.look_up({"value": (1, 8)})
     assert schemas.texts["value"].keys() == {1}
-    assert schemas.unknown[8].startswith("schema id 8 cannot be used. this is a schema ")
+    assert schemas.unknown[8].startswith("Schema id 8 cannot be used. this is a schema ")
 
 
 def test_an_id_is_asked_for_with_the_subject_of_its_topic(start: Start) -> None:

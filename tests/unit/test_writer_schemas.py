@@ -39,7 +39,7 @@ def test_an_id_that_stays_unknown_is_called_bad_after_the_time() -> None:
     schemas.look_up({"key": (7,), "value": (8, 9)})
     assert time.monotonic() - started > 0.9
     assert schemas.unknown.keys() == {7, 8, 9}
-    assert schemas.unknown[8].startswith("schema id 8 is unknown to the registry")
+    assert schemas.unknown[8].startswith("The registry has no schema id 8")
     assert len(registry.asked) > 3
     # Several ids wait together, not one after the other.
     assert registry.asked[:3] == [7, 8, 9]
@@ -130,5 +130,5 @@ def test_an_id_that_is_given_to_another_schema_is_noticed() -> None:
     restored = MemorySchemaRegistry()
     restored.register(subject(TOPIC, "value"), text_of("id", "other"))
     schemas._registry = restored
-    with pytest.raises(RegistryError, match="another schema under id 1 than it had when the worker started"):
+    with pytest.raises(RegistryError, match="a different schema under id 1 than when the worker started"):
         schemas.read_subjects()

@@ -1,8 +1,8 @@
-"""How far a Debezium connector has come, by the topic in which Kafka Connect keeps its offsets (ADR 36).
+"""The progress of a Debezium connector, from the topic in which Kafka Connect keeps its offsets (ADR 36).
 
-A distributed Connect commits a connector's offset when the brokers have acknowledged every record that it
-was given up to there. So all rows below a *checkpoint* stand before the ends that partitions have once it
-was read. A session that starts again sends from its checkpoint on.
+A distributed Connect commits a connector's offset once the brokers acknowledged every record up to it. So all
+rows below a *checkpoint* precede the ends that partitions have after the checkpoint was read. A session that
+starts again sends from its checkpoint on.
 
 Sources: Kafka Connect 4.3 (``SubmittedRecords``, ``KafkaOffsetBackingStore``); the offsets of Debezium
 3.5.0.Final for MariaDB and Postgres, captured.
@@ -22,7 +22,7 @@ from tidesink.kafka_client import open_client
 from tidesink.sinks.kafka.offsets import TIMEOUT_SECONDS, translated_kafka_errors
 
 _QUIET: Final[dict[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
-# librdkafka requires a group's name. It is never joined.
+# librdkafka requires a group name. The group is never joined.
 _CONSUMER: Final[dict[str, Any]] = {**_QUIET, "group.id": "tidesink-checkpoints", "enable.auto.commit": False}
 _READS: Final = {
     **_CONSUMER,
@@ -31,27 +31,27 @@ _READS: Final = {
     "auto.offset.reset": "earliest",
     "enable.partition.eof": True,
 }
-# The end of a partition is behind records whose transaction is still open, too.
+# The end of a partition includes records whose transaction is still open.
 _ENDS: Final = {**_CONSUMER, "isolation.level": "read_uncommitted"}
 _RECORDS: Final = 1000
 _LATEST: Final = -1
 _OPEN: Final = "incremental_snapshot_"
-_LOADS: Final = "the connector's snapshot is not over"
+_LOADS: Final = "The connector's snapshot is not finished."
 _NO_POSITION: Final = (
-    "its offset has no position that rows can be compared with: it has one with a connector for MySQL, "
-    "MariaDB or Postgres, once it has sent a transaction or a heartbeat"
+    "The connector's offset has no position that rows can be compared with. Connectors for MySQL, MariaDB "
+    "and Postgres have one, once they have sent a transaction or a heartbeat."
 )
 
 
 class Checkpoint(NamedTuple):
-    """A commit position up to which all rows are sent. ``time``: the source's, in seconds since 1970."""
+    """A commit position up to which all rows are sent. ``time``: of the source, in seconds since 1970."""
 
     position: int
     time: float
 
 
 def read_checkpoint(offset: Mapping[str, Any]) -> Checkpoint | str:
-    """What a connector's offset says; a text where it is no checkpoint."""
+    """Read a connector's offset. Returns a text with the reason if it is not a checkpoint."""
     if offset.get("snapshot") not in (None, False, "false"):
         return _LOADS
     if any(value is not None for name, value in offset.items() if name.startswith(_OPEN)):
@@ -68,9 +68,9 @@ def _seconds(value: object, unit: int) -> float:
 
 
 class ConnectorCheckpoints:
-    """Reads the checkpoints of one connector, and where topics end. For one thread.
+    """Reads the checkpoints of one connector, and the ends of topics. For one thread.
 
-    ``newest`` is the last one, None where there is none; ``reason`` says why then.
+    ``newest`` is the last checkpoint, or None. Then ``reason`` has the cause.
     """
 
     def __init__(self, properties: Callable[[], Mapping[str, str]], topic: str, connector: str) -> None:
@@ -81,17 +81,17 @@ class ConnectorCheckpoints:
         self._consumer: Any = None
         self._asks: Any = None
         self._unread: set[int] = set()
-        # By its key, which names the source, what the last offset says.
+        # The last offset by its key, which names the source.
         self._found: dict[bytes, Checkpoint | str] = {}
-        self._absent = f"topic {topic} has no offset of connector {connector} yet"
+        self._absent = f"Topic {topic} has no offset of connector {connector} yet."
 
     def look(self) -> None:
-        """Read what came to the topic since the last look.
+        """Read the new records of the topic.
 
         Raises:
-            SourceError: the topic is not there, cannot be read, or has offsets of several sources.
+            SourceError: The topic does not exist, cannot be read, or has offsets of several sources.
         """
-        # A checkpoint behind which the topic may hold another is none: the connector may have been set back.
+        # An older checkpoint is not used if a newer one may follow: the connector may have been set back.
         self.newest = None
         with translated_kafka_errors():
             if self._consumer is None:
@@ -102,23 +102,23 @@ class ConnectorCheckpoints:
                     raise KafkaException(errors[0])
         if self._unread:
             numbers = ", ".join(map(str, sorted(self._unread)))
-            self.reason = f"topic {self._topic} is not read to its end yet (partition {numbers})"
+            self.reason = f"Topic {self._topic} is not read to its end yet (partition {numbers})."
             return
         if len(self._found) > 1:
             raise SourceError(
-                f"connector {self._connector} has offsets of several sources in topic {self._topic}, which "
-                "have no common order: cuts are of a connector for one MySQL, MariaDB or Postgres. Of one "
-                "whose topic.prefix was another, remove the former offset (a record without a value)",
+                f"Connector {self._connector} has offsets of several sources in topic {self._topic}, which "
+                "have no common order. Cuts need a connector for one MySQL, MariaDB or Postgres. If its "
+                "topic.prefix was changed, remove the former offset (write a record without a value).",
                 topic=self._topic,
             )
         said = next(iter(self._found.values()), self._absent)
         self.newest, self.reason = (None, said) if isinstance(said, str) else (said, "")
 
     def ends(self, partitions: Mapping[str, Iterable[int]]) -> dict[str, dict[int, int]]:
-        """Where partitions end now, by topic: behind all that was written to them, committed or not.
+        """Returns the current ends of partitions by topic, after all written records, committed or not.
 
         Raises:
-            SourceError: a partition gives no answer.
+            SourceError: The end of a partition cannot be read.
         """
         asked = [TopicPartition(name, n, _LATEST) for name, numbers in partitions.items() for n in numbers]
         found: dict[str, dict[int, int]] = {name: {} for name in partitions}
@@ -127,7 +127,7 @@ class ConnectorCheckpoints:
         with translated_kafka_errors():
             if self._asks is None:
                 self._asks = open_client(Consumer, self._properties(), _ENDS)
-            # The consumer asks by the partitions and leaders that it knows.
+            # Refreshes the partitions and leaders that the consumer uses.
             self._asks.list_topics(timeout=TIMEOUT_SECONDS)
             for at in self._asks.offsets_for_times(asked, timeout=TIMEOUT_SECONDS):
                 if at.error is not None:
@@ -136,7 +136,7 @@ class ConnectorCheckpoints:
         return found
 
     def close(self) -> None:
-        """Let go of the clients."""
+        """Close the clients."""
         for one in (self._consumer, self._asks):
             if one is not None:
                 one.close()
@@ -156,15 +156,16 @@ class ConnectorCheckpoints:
         listed = consumer.list_topics(self._topic, timeout=TIMEOUT_SECONDS).topics[self._topic]
         if listed.error is not None or not listed.partitions:
             raise SourceError(
-                f"the brokers have no topic {self._topic}, which source.debezium.offsets-topic names: give "
-                "the offset.storage.topic of a distributed Kafka Connect, or the offsets.storage.topic of "
-                "the connector. A standalone Connect keeps its offsets in a file, by which there are no cuts",
+                f"The brokers do not have topic {self._topic}, which source.debezium.offsets-topic names. "
+                "Set it to the offset.storage.topic of a distributed Kafka Connect, or the "
+                "offsets.storage.topic of the connector. Cuts are not possible with a standalone Connect, "
+                "which keeps its offsets in a file.",
                 topic=self._topic,
             )
         return set(listed.partitions)
 
     def _take(self, message: Any) -> KafkaError | None:
-        """Take note of a record; the error that came in its place."""
+        """Process a record. Returns the error that was received in its place, or None."""
         error: KafkaError | None = message.error()
         if error is not None:
             if error.code() != KafkaError._PARTITION_EOF:
@@ -177,11 +178,11 @@ class ConnectorCheckpoints:
         found = _offset(message.value())
         if found is None:
             self._found.pop(key, None)
-            self._absent = "the connector's offset was removed"
+            self._absent = "The connector's offset was removed."
             return None
         said = read_checkpoint(found)
         if isinstance(said, Checkpoint) and not said.time:
-            # An offset from before the first event has none of the source's.
+            # An offset from before the first event has no time of the source.
             said = said._replace(time=message.timestamp()[1] / 1000)
         self._found[key] = said
         return None

@@ -1,12 +1,11 @@
 """Dead letters: records of one Kafka topic, in the form of Kafka Connect's dead letter queue.
 
 The tasks of a batch write them (``write_letters``), a replay reads them again (``read_records``), and people
-count, show, drop and settle them (``DeadLetters``); whoever looks reads the topic to where it ends now.
+count, show, drop and settle them (``DeadLetters``). Readers read the topic up to its current end.
 
-A letter has the key, the value and the headers of the record that could not be decoded, unchanged. Behind
-them come Kafka Connect's context headers (``DeadLetterQueueReporter``: UTF-8 texts, a text of digits for
-each number) and ours, which say which record it is.
-
+A letter has the key, the value and the headers of the record that could not be decoded, unchanged. They are
+followed by Kafka Connect's context headers (``DeadLetterQueueReporter``: UTF-8 texts, numbers as digits) and
+by tidesink's headers, which identify the record.
 =========================================  ==================================================================
 header                                     value
 =========================================  ==================================================================
@@ -21,14 +20,14 @@ header                                     value
 ``__tidesink.errors.topic.id``             Kafka's id of the record's topic
 ``__tidesink.errors.timestamp``            Kafka's timestamp of the record, in ms since 1970
 ``__tidesink.errors.key.schema.id``        registry id; ``value.schema.id`` likewise
-``__tidesink.errors.batch``                batch that met the record; ``epoch`` likewise
+``__tidesink.errors.batch``                batch that read the record; ``epoch`` likewise
 =========================================  ==================================================================
 
-A header without a value is empty. The last header of a name is ours: the record may have had one of the name.
-What becomes of a letter later is a *mark*: a record without key and value that names the letter.
-``dealt-with`` ends it (applied, or dropped by a person), ``still-bad`` gives it today's error. Letters and
-marks go to partition 0, so that their order is Kafka's. A batch that is tried again writes its letters
-again; readers take one of each identity: pipeline, table, topic id, topic, partition, offset.
+A header without a value is empty. The last header of a name is tidesink's, because the record may have had a
+header of the same name. Later changes of a letter are *marks*: records without key and value that name the
+letter. ``dealt-with`` ends it (applied, or dropped by a person), ``still-bad`` has its newest error. Letters
+and marks are in partition 0, so that their order is Kafka's. A retried batch writes its letters again, and
+readers use one letter of each identity: pipeline, table, topic id, topic, partition, offset.
 """
 
 from __future__ import annotations
@@ -62,9 +61,9 @@ OURS: Final = "__tidesink.errors."
 LETTER: Final = "letter"
 DEALT_WITH: Final = "dealt-with"
 STILL_BAD: Final = "still-bad"
-# The one partition that is used.
+# The only partition that is used.
 PARTITION: Final = 0
-# What ``write_letters`` takes. Headers are the record's own; ids are of the registry, or null.
+# Input of ``write_letters``. Headers are the record's own; ids are the registry's, or null.
 LETTER_SCHEMA: Final = pa.schema(
     [
         ("topic", pa.string()),
@@ -80,15 +79,15 @@ LETTER_SCHEMA: Final = pa.schema(
         ("reason", pa.string()),
     ]
 )
-# What ``read_records`` gives: the records as they stood in their topic.
+# Output of ``read_records``: the records as in their topic.
 RECORD_SCHEMA: Final = pa.schema(list(LETTER_SCHEMA)[:7])
 _FIRST_HEADER: Final = f"{CONNECT}topic"
-# As Kafka has partitions and offsets. Python's own reader of numbers would take '1_0' and ' 1', too.
+# The form of partitions and offsets. Python's own parser would accept '1_0' and ' 1' too.
 _DIGITS: Final = re.compile(r"\d{1,19}", re.ASCII)
 _MOST_INT: Final = 2**31 - 1
 _MOST_LONG: Final = 2**63 - 1
 _MODULE: Final = "tidesink.errors."
-# Values may have many MB each: few are Python objects at a time.
+# Values may have many MB each, so few are Python objects at a time.
 _ROWS_A_SLICE: Final = 20
 _ROWS_A_BATCH: Final = 1000
 _BYTES_A_BATCH: Final = 8_000_000
@@ -106,31 +105,33 @@ _MISSING: Final = (
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 )
-# What is met again however often it is tried; anything else may pass.
+# Errors that retries cannot overcome. Any other may pass.
 _PERMANENT: Final = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "let the user of source.kafka describe, read and write the topic, "
-    "and create it if it is not there",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "let the user of source.kafka create the topic, or create it",
-    KafkaError.SASL_AUTHENTICATION_FAILED: "check sasl.username and sasl.password under source.kafka",
-    KafkaError._AUTHENTICATION: "check security.protocol and the sasl settings under source.kafka",
-    KafkaError.MSG_SIZE_TOO_LARGE: "a letter is the record and 2 KB of headers or more: raise the topic's "
-    "max.message.bytes above that of the source topics",
-    KafkaError.RECORD_LIST_TOO_LARGE: "raise the topic's max.message.bytes",
-    KafkaError.TOPIC_EXCEPTION: "Kafka takes no topic of this name: change errors.deadletterqueue.topic.name",
-    KafkaError.INVALID_REPLICATION_FACTOR: "there are fewer brokers: set "
-    "errors.deadletterqueue.topic.replication.factor to their number at most",
-    KafkaError.INVALID_RECORD: "the broker refuses the record: the topic must have cleanup.policy=delete",
-    KafkaError.POLICY_VIOLATION: "a policy of the broker refuses it: create the topic yourself",
-    KafkaError._INVALID_ARG: "check source.kafka",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow the user of source.kafka to describe, read and write the "
+    "topic, and to create it if it does not exist.",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow the user of source.kafka to create the topic, or create "
+    "it yourself.",
+    KafkaError.SASL_AUTHENTICATION_FAILED: "Check sasl.username and sasl.password under source.kafka.",
+    KafkaError._AUTHENTICATION: "Check security.protocol and the sasl settings under source.kafka.",
+    KafkaError.MSG_SIZE_TOO_LARGE: "A letter is the record with 2 KB of headers or more. Set the topic's "
+    "max.message.bytes higher than that of the source topics.",
+    KafkaError.RECORD_LIST_TOO_LARGE: "Raise the topic's max.message.bytes.",
+    KafkaError.TOPIC_EXCEPTION: "Kafka does not accept this topic name. Change "
+    "errors.deadletterqueue.topic.name.",
+    KafkaError.INVALID_REPLICATION_FACTOR: "There are fewer brokers. Set "
+    "errors.deadletterqueue.topic.replication.factor to at most their number.",
+    KafkaError.INVALID_RECORD: "The broker refuses the record. The topic must have cleanup.policy=delete.",
+    KafkaError.POLICY_VIOLATION: "A policy of the broker refuses it. Create the topic yourself.",
+    KafkaError._INVALID_ARG: "Check source.kafka.",
 }
 
 
 @dataclass(frozen=True)
 class LetterTopic:
-    """The topic of a pipeline's dead letters. ``properties`` are confluent-kafka's and may hold secrets.
+    """The topic of a pipeline's dead letters. ``properties`` are confluent-kafka's and may have secrets.
 
-    ``replication_factor``: of the topic if it is made; -1: the brokers' default, None: as many as there are
-    brokers, up to 3.
+    ``replication_factor``: used when the topic is created. -1: the brokers' default. None: the number of
+    brokers, at most 3.
     """
 
     name: str
@@ -139,13 +140,13 @@ class LetterTopic:
 
     @property
     def place(self) -> str:
-        """Where it is, for people to read."""
+        """The location as text for people."""
         return f"topic {self.name} of {self.properties.get('bootstrap.servers', '')}"
 
 
 @dataclass(frozen=True)
 class LetterStamp:
-    """What all letters of a batch have in common. ``codec`` names what could not decode them."""
+    """Common properties of all letters of a batch. ``codec``: the codec that could not decode them."""
 
     pipeline: str
     table: str
@@ -156,13 +157,13 @@ class LetterStamp:
 
     @classmethod
     def of(cls, progress: Progress, *, topic_id: str, codec: str) -> LetterStamp:
-        """The stamp of the batch that will have this progress."""
+        """Build the stamp of the batch that will have this progress."""
         batch = progress.epoch, progress.batch
         return cls(progress.pipeline, str(progress.table), topic_id, *batch, f"tidesink.codecs.{codec}")
 
 
 class Letter(NamedTuple):
-    """A letter without its bytes. ``time``: ms since 1970. ``at``: its offset in the topic of letters."""
+    """A letter without its bytes. ``time``: ms since 1970. ``at``: its offset in the dead letter topic."""
 
     pipeline: str
     table: str
@@ -181,12 +182,12 @@ class Letter(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """What makes it one letter, however often it was written."""
+        """Identifies the letter, no matter how often it was written."""
         return self[:6]
 
 
 def letter_headers(row: Mapping[str, Any], stamp: LetterStamp, *, task: int = 0) -> Headers:
-    """All headers of a letter. ``row`` has the columns of ``LETTER_SCHEMA``."""
+    """Returns all headers of a letter. ``row`` has the columns of ``LETTER_SCHEMA``."""
     connect = {
         **{name: row[name] for name in ("topic", "partition", "offset")},
         "connector.name": stamp.pipeline,
@@ -210,7 +211,7 @@ def letter_headers(row: Mapping[str, Any], stamp: LetterStamp, *, task: int = 0)
 
 
 def mark_headers(letter: Letter, error: str | None = None, reason: str | None = None) -> Headers:
-    """The headers of a letter's mark: dealt with, or still bad for the error that is given."""
+    """Returns the headers of a letter's mark: dealt with, or still bad if an error is passed."""
     place = {name: getattr(letter, name) for name in ("topic", "partition", "offset")}
     fault = {} if error is None else _exception(error, reason or "")
     connect = {**place, "connector.name": letter.pipeline, **fault}
@@ -220,14 +221,14 @@ def mark_headers(letter: Letter, error: str | None = None, reason: str | None = 
 
 
 def read_headers(headers: Headers, at: int = 0) -> tuple[str, Letter] | None:
-    """The kind of a record and its letter; None for a record that tidesink did not write.
+    """Returns the kind of a record and its letter; None for a record that tidesink did not write.
 
-    Kafka Connect and other programs may write to the same topic, also copies of letters with headers of their
-    own behind them. A record without the place of a record in Kafka is none of ours, whatever else it says.
+    Kafka Connect and other programs may write to the same topic, even copies of letters with more headers. A
+    record is not tidesink's if its headers do not have the location of a Kafka record.
     """
     found = {name: index for index, (name, _) in enumerate(headers)}
     if found.get(f"{OURS}kind", -1) < found.get(_FIRST_HEADER, 0):
-        return None  # Connect's headers behind ours: a copy of a letter, which Connect could not read
+        return None  # Connect's headers follow tidesink's: a copy of a letter that Connect could not read
     said = {name: (value or b"").decode("utf-8", "replace") for name, value in headers}
 
     def text(name: str) -> str:
@@ -252,13 +253,13 @@ def read_headers(headers: Headers, at: int = 0) -> tuple[str, Letter] | None:
 
 
 def _number(text: str, most: int) -> int | None:
-    """The number that a header says; None where it is none that tidesink writes."""
+    """Parse the number in a header; None if it does not have the form that tidesink writes."""
     found = int(text) if _DIGITS.fullmatch(text) else None
     return found if found is not None and found <= most else None
 
 
 def original_headers(headers: Headers) -> Headers:
-    """The headers that the record had in its own topic."""
+    """Returns the headers that the record had in its own topic."""
     starts = [index for index, (name, _) in enumerate(headers) if name == _FIRST_HEADER]
     return headers[: starts[-1]] if starts else headers
 
@@ -280,12 +281,13 @@ def _spelt(prefix: str, said: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
 def write_letters(
     topic: LetterTopic, stamp: LetterStamp, batches: Iterable[pa.RecordBatch], *, task: int = 0
 ) -> int:
-    """Write records as letters; how many, once brokers have acknowledged all of them.
+    """Write records as letters. Returns their number, once brokers have acknowledged all of them.
 
     ``batches`` have the columns of ``LETTER_SCHEMA``, in any order.
 
     Raises:
-        SourceError: Kafka refuses a letter for good. SourceUnavailableError: it does not take one now.
+        SourceError: Kafka refuses a letter, and a retry would not help.
+        SourceUnavailableError: Kafka does not accept a letter now.
     """
     with LetterWriter(topic) as writer:
         for batch in batches:
@@ -296,9 +298,10 @@ def write_letters(
 
 
 class LetterWriter:
-    """Sends records to the topic of letters. At the end of its context all are acknowledged.
+    """Sends records to the dead letter topic. At the end of its context all are acknowledged.
 
-    Raises: as ``write_letters``.
+    Raises:
+        SourceError, SourceUnavailableError: For the same reasons as ``write_letters``.
     """
 
     def __init__(self, topic: LetterTopic) -> None:
@@ -320,7 +323,7 @@ class LetterWriter:
             self._producer.purge()
 
     def send(self, key: bytes | None, value: bytes | None, headers: Headers) -> None:
-        """Hand over one record; waits while as much as fits is under way."""
+        """Send one record. Waits while the producer's queue is full."""
         producer = self._producer = self._producer or self._opened()
         while True:
             self._check()
@@ -342,7 +345,8 @@ class LetterWriter:
             return
 
     def _opened(self) -> Producer:
-        # A source's batch is compressed as a whole, so that a letter would be larger than its record was.
+        # A source's batch is compressed as a whole. Without compression a letter would be larger than its
+        # record.
         own = {
             **_QUIET,
             "linger.ms": 20,
@@ -365,23 +369,23 @@ class LetterWriter:
 
 
 def letter_error(error: KafkaError, topic: LetterTopic) -> SourceError:
-    """What Kafka says of the topic of letters as an error of ours, by its code."""
+    """Convert an error of Kafka about the dead letter topic to our error, by its code."""
     remedy = _PERMANENT.get(error.code())
     if remedy is not None:
         return SourceError(
-            f"Kafka refuses the dead letter topic ({error.name()}): {remedy}", topic=topic.name
+            f"Kafka refuses the dead letter topic ({error.name()}). {remedy}", topic=topic.name
         )
     trouble = (
-        f"is not there ({error.name()}): the next try makes it"
+        f"does not exist ({error.name()}). The next try creates it."
         if error.code() in _MISSING
-        else f"does not answer ({error.name()}): are source.brokers right, and do they run?"
+        else f"does not answer ({error.name()}). Check that source.brokers is right and that the brokers run."
     )
-    return SourceUnavailableError(f"the dead letter topic {trouble}", topic=topic.name)
+    return SourceUnavailableError(f"The dead letter topic {trouble}", topic=topic.name)
 
 
 @contextmanager
 def _translated(topic: LetterTopic) -> Iterator[None]:
-    """Raise confluent-kafka's exceptions as ours."""
+    """Convert exceptions of confluent-kafka to our errors."""
     try:
         yield
     except KafkaException as exc:
@@ -389,12 +393,13 @@ def _translated(topic: LetterTopic) -> Iterator[None]:
 
 
 def scan(topic: LetterTopic, *, start: int = 0, end: int | None = None) -> Iterator[Any]:
-    """The records of the topic from ``start`` up to where it ended when this began, or before ``end``.
+    """Yields the records of the topic from ``start`` up to its end at this moment, or before ``end``.
 
-    The topic must be there. No consumer group is joined, and nothing is committed.
+    The topic must exist. No consumer group is joined, and nothing is committed.
 
     Raises:
-        SourceError: Kafka refuses. SourceUnavailableError: it does not answer.
+        SourceError: Kafka refuses the request.
+        SourceUnavailableError: Kafka does not answer.
     """
     own = {
         **_QUIET,
@@ -402,7 +407,8 @@ def scan(topic: LetterTopic, *, start: int = 0, end: int | None = None) -> Itera
         "enable.auto.commit": False,
         "enable.partition.eof": True,
         "auto.offset.reset": "earliest",
-        # Letters are in no transaction, and somebody else's open one is not to be waited for.
+        # Letters are not written in transactions, and the open transaction of another program must not delay
+        # them.
         "isolation.level": "read_uncommitted",
     }
     with _translated(topic), closing(open_client(Consumer, topic.properties, own)) as consumer:
@@ -420,14 +426,14 @@ def scan(topic: LetterTopic, *, start: int = 0, end: int | None = None) -> Itera
                     raise KafkaException(error)
                 if error is None and offset < last:
                     yield record
-                # The last offsets may hold no record: those of another's transaction.
+                # The last offsets may have no record, but markers of another program's transaction.
                 if offset + (error is None) >= last:
                     return
-    raise SourceUnavailableError("the dead letter topic does not answer", topic=topic.name)
+    raise SourceUnavailableError("The dead letter topic does not answer.", topic=topic.name)
 
 
 def live_letters(records: Iterable[tuple[str, Letter]]) -> list[Letter]:
-    """The letters that are not dealt with, each once, of letters and marks in Kafka's order."""
+    """Returns the letters that are not dealt with, each once, from letters and marks in Kafka's order."""
     found: dict[Identity, Letter] = {}
     for kind, letter in records:
         first = found.get(letter.identity)
@@ -441,7 +447,11 @@ def live_letters(records: Iterable[tuple[str, Letter]]) -> list[Letter]:
 
 
 def records_at(topic: LetterTopic, offsets: Collection[int]) -> Iterator[Any]:
-    """The records of the topic at these offsets; raises as ``scan``."""
+    """Yields the records of the topic at these offsets.
+
+    Raises:
+        SourceError, SourceUnavailableError: For the same reasons as ``scan``.
+    """
     if not offsets:
         return
     wanted = frozenset(offsets)
@@ -451,16 +461,17 @@ def records_at(topic: LetterTopic, offsets: Collection[int]) -> Iterator[Any]:
 
 
 def read_records(topic: LetterTopic, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
-    """The letters at these offsets as the records they are of, in ``RECORD_SCHEMA``, some MB at a time.
+    """Yields the original records of the letters at these offsets, in ``RECORD_SCHEMA``, some MB at a time.
 
-    Raises: as ``scan``.
+    Raises:
+        SourceError, SourceUnavailableError: For the same reasons as ``scan``.
     """
     rows: list[dict[str, Any]] = []
     held = 0
     for record in records_at(topic, offsets):
         known = read_headers(record.headers() or (), record.offset())
         if known is None:
-            continue  # the topic was made again meanwhile: the letter that was here is gone
+            continue  # the topic was recreated meanwhile, so the letter no longer exists
         _, letter = known
         own = [{"key": name, "value": value} for name, value in original_headers(record.headers() or ())]
         place = letter.topic, letter.partition, letter.offset, letter.time
@@ -477,16 +488,19 @@ def read_records(topic: LetterTopic, offsets: Collection[int]) -> Iterator[pa.Re
 _TIMEOUT: Final = 15.0
 _PAUSE: Final = 0.2
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
-# Letters stay until somebody deals with them.
+# Letters stay until a person or a replay deals with them.
 _TOPIC_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": "-1"}
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which stored records of a pipeline: all that fit everything that is not None.
+    """A selection of a pipeline's stored records: all that match every field that is not None.
 
-    ``topic_id`` is Kafka's. ``before``: those whose Kafka timestamp is older. ``below``: offsets under this
-    one. ``kind``: the class of a letter's error, or what a DDL event did.
+    Attributes:
+        topic_id: Kafka's id of the topic.
+        before: Selects records with an older Kafka timestamp.
+        below: Selects records with a smaller offset.
+        kind: The class of a letter's error, or the effect of a DDL event.
     """
 
     pipeline: str
@@ -500,7 +514,7 @@ class Chosen:
     kind: str | None = None
 
     def fits(self, record: Any, *, kind: str) -> bool:
-        """Whether a record of the pipeline is chosen; it has the attributes of the same names, and a time."""
+        """Returns True if a record is selected. It has attributes of the same names, and ``time``."""
         for name in ("table", "topic", "topic_id", "partition", "offset"):
             if getattr(self, name) not in (None, getattr(record, name)):
                 return False
@@ -512,7 +526,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class RecordGroup:
-    """Letters of one table, partition and error: how many, and from where to where."""
+    """Letters of one table, partition and error, with their number, offsets and times."""
 
     table: str
     topic: str
@@ -527,7 +541,7 @@ class RecordGroup:
 
 
 class Outcome(NamedTuple):
-    """What became of a letter in a replay; no error: it is dealt with."""
+    """The outcome of a letter in a replay. Without an error it is dealt with."""
 
     topic_id: str
     topic: str
@@ -541,7 +555,7 @@ class Outcome(NamedTuple):
 class DeadLetters:
     """The dead letters of one pipeline. May be used from several threads.
 
-    Every method raises SourceError where Kafka refuses, SourceUnavailableError where it does not answer.
+    Every method raises SourceError if Kafka refuses, and SourceUnavailableError if Kafka does not answer.
     """
 
     pipeline: str
@@ -549,13 +563,14 @@ class DeadLetters:
 
     @property
     def place(self) -> str:
-        """Where they are, for people to read."""
+        """The location as text for people."""
         return self.topic.place
 
     def prepare(self) -> None:
-        """Make the topic where it is not there, with one partition, and without an end of its records' time.
+        """Create the topic if it does not exist, with one partition and unlimited retention.
 
-        Raises: SourceError also for a topic whose clean-up policy would lose letters.
+        Raises:
+            SourceError: Kafka refuses, or the topic's clean-up policy would lose letters.
         """
         admin = _Admin(self.topic)
         if admin.is_there():
@@ -566,12 +581,13 @@ class DeadLetters:
         while not admin.is_there():
             if time.monotonic() > deadline:
                 raise SourceUnavailableError(
-                    "the dead letter topic was made, and Kafka does not show it yet", topic=self.topic.name
+                    "The dead letter topic was created, but Kafka does not list it yet.",
+                    topic=self.topic.name,
                 )
             time.sleep(_PAUSE)
 
     def letters(self, chosen: Chosen) -> list[Letter]:
-        """The chosen letters, without their bytes, in the order they were written; none without a topic."""
+        """Returns the selected letters, without bytes, in the order in which they were written."""
         if not _Admin(self.topic).is_there():
             return []
         records = (read_headers(record.headers() or (), record.offset()) for record in scan(self.topic))
@@ -583,7 +599,7 @@ class DeadLetters:
         return [letter for letter in found if chosen.fits(letter, kind=letter.error)]
 
     def groups(self, chosen: Chosen) -> tuple[RecordGroup, ...]:
-        """The chosen letters counted by table, topic, partition and error, in that order."""
+        """Count the selected letters by table, topic, partition and error, in that order."""
         parts: dict[tuple[str, str, str, int, str], list[Letter]] = {}
         for one in self.letters(chosen):
             place = one.table, one.topic, one.topic_id, one.partition, one.error
@@ -591,22 +607,22 @@ class DeadLetters:
         return tuple(_group(part) for _, part in sorted(parts.items()))
 
     def rows(self, chosen: Chosen, *, limit: int) -> tuple[dict[str, Any], ...]:
-        """The first ``limit`` of the chosen letters by table, topic, partition and offset, whole."""
+        """Returns the first ``limit`` selected letters, with bytes, by table, topic, partition and offset."""
         found = sorted(self.letters(chosen), key=lambda one: (one.table, *one.identity[3:]))[:limit]
         records = {one.offset(): one for one in records_at(self.topic, {letter.at for letter in found})}
         return tuple(_row(letter, records[letter.at]) for letter in found if letter.at in records)
 
     def remove(self, chosen: Chosen) -> int:
-        """Drop the chosen letters; how many they were."""
+        """Drop the selected letters. Returns their number."""
         with LetterWriter(self.topic) as writer:
             for letter in self.letters(chosen):
                 writer.send(None, None, mark_headers(letter))
         return writer.acknowledged
 
     def settle(self, outcomes: Iterable[Outcome], *, table: TableId) -> int:
-        """Mark letters as dealt with, and give the others today's error; how many they were.
+        """Mark letters as dealt with, or with their newest error. Returns their number.
 
-        Doing it again changes nothing, and an outcome of what is no letter is passed over.
+        A repetition changes nothing. Outcomes of records without a letter are ignored.
         """
         letters = {one.identity: one for one in self.letters(Chosen(self.pipeline, str(table)))}
         settled = 0
@@ -622,23 +638,23 @@ class DeadLetters:
 
 
 def dead_letters_of(config: Config) -> DeadLetters:
-    """The dead letters of a pipeline; nothing is asked of Kafka yet.
+    """Returns the dead letters of a pipeline, without a request to Kafka.
 
     Raises:
-        ConfigError: the config names no topic for them.
+        ConfigError: The config names no topic for them.
     """
     settings = config.dead_letters
     if settings.topic is None:
         raise ConfigError(
-            "dead-letters names no topic: set errors.deadletterqueue.topic.name, such as "
-            f"{config.pipeline}-dead-letters"
+            "dead-letters names no topic. Set errors.deadletterqueue.topic.name, for example to "
+            f"{config.pipeline}-dead-letters."
         )
     properties = config.source.confluent_properties()
     return DeadLetters(config.pipeline, LetterTopic(settings.topic, properties, settings.replication_factor))
 
 
 def moment(ms: int | None) -> datetime | None:
-    """A Kafka timestamp as a time in UTC; None for one that Python's calendar does not have."""
+    """Convert a Kafka timestamp to a time in UTC; None if Python's calendar does not have it."""
     try:
         return None if ms is None else _EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
@@ -661,25 +677,26 @@ def _row(letter: Letter, record: Any) -> dict[str, Any]:
 
 
 class TopicState(NamedTuple):
-    """Whether the topic of letters is there; ``replicas``: those that it is made with if not."""
+    """The state of the dead letter topic. ``replicas``: the number with which it would be created."""
 
     is_there: bool
     replicas: int = 0
 
     @property
     def shown(self) -> str:
-        """For people to read."""
+        """The state as text for people."""
         if self.is_there:
-            return "is there"
+            return "exists"
         count = "1 replica" if self.replicas == 1 else f"{self.replicas} replicas"
         replicas = "the brokers' default of replicas" if self.replicas < 0 else count
-        return f"is made when the first letter comes, with {replicas}"
+        return f"is created with the first letter, with {replicas}"
 
 
 def check_topic(topic: LetterTopic) -> TopicState:
-    """Whether the topic is there; where it is not, that it may be made. Nothing is changed.
+    """Check if the topic exists, or else if it can be created. Changes nothing.
 
-    Raises: as ``DeadLetters.prepare``.
+    Raises:
+        SourceError: Kafka refuses, or the topic's clean-up policy would lose letters.
     """
     admin = _Admin(topic)
     if admin.is_there():
@@ -692,7 +709,7 @@ _MOST_REPLICAS: Final = 3
 
 
 class _Admin:
-    """What is asked of the brokers about the topic; by another client from when a controller is down."""
+    """Requests about the topic, with a new client if a controller is down."""
 
     def __init__(self, topic: LetterTopic) -> None:
         self._topic = topic
@@ -703,7 +720,7 @@ class _Admin:
         return self._client
 
     def is_there(self) -> bool:
-        """Whether the topic is there; asking does not make it."""
+        """Returns True if the topic exists. The request does not create it."""
         name = self._topic.name
         with _translated(self._topic):
             try:
@@ -715,7 +732,7 @@ class _Admin:
             return True
 
     def create(self, *, validate_only: bool = False) -> int:
-        """Make the topic, unless it is there; with how many replicas."""
+        """Create the topic unless it exists. Returns the number of replicas."""
         topic, replicas = self._topic, self._replicas()
         new = NewTopic(topic.name, 1, replicas, config=_TOPIC_CONFIG)
         options = {"operation_timeout": _TIMEOUT, "validate_only": validate_only}
@@ -728,7 +745,7 @@ class _Admin:
         return replicas
 
     def _replicas(self) -> int:
-        """As configured, or as many as the brokers that answer, up to three."""
+        """Returns the configured number, or the number of brokers that answer, at most three."""
         if self._topic.replication_factor is not None:
             return self._topic.replication_factor
         with _translated(self._topic):
@@ -736,7 +753,10 @@ class _Admin:
         return max(1, min(_MOST_REPLICAS, len(brokers)))
 
     def check_policy(self) -> None:
-        """Refuse compaction: of letters with one key it would leave one. Who may not ask is not refused."""
+        """Refuse compaction, which would keep only one of the letters with one key.
+
+        A user without permission to read the topic's settings is not refused.
+        """
         resource = ConfigResource(ResourceType.TOPIC, self._topic.name)
         try:
             found = self._client.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
@@ -748,7 +768,7 @@ class _Admin:
         policy = found["cleanup.policy"].value if "cleanup.policy" in found else "delete"
         if "compact" in policy:
             raise SourceError(
-                f"the dead letter topic has cleanup.policy={policy}, which loses letters that have one key: "
-                "set cleanup.policy=delete, or name another topic",
+                f"The dead letter topic has cleanup.policy={policy}, which loses letters that have the same "
+                "key. Set cleanup.policy=delete, or name another topic.",
                 topic=self._topic.name,
             )

@@ -1,16 +1,16 @@
-"""A range of offsets of one topic-partition as Arrow record batches, read with librdkafka.
+"""Reads a range of offsets of one topic-partition as Arrow record batches, with librdkafka.
 
 ``fetch`` reads offsets ``[start, end)`` under ``read_committed``. Control records, aborted records and
-compaction leave gaps, also at the end of a range, so a range is complete when a record at or past ``end``
-arrives, or when the partition's EOF is at or past ``end``. (``Consumer.position()`` does not tell.)
+compaction leave gaps, also at the end of a range. So a range is complete when a record at or past ``end``
+arrives, or when the partition's EOF is at or past ``end``. (``Consumer.position()`` does not show it.)
 
-Memory: a fetch holds the records of one batch (``FetchLimits.bytes``) twice while they become Arrow
-columns, one consume call of at most an eighth of that by the sizes seen so far, and librdkafka's queue
-(``queued.max.messages.kbytes`` and one fetch response): with the defaults 32 + 2 + 33 MB, and the largest
-record besides.
+Memory: a fetch holds the records of one batch (``FetchLimits.bytes``) twice while they are converted to Arrow
+columns. In addition it holds one consume call of at most an eighth of that by the sizes seen so far, and
+librdkafka's queue (``queued.max.messages.kbytes`` and one fetch response). With the defaults this is
+32 + 2 + 33 MB, plus the largest record.
 
-Consumers are opened once for each set of client properties and process, and used again. A consumer belongs
-to no group in effect: partitions are assigned to it, and it commits nothing.
+Consumers are opened once for each set of client properties and process, and used again. A consumer
+effectively belongs to no group: partitions are assigned to it, and it commits nothing.
 """
 
 from __future__ import annotations
@@ -41,38 +41,38 @@ from tidesink.sinks.state.progress import LastRecord
 # A worker reads from one cluster; each idle consumer has a few threads and connections.
 MOST_IDLE: Final = 4
 
-# How records are fetched, unless the user's properties say otherwise. Measured by benchmarks/fetch.py.
+# Fetch settings, unless the user's properties override them. Measured by benchmarks/fetch.py.
 FETCH_SETTINGS: Final[Mapping[str, Any]] = {
-    # librdkafka waits a second, unless set otherwise, once its queue is full.
+    # By default librdkafka waits a second once its queue is full.
     "fetch.queue.backoff.ms": 2,
     "queued.min.messages": 50_000,
     "queued.max.messages.kbytes": 32_768,
-    # One answer of a broker: the first record is seen once all of it is unpacked (4 MiB: 50 ms later), and
-    # the CPU a record is the same from 64 KiB to 4 MiB. A larger message is still read.
+    # One answer of a broker. The first record is available once all of it is unpacked (4 MiB: 50 ms later),
+    # and the CPU per record is the same from 64 KiB to 4 MiB. A larger message is still read.
     "fetch.message.max.bytes": 256 << 10,
     # The records of a range exist, so there is nothing to wait for.
     "fetch.wait.max.ms": 10,
-    # The ranges were planned of topics that exist: to wait half a minute for one is of no use.
+    # Ranges are planned for existing topics, so waiting half a minute for a topic is useless.
     "topic.metadata.propagation.max.ms": 5_000,
 }
-# What a correct read of a range depends on. Properties of the user cannot change these.
+# Settings on which a correct read depends. The user's properties cannot change them.
 FIXED_SETTINGS: Final[Mapping[str, Any]] = {
     "isolation.level": "read_committed",
-    # An offset that Kafka no longer holds is an error: to begin elsewhere would hide a loss.
+    # An offset that Kafka no longer has is an error: starting elsewhere would hide a loss.
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
 }
-# librdkafka requires a group's name. It is never joined, and nothing is committed to it.
+# librdkafka requires a group name. The group is never joined, and nothing is committed to it.
 _GROUP: Final = "tidesink-fetch"
 
 
 class OpenConsumer:
-    """A consumer and the last error of its client as a whole (no broker, no login).
+    """A consumer, and the last error of its client as a whole (no broker, no login).
 
-    ``answer_refused``: librdkafka closed a connection over an answer that it does not take, such as one that
-    is larger than ``largest_answer`` bytes. It tries again, and the answer is the same.
+    ``answer_refused``: librdkafka closed a connection because of an answer that it does not accept, for
+    example one larger than ``largest_answer`` bytes. librdkafka tries again, and the answer is the same.
     """
 
     def __init__(self, digest: str, properties: Mapping[str, Any]) -> None:
@@ -96,13 +96,13 @@ class OpenConsumer:
         self.answer_refused |= error.code() == KafkaError._BAD_MSG
 
     def topic_id(self, topic: str) -> str:
-        """Kafka's id of a topic, which a topic that was deleted and created again does not share.
+        """Returns Kafka's id of a topic. A recreated topic has another id.
 
-        confluent-kafka's consumer does not expose it, so an admin client asks for it: one request.
+        confluent-kafka's consumer does not expose it, so an admin client requests it.
 
         Raises:
-            BrokerUnavailableError: no broker answers, or the topic does not exist.
-            SourceError: the brokers refuse.
+            BrokerUnavailableError: No broker answers, or the topic does not exist.
+            SourceError: The brokers refuse the request.
         """
         with translated_kafka_errors():
             asked = describe_topics(self._admin or self._renew_admin(), [topic], self._renew_admin)
@@ -114,20 +114,20 @@ class OpenConsumer:
         return self._admin
 
     def close(self) -> None:
-        """Close the connections; takes up to a second."""
+        """Close the connections. This takes up to a second."""
         self.consumer.close()
 
     def leak(self) -> None:
-        """Never destroy the clients: they are those of the process that this one was forked from."""
+        """Never destroy the clients: they belong to the process from which this one was forked."""
         for client in (self.consumer, self._admin):
             if client is not None:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
 
 _LARGEST: Final = "receive.message.max.bytes"
-# librdkafka's own.
+# librdkafka's default.
 _LARGEST_BYTES: Final = 100_000_000
-# Names that librdkafka has twice: the last one given wins, so a default is left out where either is given.
+# Names that librdkafka has twice. The last one set wins, so a default is omitted if either is set.
 _ALIASES: Final = {"max.partition.fetch.bytes": "fetch.message.max.bytes"}
 
 
@@ -139,7 +139,7 @@ class _Consumers:
         self._idle: list[OpenConsumer] = []
 
     def take(self, properties: Mapping[str, Any]) -> OpenConsumer:
-        """An idle consumer with these properties, else a new one."""
+        """Returns an idle consumer with these properties, or a new one."""
         digest = _digest(properties)
         with self._lock:
             for place, found in enumerate(reversed(self._idle), 1):
@@ -148,8 +148,8 @@ class _Consumers:
         return OpenConsumer(digest, properties)
 
     def give_back(self, used: OpenConsumer) -> None:
-        """Keep a consumer for its next use, and close the one that waits longest where there are many."""
-        # Unassigned, so that it neither fetches ahead nor holds what it fetched.
+        """Keep a consumer for its next use, and close the longest idle one if there are too many."""
+        # Unassigned, so that it does not fetch ahead and releases fetched records.
         used.consumer.unassign()
         used.client_error, used.answer_refused = None, False
         with self._lock:
@@ -159,7 +159,7 @@ class _Consumers:
             over.close()
 
     def after_fork(self) -> None:
-        """In the child process: librdkafka's threads are gone, and its handles are of no use here."""
+        """Discard the consumers in a child process, which does not have librdkafka's threads."""
         for one in self._idle:
             one.leak()
         self._lock, self._idle = threading.Lock(), []
@@ -177,17 +177,17 @@ def _digest(properties: Mapping[str, Any]) -> str:
 
 @contextmanager
 def open_consumer(properties: Mapping[str, Any]) -> Iterator[OpenConsumer]:
-    """A consumer for this caller alone until the context ends; it is then used again.
+    """Returns a consumer for exclusive use until the context ends. It is then used again.
 
-    A consumer whose use raised is closed.
+    A consumer whose use raised an error is closed.
 
     Raises:
-        ConfigError: the properties are refused.
+        ConfigError: The properties are refused.
     """
     used = _CONSUMERS.take(properties)
     try:
         yield used
-    except GeneratorExit:  # the caller has enough: nothing is wrong with the consumer
+    except GeneratorExit:  # the caller needs no more records: nothing is wrong with the consumer
         _CONSUMERS.give_back(used)
         raise
     except BaseException:
@@ -197,7 +197,7 @@ def open_consumer(properties: Mapping[str, Any]) -> Iterator[OpenConsumer]:
 
 
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-# As Spark's Kafka source names the columns; timestamp is ms since 1970, null where the record has none.
+# Column names as in Spark's Kafka source. timestamp is ms since 1970, null if the record has none.
 SCHEMA: Final = pa.schema(
     [
         ("topic", pa.dictionary(pa.int32(), pa.string())),
@@ -207,27 +207,27 @@ SCHEMA: Final = pa.schema(
         ("key", pa.binary()),
         ("value", pa.binary()),
         ("headers", HEADERS),
-        # Of the leader that wrote the record; null where Kafka or the record has none.
+        # The epoch of the leader that wrote the record; null if Kafka or the record has none.
         ("leader_epoch", pa.int32()),
     ]
 )
 
-# Few at a time: the objects of one call then stay in the cache (a third of the CPU of 20,000 at a time).
+# Few at a time, so that the objects of one call stay in the cache (a third of the CPU of 20,000 at a time).
 _CONSUME_RECORDS: Final = 250
 _BYTES: Final = pa.binary()
 _FIRST_CONSUME: Final = 64
-# How long one call waits for records, which also bounds how late the end of a range is seen.
+# One call waits for records for so long. This also limits how late the end of a range is noticed.
 _CONSUME_SECONDS: Final = 0.02
 _WATERMARK_SECONDS: Final = 5.0
-# An error of the client as a whole names no topic: what an earlier read left behind comes sooner than this.
+# An error of the client as a whole names no topic. Errors left by an earlier read arrive sooner than this.
 _ABSENT_SECONDS: Final = 1.0
 _SECOND: Final = itemgetter(1)
 
 
 class FetchRange(NamedTuple):
-    """Offsets ``[start, end)`` of one partition; ``topic_id``, where known, is checked after the read.
+    """Offsets ``[start, end)`` of one partition. If ``topic_id`` is known, it is checked after the read.
 
-    Without ``timestamps`` or ``headers`` their column is null: reading timestamps takes a tenth of the time.
+    Without ``timestamps`` or ``headers`` the column is null: reading timestamps takes a tenth of the time.
     """
 
     topic: str
@@ -241,12 +241,14 @@ class FetchRange(NamedTuple):
 
 @dataclass(frozen=True)
 class FetchLimits:
-    """Bounds of one record batch and of waiting.
+    """Limits of one record batch and of waiting.
 
-    ``records`` and ``bytes`` (keys and values): a batch ends before it exceeds either; a record
-    that is larger alone is a batch of its own. ``silence``: seconds without any answer after which the
-    brokers count as unavailable. ``refusal``: seconds after which a refused login, or a partition that
-    ends before the range does, is an error.
+    Attributes:
+        records: A batch ends before it exceeds this number of records.
+        bytes: A batch ends before its keys and values exceed this size. A larger record is a batch of its
+            own.
+        silence: Seconds without any answer after which the brokers count as unavailable.
+        refusal: Seconds after which a refused login, or a partition that ends before the range, is an error.
     """
 
     records: int = 16_384
@@ -264,15 +266,15 @@ def fetch(
     *,
     limits: FetchLimits = _DEFAULT_LIMITS,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range in the order of their offsets; ``SCHEMA`` names the columns.
+    """Yields the records of a range in the order of their offsets, with the columns of ``SCHEMA``.
 
-    ``properties`` are those of ``client_properties``, with ``bootstrap.servers``. An empty range asks no
-    broker. ``topic_id`` is checked after the last batch: then all that was read is of that topic.
+    ``properties``: see ``client_properties``, with ``bootstrap.servers``. An empty range sends no request.
+    ``topic_id`` is checked after the last batch, which proves that all records are from that topic.
 
     Raises:
-        ConfigError: the properties are refused.
-        SourceError: the offsets expired, the topic was created again, or the brokers refuse.
-        BrokerUnavailableError: no broker answers within ``limits.silence``.
+        ConfigError: The properties are refused.
+        SourceError: The offsets expired, the topic was recreated, or the brokers refuse the request.
+        BrokerUnavailableError: No broker answers within ``limits.silence``.
     """
     if wanted.start >= wanted.end:
         return
@@ -283,12 +285,12 @@ def fetch(
 
 @dataclass(frozen=True)
 class KafkaFetch:
-    """``fetch`` with its properties, which hold secrets; travels to Spark's tasks by pickle."""
+    """``fetch`` with its properties, which have secrets. It is pickled for Spark's tasks."""
 
     properties: Mapping[str, Any] = field(repr=False)
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """The records of a range; as ``fetch``."""
+        """Yields the records of a range; see ``fetch``."""
         return fetch(wanted, self.properties)
 
 
@@ -298,8 +300,8 @@ def _check_topic(opened: OpenConsumer, wanted: FetchRange) -> None:
     found = opened.topic_id(wanted.topic)
     if found != wanted.topic_id:
         raise SourceError(
-            f"the topic was deleted and created again (its topic id is {found}, {wanted.topic_id} was "
-            "planned), so its offsets mean other records now. Plan the batch again to see the way out",
+            f"The topic was deleted and recreated (its topic id is {found}, {wanted.topic_id} was "
+            "planned), so its offsets refer to other records now. Plan the batch again to see the remedy.",
             topic=wanted.topic,
             partition=wanted.partition,
             offset=wanted.start,
@@ -307,7 +309,7 @@ def _check_topic(opened: OpenConsumer, wanted: FetchRange) -> None:
 
 
 class _Joined(NamedTuple):
-    """Keys or values of one call, end to end; ``present`` is None where none is null."""
+    """Keys or values of one call, concatenated. ``present`` is None if none of them is null."""
 
     data: bytes
     sizes: npt.NDArray[np.int32]
@@ -338,9 +340,9 @@ def _bytes_column(parts: Sequence[_Joined]) -> pa.Array:
 
 
 class _Part:
-    """What one call gave, taken out of its messages while they are in the processor's cache.
+    """The result of one call, read from its messages while they are in the processor's cache.
 
-    Each attribute is read by one call of C a message.
+    Each attribute is read with one C call per message.
     """
 
     def __init__(self, messages: Sequence[Message], wanted: FetchRange) -> None:
@@ -360,7 +362,7 @@ class _Part:
 
 
 def _epochs(messages: Sequence[Message]) -> npt.NDArray[np.int32]:
-    """Return the leader epoch of each message, -1 where there is none."""
+    """Return the leader epoch of each message, or -1 for a message without one."""
     first, last = messages[0].leader_epoch(), messages[-1].leader_epoch()
     if first == last:  # epochs never decrease along a log
         return np.full(len(messages), _epoch(first), np.int32)
@@ -395,7 +397,7 @@ def _timestamp_column(parts: Sequence[npt.NDArray[np.int64]], count: int) -> pa.
     if not parts:
         return pa.nulls(count, pa.int64())
     stamps = np.concatenate(parts)
-    # librdkafka gives -1 for a record without a timestamp.
+    # librdkafka returns -1 for a record without a timestamp.
     return pa.array(stamps, mask=stamps < 0 if stamps.min() < 0 else None)
 
 
@@ -428,8 +430,8 @@ class _RangeReader:
         self._complete = False
         self._ask = _FIRST_CONSUME
         self._heard = time.monotonic()
-        self._short_end: int | None = None  # where the partition ends, while that is before the range's end
-        self._error: KafkaError | None = None  # the last one that librdkafka tries again by itself
+        self._short_end: int | None = None  # the partition's end, while it is before the range's end
+        self._error: KafkaError | None = None  # the last error after which librdkafka tries again by itself
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         wanted, limits, records, size = self._wanted, self._limits, 0, 0
@@ -450,7 +452,7 @@ class _RangeReader:
             yield _record_batch(parts, wanted)
 
     def _consume(self) -> list[Message]:
-        """What one call gives of the range's records."""
+        """Returns the range's records from one call."""
         messages = self._consumer.consume(min(self._ask, self._wanted.end - self._next), _CONSUME_SECONDS)
         if messages and any(map(Message.error, messages)):
             messages = self._sound(messages)
@@ -460,7 +462,7 @@ class _RangeReader:
         return []
 
     def _within(self, messages: list[Message]) -> list[Message]:
-        """The messages of the range; notes how far the read has come."""
+        """Returns the messages of the range, and records the progress of the read."""
         self._heard, self._error = time.monotonic(), None
         first, last = _offset(messages[0]), _offset(messages[-1])
         if first < self._next or last >= self._wanted.end or not self._is_ours(messages[0]):
@@ -479,11 +481,11 @@ class _RangeReader:
         return message.partition() == self._wanted.partition and message.topic() == self._wanted.topic
 
     def _fitting(self, messages: list[Message]) -> Iterator[_Part]:
-        """The messages, cut until each part fits into a batch, or is one record."""
+        """Cut the messages until each part fits into a batch, or is one record."""
         if not messages:
             return
         part, limits = _Part(messages, self._wanted), self._limits
-        # The next call asks for as many records as an eighth of a batch's bytes holds, by the size of these.
+        # The next call requests as many records as fit into an eighth of a batch, by the size of these.
         most = max(1, limits.bytes // 8 * part.count // max(1, part.bytes))
         self._ask = min(2 * self._ask, _CONSUME_RECORDS, limits.records, most)
         if part.count == 1 or part.bytes <= limits.bytes:
@@ -493,7 +495,7 @@ class _RangeReader:
             yield from self._fitting(messages[part.count // 2 :])
 
     def _sound(self, messages: list[Message]) -> list[Message]:
-        """The messages that are records; notes the partition's end, and raises what is an error."""
+        """Returns the messages that are records. Records the partition's end, and raises errors."""
         records = []
         for message in messages:
             error = message.error()
@@ -513,7 +515,7 @@ class _RangeReader:
             self._short_end = end
 
     def _note_error(self, error: KafkaError) -> None:
-        """Raise an error that librdkafka does not get over by itself; remember the others."""
+        """Raise an error that librdkafka cannot overcome by itself, and remember the others."""
         code = error.code()
         if code in _OF_THE_GROUP:
             return
@@ -522,19 +524,19 @@ class _RangeReader:
         if code in ABSENT:
             raise self._failure(
                 BrokerUnavailableError,
-                f"Kafka knows no such partition ({error.name()}): the topic was deleted, or its brokers are "
-                "starting; look at the topic again",
+                f"Kafka does not have this partition ({error.name()}): the topic was deleted, or its "
+                "brokers are starting. Look up the topic again.",
             )
         if code in REFUSED:
             raise self._refused(error)
         if error.fatal() or not (error.retriable() or code in _PASSING):
             raise self._failure(
-                SourceError, f"Kafka cannot give the records ({error.name()}): see the broker's log"
+                SourceError, f"Kafka cannot return the records ({error.name()}). See the broker's log."
             )
         self._error = error
 
     def _check_silence(self) -> None:
-        """Raise where the wait is over its limit."""
+        """Raise an error if the wait exceeds its limit."""
         if self._complete:
             return
         waited = time.monotonic() - self._heard
@@ -552,49 +554,52 @@ class _RangeReader:
             raise self._unavailable(self._error or refused)
 
     def _refused(self, error: KafkaError) -> SourceError:
-        # librdkafka reports a too large answer for the client, or for the partition that was asked for.
+        # librdkafka reports a too large answer for the client, or for the requested partition.
         if error.code() == KafkaError._BAD_MSG:
             return self._too_large()
-        return self._failure(SourceError, f"Kafka refuses ({error.name()}): {REFUSED[error.code()]}")
+        return self._failure(
+            SourceError, f"Kafka refuses the request ({error.name()}): {REFUSED[error.code()]}."
+        )
 
     def _too_large(self) -> SourceError:
         return self._failure(
             SourceError,
             f"An answer of Kafka is larger than {_LARGEST} ({self._opened.largest_answer}), or a record "
             f"batch has an invalid checksum or framing. Set source.kafka.{_LARGEST} above the size of the "
-            "topic's largest record batch. If the error stays, the data on the broker are damaged",
+            "topic's largest record batch. If the error remains, the data on the broker are damaged.",
         )
 
     def _unavailable(self, error: KafkaError | None) -> SourceError:
         name = f" ({error.name()})" if error is not None else ""
         return self._failure(
             BrokerUnavailableError,
-            f"no answer from Kafka for {self._limits.silence:.0f} seconds{name}: do the brokers run, and is "
-            "bootstrap.servers right?",
+            f"Kafka did not answer for {self._limits.silence:.0f} seconds{name}. Check that the brokers run "
+            "and that bootstrap.servers is right.",
         )
 
     def _ends_early(self, end: int) -> SourceError:
         return self._failure(
             SourceError,
-            f"the partition ends at {end}, and records up to offset {self._wanted.end} were expected: Kafka "
-            "lost records, or the topic was deleted and created again. Compare the topic's id with the "
-            "stored progress, and load the table again from a snapshot where they differ",
+            f"The partition ends at {end}, but records up to offset {self._wanted.end} were expected. Kafka "
+            "lost records, or the topic was deleted and recreated. Compare the topic's id with the stored "
+            "progress. If they differ, load the table again from a snapshot.",
         )
 
     def _out_of_range(self) -> SourceError:
         low, high = self._watermarks()
         if low is not None and low > self._next:
-            why = f"expired: the partition begins at {low} now, since its retention is shorter than the delay"
+            why = f"expired: the partition begins at {low} now, as its retention is shorter than the delay"
         elif high is not None:
             why = (
-                f"do not exist: the partition ends at {high}, so Kafka lost records or the topic is a new one"
+                f"do not exist: the partition ends at {high}, so Kafka lost records or the topic was "
+                "recreated"
             )
         else:
-            why = "do not exist: they expired, or the topic was deleted and created again"
+            why = "do not exist: they expired, or the topic was deleted and recreated"
         return self._failure(
             SourceError,
-            f"offsets from {self._next} on {why}. Nothing was skipped: load the table again from a snapshot, "
-            "or name the offset to go on from where a gap is acceptable",
+            f"Offsets from {self._next} on {why}. Nothing was skipped. Load the table again from a snapshot. "
+            "Or specify the offset from which to continue, if a gap is acceptable.",
         )
 
     def _watermarks(self) -> tuple[int | None, int | None]:
@@ -615,7 +620,7 @@ def _offset(message: Message) -> int:
     return -1 if found is None else int(found)
 
 
-# The group is never joined: that this user may not use it is of no matter.
+# The group is never joined, so a missing permission to use it does not matter.
 _OF_THE_GROUP: Final = frozenset(
     {
         KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -629,21 +634,21 @@ ABSENT: Final = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 )
 _LOGIN: Final = "check security.protocol, sasl.mechanism, and the user's name and password or token"
-# What this user, or these bytes, are refused for: no later try mends it.
+# Refusals of this user, or of these bytes. Retries do not help.
 REFUSED: Final[Mapping[int, str]] = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "this user needs the right to read and describe the topic",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user needs rights on the cluster",
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "this user needs rights on the cluster",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "this user needs permission to read and describe the topic",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user needs permissions on the cluster",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "this user needs permissions on the cluster",
     KafkaError.SASL_AUTHENTICATION_FAILED: _LOGIN,
     KafkaError.UNSUPPORTED_SASL_MECHANISM: "the listener does not offer this sasl.mechanism",
     KafkaError.ILLEGAL_SASL_STATE: _LOGIN,
     KafkaError._AUTHENTICATION: _LOGIN,
     KafkaError._SSL: "check ssl.ca.location, that the brokers' certificates name their hosts, and, with "
     "mutual TLS, ssl.certificate.location and ssl.key.location",
-    KafkaError._BAD_COMPRESSION: "a record batch does not decompress: the data on the broker are damaged",
+    KafkaError._BAD_COMPRESSION: "a record batch cannot be decompressed: the data on the broker are damaged",
     KafkaError._BAD_MSG: "a record batch has an invalid checksum or framing: the data are damaged",
 }
-# What librdkafka tries again by itself without saying that it is retriable.
+# Errors after which librdkafka tries again by itself, although it does not report them as retriable.
 _PASSING: Final = frozenset(
     {
         KafkaError._TRANSPORT,

@@ -1,4 +1,4 @@
-"""Whether a partition's log still has the records that were read: a log can be cut and grow again.
+"""Checks that a partition's log still has the records that were read: a log can be cut and grow again.
 
 After an unclean leader election, or with a lost disk, a partition has fewer records than before, and
 producers write others at the same offsets. Neither the topic's id nor its offsets show this. Kafka gives each
@@ -8,23 +8,23 @@ always have two epochs.
 The law, for each partition of a topic:
 
 1. A reader keeps the last record that it read (``LastRecord``): its offset and its epoch, as of the fetch.
-2. Before it reads on, it has the leader's epoch, which Kafka reports with the end of a partition (ListOffsets
-   from version 4 on, Kafka 2.1). If that epoch is greater than the record's, and greater than at the last
-   check, the record is looked up (``CheckedLogs``). Otherwise nothing is asked: a log loses a record that it
-   had by an election only, and each election gives the partition a greater epoch. A leader's epoch that is
-   less than the record's is an answer from before, or Kafka's own law does not hold: then the record is
-   looked up, too.
-3. What is read then counts if the epoch of its last record is at least the known record's, and at most the
-   leader's at the check, or the known record's if that is greater (``follows``). If not, a leader was elected
-   meanwhile, whose log may have been cut before the known record: what was read is dropped, and read again
-   after the next check. That it does not count under the same leaders so many times is an error: epochs
-   decrease, as with metadata that was restored, and no other check will differ.
+2. Before it continues, it gets the leader's epoch, which Kafka reports with the end of a partition
+   (ListOffsets from version 4 on, Kafka 2.1). If that epoch is greater than the record's, and greater than at
+   the last check, the record is looked up (``CheckedLogs``). Otherwise no request is sent: a log loses a
+   record that it had only by an election, and each election gives the partition a greater epoch. A leader's
+   epoch below the record's is an outdated answer, or Kafka's own law does not hold. Then the record is looked
+   up too.
+3. The records that are read next are used if the epoch of their last record is at least the known record's,
+   and at most the leader's at the check, or the known record's if that is greater (``follows``). If not, a
+   leader was elected meanwhile, whose log may have been cut before the known record. Then the records are
+   dropped, and read again after the next check. Too many drops under the same leaders are an error: epochs
+   decrease, for example after metadata were restored, and further checks will not differ.
 
-If the offset has no record by then, as in a compacted topic, librdkafka asks the leader where the epoch ended
-(``OffsetForLeaderEpoch``). librdkafka 2.16 does so for the first assignment of a client only: a partition
-that is assigned again is not validated. So a client is opened for the question.
+If the offset no longer has a record, as in a compacted topic, librdkafka asks the leader where the epoch
+ended (``OffsetForLeaderEpoch``). librdkafka 2.16 does so only for the first assignment of a client: a
+partition that is assigned again is not validated. So a client is opened for this request.
 
-Records from before Kafka 0.11 have no epoch, and some services report none: then nothing is kept or checked.
+Records from before Kafka 0.11 have no epoch, and some services report none. Then nothing is kept or checked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tidesink.sinks.kafka.fetch import ABSENT, FIXED_SETTINGS, REFUSED
 from tidesink.sinks.kafka.offsets import TopicOffsets, translated_error
 from tidesink.sinks.state.progress import LastRecord
 
-# A few records are read: nothing is fetched ahead of them.
+# Only a few records are read, so nothing is fetched ahead.
 _FEW: Final[Mapping[str, str]] = {
     "queued.min.messages": "1",
     "fetch.message.max.bytes": "1",
@@ -52,26 +52,28 @@ _FEW: Final[Mapping[str, str]] = {
     "topic.metadata.propagation.max.ms": "2000",
 }
 _ALIASES: Final = {"max.partition.fetch.bytes"}
-# So many offsets before an end are looked at: the last ones may be a transaction's markers.
+# So many offsets before an end are read, because the last ones may be a transaction's markers.
 _BEHIND: Final = 16
 _SECONDS: Final = 60.0
 # A refused login is an error after so long.
 _REFUSAL_SECONDS: Final = 10.0
-# A question is asked again after so long.
+# A request is repeated after so long.
 _ASK_SECONDS: Final = 1.0
 _CONSUME_SECONDS: Final = 0.02
 _CONSUME_RECORDS: Final = 100
-# What was read is dropped so many times under the same leaders. One answer from before may cost a few.
+# Records may be dropped so many times under the same leaders. One outdated answer may cost a few drops.
 MOST_DROPS: Final = 20
-# So many records are remembered to be there, for tables that ask for the same one.
+# So many found records are remembered, for tables that check the same record.
 _MOST_KNOWN: Final = 10_000
 
 
 class LeaderEpochs:
-    """Looks records up in one cluster. ``properties``: ``client_properties``. Used by several threads.
+    """Looks up records in one cluster. Used by several threads.
 
-    ``is_stopped``: whether a stop was requested, which ends a look with SourceUnavailableError. ``seconds``:
-    how long one look may take.
+    Args:
+        properties: See ``client_properties``.
+        is_stopped: Returns True if a stop was requested, which ends a look-up with SourceUnavailableError.
+        seconds: Time limit of one look-up.
     """
 
     def __init__(
@@ -85,17 +87,17 @@ class LeaderEpochs:
         self._properties: dict[str, Any] = {**given, **_FEW}
         self._is_stopped, self._seconds = is_stopped, seconds
         self._lock = threading.Lock()
-        # By topic id, partition and record the greatest epoch of a leader that has the record.
+        # The greatest epoch of a leader that has the record, by topic, topic id, partition and record.
         self._there: dict[tuple[str, str, int, LastRecord], int] = {}
 
     def last(self, found: TopicOffsets, ends: Mapping[int, int]) -> dict[int, LastRecord]:
-        """Return a record at or shortly before each end, or the first one behind it.
+        """Return a record at or shortly before each end, or the first record after it.
 
         A partition whose records have no epoch is absent.
 
         Raises:
-            SourceError: the brokers refuse us, or the topic was deleted.
-            SourceUnavailableError: not all partitions answer.
+            SourceError: The brokers refuse the request, or the topic was deleted.
+            SourceUnavailableError: Not all partitions answer.
         """
         parts = found.partitions
         starts = {n: max(parts[n].earliest, end - _BEHIND) for n, end in ends.items() if n in parts}
@@ -107,12 +109,13 @@ class LeaderEpochs:
         return {n: record for n, record in read.items() if record is not None}
 
     def cuts(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, int]:
-        """Return the partitions whose logs lack the record that is known, with the offsets of the cuts.
+        """Return the partitions whose logs lack the known record, with the offsets of the cuts.
 
-        From such an offset on there are other records now. What expired, and what is missing at the end of a
-        partition, other checks report.
+        From such an offset on there are other records now. Other checks report expired records, and records
+        that are missing at the end of a partition.
 
-        Raises: as ``last``.
+        Raises:
+            SourceError, SourceUnavailableError: For the same reasons as ``last``.
         """
         parts, epochs = found.partitions, found.leader_epochs
         there = {
@@ -126,12 +129,13 @@ class LeaderEpochs:
             return {}
         with self._look(found.topic) as look:
             read = look.records({n: record.offset for n, record in there.items()}, {})
-            # Of two records at one offset the epochs tell. Without one, the leader does.
+            # Two records at one offset differ in their epochs. If the offset has no record, the leader is
+            # asked.
             gone = {n for n, now in read.items() if now is None or now.offset != there[n].offset}
             cut = {n for n in there.keys() - gone if read[n] != there[n]}
             cut |= look.ended({n: there[n] for n in gone})
             starts = {n: look.earliest(n) for n in cut}
-            # What expired meanwhile looks as if it was cut off.
+            # Records that expired meanwhile look as if they were cut.
             cut = {n for n in cut if starts[n] <= there[n].offset}
             found_cuts = {n: look.first_of_later_epochs(n, there[n], starts[n]) for n in cut}
         with self._lock:
@@ -157,19 +161,19 @@ class LeaderEpochs:
 
 
 class CheckedLogs:
-    """Up to which leader epoch one reader's partitions of one topic were checked. For one thread at a time.
+    """The leader epochs up to which a reader's partitions of one topic were checked. For one thread.
 
-    The known record of a partition must be one that was read after the check before, or the same again.
+    The known record of a partition must be newer than at the check before, or the same again.
     """
 
     def __init__(self, log: LeaderEpochs | None) -> None:
         self._log = log
         self._topic_id, self._epochs = "", dict[int, int]()
-        # How often what was read was dropped, under these leader epochs.
+        # The number of drops under these leader epochs.
         self._drops, self._dropped_under = 0, ("", dict[int, int]())
 
     def cuts(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, int]:
-        """As ``LeaderEpochs.cuts``; asks nothing while no partition has a new leader.
+        """Like ``LeaderEpochs.cuts``, but sends no request while no partition has a new leader.
 
         A partition without a leader epoch is not checked.
         """
@@ -180,14 +184,14 @@ class CheckedLogs:
         epochs = found.leader_epochs
         due = self._due(found, known)
         cut = self._log.cuts(found, due) if due else {}
-        # A log that ends before the record has it lost, or is a follower's that lags: it is checked later.
+        # A log that ends before the record lost it, or is that of a lagging follower: it is checked later.
         short = {n for n, at in found.partitions.items() if n in due and due[n].offset >= at.latest}
         for number in epochs.keys() - cut.keys() - short:
             self._epochs[number] = max(epochs[number], self._epochs.get(number, -1))
         return cut
 
     def is_due(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> bool:
-        """Whether ``cuts`` has something to look up. For any thread."""
+        """Returns True if ``cuts`` has something to look up. For any thread."""
         return self._log is not None and bool(self._due(found, known))
 
     def _due(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, LastRecord]:
@@ -202,10 +206,10 @@ class CheckedLogs:
     def follows(
         self, found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]
     ) -> bool:
-        """As the function ``follows``; an error once it was false too often under the same leaders.
+        """Like the function ``follows``, but raises an error after too many drops under the same leaders.
 
         Raises:
-            SourceError: what is read does not follow what is known, and another check will not differ.
+            SourceError: The records do not follow the known ones, and further checks will not differ.
         """
         if follows(found, known, read):
             self._drops = 0
@@ -219,9 +223,9 @@ class CheckedLogs:
 
 
 def follows(found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]) -> bool:
-    """Whether records that were read after a check come from logs that have the records known before.
+    """Returns True if records that were read after a check are from logs that have the known records.
 
-    ``found``: the topic as it was checked. ``known`` and ``read``: the last record of each partition.
+    ``found``: the topic at the check. ``known`` and ``read``: the last record of each partition.
     """
     return all(
         _follows(known[number], record, found.leader_epochs[number])
@@ -233,7 +237,7 @@ def follows(found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[
 def _follows(known: LastRecord, read: LastRecord, epoch: int) -> bool:
     if read == known:
         return True  # nothing was read
-    # Rows that waited for a later bound are read again from before the known record.
+    # Rows that waited for a later bound are read again, from before the known record.
     grows = read.epoch >= known.epoch or read.offset < known.offset
     # A leader that was elected after the check has a greater epoch than a record that the check found.
     return grows and read.epoch <= max(epoch, known.epoch)
@@ -242,7 +246,7 @@ def _follows(known: LastRecord, read: LastRecord, epoch: int) -> bool:
 def _unsettled_error(
     found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord], drops: int
 ) -> SourceError:
-    """Return the error of a partition whose records never follow what was read before."""
+    """Return the error for a partition whose records never follow the known ones."""
     epochs = found.leader_epochs
     number = min(
         n for n, record in read.items()
@@ -253,14 +257,14 @@ def _unsettled_error(
 
 
 def cut_error(topic: str, number: int, record: LastRecord, offset: int) -> SourceError:
-    """Return the error of a partition whose log was cut at an offset, and lacks the record."""
+    """Return the error for a partition whose log was cut at an offset, and lacks the record."""
     return SourceError(
         _CUT.format(record, offset, number), topic=topic, partition=number, offset=record.offset
     )
 
 
 class _Look:
-    """One look at some partitions of a topic, which ends by a deadline."""
+    """One look-up of some partitions of a topic, with a deadline."""
 
     def __init__(
         self,
@@ -280,9 +284,10 @@ class _Look:
         self._consumer.close()
 
     def records(self, starts: Mapping[int, int], until: Mapping[int, int]) -> dict[int, LastRecord | None]:
-        """Of each partition the first record from an offset on, or the last one up to an offset of ``until``.
+        """Return each partition's first record at or after an offset, or its last one up to ``until``.
 
-        If there is no such record, the first one behind; None: of one without an epoch, or of none.
+        If there is no such record, the first later one is returned. None: it has no epoch, or there is no
+        record.
         """
         found: dict[int, LastRecord | None] = dict.fromkeys(starts)
         met = set[int]()
@@ -333,9 +338,9 @@ class _Look:
                 self._raise_refused(exc.args[0], number)
 
     def first_of_later_epochs(self, number: int, known: LastRecord, earliest: int) -> int:
-        """Return the offset at which the log was cut: all records before it are as they were.
+        """Return the offset at which the log was cut: all earlier records are unchanged.
 
-        The known record is not there, so it is at most the record's own offset.
+        The known record is missing, so this is at most its own offset.
         """
         low, high = earliest, known.offset
         while low < high:
@@ -355,15 +360,16 @@ class _Look:
         self._client_error = error
 
     def _done(self, consumer: Consumer, number: int) -> None:
-        """Read no further in a partition, so that its records do not hide another's silence."""
+        """Stop reading a partition, so that its records do not hide that another one is silent."""
         if number in self._open_partitions:
             self._open_partitions.discard(number)
             consumer.incremental_unassign([TopicPartition(self._topic, number)])
 
     def _messages(self, consumer: Consumer, places: list[TopicPartition]) -> Iterator[Any]:
-        """Yield the messages of partitions until each is ``_done``: records, ends, and offsets that are gone.
+        """Yield the messages of partitions until each is ``_done``: records, ends, and missing offsets.
 
-        Raises: as ``LeaderEpochs.last``.
+        Raises:
+            SourceError, SourceUnavailableError: For the same reasons as ``LeaderEpochs.last``.
         """
         self._open_partitions = {place.partition for place in places}
         consumer.assign(places)
@@ -394,11 +400,11 @@ class _Look:
             )
 
     def _raise_refused(self, error: KafkaError, number: int | None) -> None:
-        """Raise an error that librdkafka does not get over by itself."""
+        """Raise an error that librdkafka cannot overcome by itself."""
         if error.code() in ABSENT:
             raise BrokerUnavailableError(
-                f"Kafka knows no such partition ({error.name()}): the topic was deleted, or its brokers are "
-                "starting; look at the topic again",
+                f"Kafka does not have this partition ({error.name()}): the topic was deleted, or its brokers "
+                "are starting. Look up the topic again.",
                 topic=self._topic,
                 partition=number,
             )
@@ -406,25 +412,25 @@ class _Look:
             raise translated_error(error, self._topic)
 
 
-# What answers a look. Where the policy is ``error``, a cut log is an error of the first or the second kind.
+# Answers to a look-up. With the policy ``error``, a cut log is an error of the second or third kind.
 _ANSWERS: Final = frozenset(
     {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION}
 )
 _CUT: Final = (
-    "The partition's log was cut and has grown again, as after an unclean leader election or with a lost "
-    "disk. The record at offset {0.offset}, which was read under leader epoch {0.epoch}, is not there. From "
-    "offset {1} on there are other records now, and the topic lacks what was there before. Nothing was read "
+    "The partition's log was cut and has grown again, as after an unclean leader election or the loss of a "
+    "disk. The record at offset {0.offset}, which was read under leader epoch {0.epoch}, no longer exists. "
+    "From offset {1} on there are other records now, and the topic lacks the earlier ones. Nothing was read "
     "or skipped. Read the new records with `tidesink offsets rewind TABLE --to-offset {2}={1}`. Then repair "
-    "what the topic lost with `tidesink resync TABLE`, or load the table again from a new topic"
+    "what the topic lost with `tidesink resync TABLE`, or load the table again from a new topic."
 )
 _UNSETTLED: Final = (
-    "The records that follow were read {3} times, and were dropped each time. The record at offset "
-    "{0.offset} was read under leader epoch {0.epoch}, the one at offset {1.offset} has leader epoch "
-    "{1.epoch}, and the partition's leader reports epoch {2}. Epochs that decrease come from cluster "
-    "metadata that was restored from an older state, from a topic that was created again, or from a "
-    "service that counts them in another way. Nothing of these records was applied. If a broker was "
-    "replaced just now, read them again with `tidesink resume TABLE`. If the topic is still the same one, "
-    "`tidesink offsets rewind TABLE --to-offset {4}={0.offset}` and `tidesink resume TABLE` read on from "
+    "The next records were read {3} times, and were dropped each time. The record at offset "
+    "{0.offset} was read under leader epoch {0.epoch}, the record at offset {1.offset} has leader epoch "
+    "{1.epoch}, and the partition's leader reports epoch {2}. Epochs decrease if cluster metadata were "
+    "restored from an older state, if the topic was recreated, or if a service counts them in another way. "
+    "None of these records was applied. If a broker was "
+    "replaced just now, read them again with `tidesink resume TABLE`. If the topic is still the same, "
+    "`tidesink offsets rewind TABLE --to-offset {4}={0.offset}` and `tidesink resume TABLE` continue from "
     "that record, whatever its epoch, and `tidesink resync TABLE` repairs what the topic lost. If the topic "
-    "was created again, load the table again"
+    "was recreated, load the table again."
 )

@@ -1,4 +1,4 @@
-"""Where topics end, which ranges of offsets a batch takes, and partitions that were added."""
+"""Topic ends, the offset ranges of a batch, and added partitions."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
 
 _log = structlog.get_logger("tidesink.worker")
 TIMEOUT_SECONDS: Final = 15.0
-# A topic in which nothing changes is asked for its id and first offsets again after so long.
+# The id and first offsets of a topic without changes are looked up again after so long.
 _REMEMBERED_SECONDS: Final = 15.0
-# How long a client waits for its controller before another client asks.
+# A client waits for its controller for so long before another client is used.
 _CONTROLLER_SECONDS: Final = 5.0
-# A topic is asked for its clean-up policy again after so long.
+# A topic's clean-up policy is looked up again after so long.
 _POLICY_SECONDS: Final = 600.0
-# How long ``lookup`` asks again where a partition has a new leader.
+# ``lookup`` repeats its requests for so long if a partition has a new leader.
 _LEADER_SECONDS: Final = 5.0
-# The timestamps by which Kafka's ListOffsets means the first offset kept, and the end.
+# The timestamps that stand for the first kept offset and the end in Kafka's ListOffsets.
 _EARLIEST: Final = -2
 _LATEST: Final = -1
-# librdkafka's own notes about lost connections; the answers below already say so.
+# Silences librdkafka's own logs about lost connections, because the answers report them too.
 _QUIET: Final[dict[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
-# librdkafka requires a group's name. It is never joined.
+# librdkafka requires a group name. The group is never joined.
 _CONSUMER: Final[dict[str, Any]] = {
     **_QUIET,
     "group.id": "tidesink-fetch",
@@ -60,28 +60,30 @@ _UNAVAILABLE: Final = frozenset(
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError._UNKNOWN_PARTITION,  # just added
-        KafkaError.UNKNOWN_TOPIC_OR_PART,  # just deleted, or just made: the next look says which
+        KafkaError.UNKNOWN_TOPIC_OR_PART,  # just deleted, or just created: the next request shows which
     }
 )
 
 
 class PartitionOffsets(NamedTuple):
-    """The first offset kept, and the one the next record will get."""
+    """The first kept offset, and the offset of the next record."""
 
     earliest: int
     latest: int
 
 
-# Of brokers and services that report no leader epochs (before Kafka 2.1).
+# For brokers and services that report no leader epochs (before Kafka 2.1).
 NO_EPOCHS: Final[Mapping[int, int]] = {}
 
 
 class TopicOffsets(NamedTuple):
-    """One topic under Kafka's own id, which a topic made again does not share (but see ``NO_ID``).
+    """The offsets of one topic, with Kafka's id of it. A recreated topic has another id (but see ``NO_ID``).
 
-    ``topic_id``: empty where the topic is not there yet, and without partitions. ``compaction``: None also
-    where this user may not ask for the topic's settings. ``leader_epochs``: by partition, the epoch of the
-    leader that answered with its end; a partition without one is absent.
+    Attributes:
+        topic_id: Empty if the topic does not exist yet. Then it has no partitions either.
+        compaction: None also if this user may not read the topic's settings.
+        leader_epochs: Per partition, the epoch of the leader that answered with its end; absent if it sent
+            none.
     """
 
     topic: str
@@ -92,7 +94,7 @@ class TopicOffsets(NamedTuple):
 
 
 def limited(found: TopicOffsets, ends: Mapping[int, int] | None) -> Mapping[int, PartitionOffsets]:
-    """The partitions of a topic as far as they are to be read; of one that has no end nothing is."""
+    """Returns the partitions of a topic up to ``ends``. A partition without an end is not read."""
     if ends is None:
         return found.partitions
     return {
@@ -101,13 +103,13 @@ def limited(found: TopicOffsets, ends: Mapping[int, int] | None) -> Mapping[int,
     }
 
 
-# By partition, the first offset that a table reads; none of a partition that it reads from its beginning.
+# The first offset that a table reads, by partition; a partition that is read from its beginning is absent.
 Starts = Mapping[int, int]
 NO_STARTS: Final[Starts] = {}
 
 
 def started_at(found: TopicOffsets, starts: Starts) -> TopicOffsets:
-    """The topic as it looks to a table that begins to read there, as if all before had expired."""
+    """Returns the topic for a table that starts at these offsets, as if all earlier records had expired."""
     if not starts:
         return found
     partitions = {
@@ -117,38 +119,38 @@ def started_at(found: TopicOffsets, starts: Starts) -> TopicOffsets:
     return found._replace(partitions=partitions)
 
 
-# The id of every topic of a broker that gives none: before Kafka 2.8, and some services.
+# The id of every topic at brokers without topic ids: before Kafka 2.8, and some services.
 NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
 def is_other_topic(known_id: str, found_id: str) -> bool:
-    """Whether ids say that a topic was made again; ``NO_ID``, and none of a topic that is absent, do not."""
+    """Returns True if ids show that a topic was recreated. ``NO_ID`` and an absent topic's id do not."""
     return known_id != found_id and {known_id, found_id}.isdisjoint((NO_ID, ""))
 
 
 class FirstRecord(NamedTuple):
-    """The first record that a partition holds; ``timestamp`` in ms since 1970."""
+    """The first record that a partition has; ``timestamp`` in ms since 1970."""
 
     offset: int
     timestamp: int
 
 
 class Look(NamedTuple):
-    """What the brokers say of topics. A topic that is in neither is not there.
+    """The brokers' answers about topics. A topic without an entry in either mapping does not exist.
 
-    ``unanswered``: why nothing is known of a topic now, though it may be there.
+    ``unanswered``: the reasons why the state of topics is not known now, though they may exist.
     """
 
     found: dict[str, TopicOffsets]
     unanswered: dict[str, SourceError]
 
 
-# Of all topics' names, those that are asked for.
+# Selects topics from all topic names.
 Choose = Callable[[Iterable[str]], Sequence[str]]
 
 
 class _Offset(NamedTuple):
-    """An offset of a partition; ``epoch``: the leader epoch that came with it, or None."""
+    """An offset of a partition. ``epoch``: the leader epoch that came with it, or None."""
 
     offset: int
     epoch: int | None
@@ -159,40 +161,44 @@ _Offsets = dict[tuple[str, int], _Offset]
 
 
 class KafkaOffsets:
-    """Asks the brokers. ``properties``: ``client_properties``.
+    """Sends requests to the brokers. ``properties``: see ``client_properties``.
 
-    ``look`` is for one thread, the rest for several. ``clock`` gives seconds and never runs backwards: it
-    says how old is what a topic was known by.
+    ``look`` is for one thread, the rest for several. ``clock`` returns seconds and never runs backwards. It
+    measures the age of known facts about topics.
 
     Raises:
-        ConfigError: the properties are refused.
+        ConfigError: The properties are refused.
     """
 
     def __init__(self, properties: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._open_admin = partial(open_client, AdminClient, properties, _QUIET)
         self._admin = self._open_admin()
-        # An admin client makes a future for each partition, which takes five times the CPU.
+        # An admin client creates a future for each partition, which takes five times the CPU.
         self._consumer = open_client(Consumer, properties, _CONSUMER)
         self._known: dict[str, TopicOffsets] = {}
         self._described = 0.0
-        # By topic: its id, when it was asked, and the answer.
+        # By topic: its id, the time of the request, and the answer.
         self._policies: dict[str, tuple[str, float, Compaction | None]] = {}
 
     def first_since(self, topic: str, partitions: Iterable[int], seconds: float) -> dict[int, int]:
-        """The offset of the first record of each partition from a time on, in seconds since 1970.
+        """Returns the offset of each partition's first record at or after a time, in seconds since 1970.
 
         A partition without such a record is absent.
 
         Raises:
-            SourceUnavailableError: no broker answers.
-            SourceError: the brokers refuse us.
+            SourceUnavailableError: No broker answers.
+            SourceError: The brokers refuse the request.
         """
         found = self._records_from(topic, partitions, round(seconds * 1000))
         return {number: first.offset for number, first in found.items()}
 
     def first_records(self, topic: str, partitions: Iterable[int]) -> dict[int, FirstRecord]:
-        """The first record of each partition that holds any. Raises: as ``first_since``."""
+        """Returns the first record of each partition that has any.
+
+        Raises:
+            SourceError, SourceUnavailableError: For the same reasons as ``first_since``.
+        """
         return self._records_from(topic, partitions, 0)
 
     def _records_from(self, topic: str, partitions: Iterable[int], time_ms: int) -> dict[int, FirstRecord]:
@@ -205,18 +211,18 @@ class KafkaOffsets:
         return {n: FirstRecord(one.offset, one.timestamp) for n, one in found.items() if one.offset >= 0}
 
     def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
-        """Begin, end, id and compaction of every topic that is there; five calls, however many topics.
+        """Returns the offsets, id and compaction of every topic that exists, with five calls for all topics.
 
         Raises:
-            SourceUnavailableError: no broker answers, or none does for a partition.
-            SourceError: the brokers refuse us, or one of the topics to us.
+            SourceUnavailableError: No broker answers, or no broker answers for a partition.
+            SourceError: The brokers refuse the request, or refuse access to a topic.
         """
         if not topics:
             return {}
         with translated_kafka_errors():
             deadline = time.monotonic() + _LEADER_SECONDS
             while True:
-                # The consumer asks by the partitions and leaders that it knows.
+                # Refreshes the partitions and leaders that the consumer uses.
                 only = topics[0] if len(topics) == 1 else ""
                 self._consumer.list_topics(only, timeout=TIMEOUT_SECONDS)
                 answers = self._describe(topics)
@@ -234,24 +240,24 @@ class KafkaOffsets:
         choose: Choose,
         unread: Callable[[str], bool] = lambda _topic: True,
     ) -> Look:
-        """Where the topics that ``choose`` takes of all names end now; two calls while nothing changes.
+        """Returns the current ends of the topics that ``choose`` selects from all names.
 
-        The ends and the partitions are those of this moment. A topic's id and first offsets are asked for
-        where it is new, its partitions or an end changed, or ``unread`` says that a table may read what was
-        there before; of every topic each 15 s. So a topic that was deleted, made again or expired under
-        tables with nothing to read is noticed within that time. A table that wakes right after a look may
-        plan by an id or a first offset of before it: the tasks check the id, and a range whose beginning
-        has expired is an error of the fetch. A topic of which nothing new is known is the same object as
-        before.
+        This takes two calls while nothing changes. Ends and partitions are always current. A topic's id and
+        first offsets are requested if the topic is new, if its partitions or an end changed, or if ``unread``
+        reports that a table may read earlier records; and for every topic each 15 s. So a topic that was
+        deleted, recreated or expired is noticed within that time, even if its tables have nothing to read. A
+        table that continues right after a look may plan with an outdated id or first offset: the tasks check
+        the id, and a range whose beginning has expired is an error of the fetch. A topic without news is the
+        same object as before.
 
-        One topic that gives no answer (no leader, no rights) hides no other.
+        A topic without an answer (no leader, no permission) does not affect the others.
 
         Raises:
-            SourceUnavailableError: no broker answers.
-            SourceError: the brokers refuse us.
+            SourceUnavailableError: No broker answers.
+            SourceError: The brokers refuse the request.
         """
         with translated_kafka_errors():
-            self._consumer.poll(0)  # serves the client's errors, which would heap up
+            self._consumer.poll(0)  # serves the client's errors, which would pile up
             listed = self._consumer.list_topics(timeout=TIMEOUT_SECONDS).topics
             unanswered = dict[str, SourceError]()
             present = {
@@ -270,7 +276,7 @@ class KafkaOffsets:
         return Look(dict(self._known), {**unanswered, **changed.unanswered})
 
     def _describe(self, topics: Sequence[str]) -> Look:
-        """All that is known of topics."""
+        """Returns all facts about topics."""
         unanswered, described = dict[str, SourceError](), dict[str, Any]()
         if not topics:
             return Look({}, {})
@@ -298,7 +304,7 @@ class KafkaOffsets:
     def _compactions(
         self, topics: Mapping[str, str], unanswered: dict[str, SourceError]
     ) -> dict[str, Compaction | None]:
-        """How topics, given with their ids, are compacted, but for those without an answer."""
+        """Returns the compaction of topics, given with their ids. Topics without an answer are left out."""
         now = self._clock()
         known = {name: self._policies[name] for name in topics if name in self._policies}
         known = {name: one for name, one in known.items() if one[0] == topics[name]}
@@ -333,7 +339,7 @@ class KafkaOffsets:
     def _offsets(
         self, places: list[tuple[str, int]], which: int, unanswered: dict[str, SourceError]
     ) -> _Offsets:
-        """The first or the next offset of partitions, but for those without an answer."""
+        """Returns the first or the next offset of partitions. Partitions without an answer are left out."""
         if not places:
             return {}
         asked = [TopicPartition(name, number, which) for name, number in places]
@@ -341,13 +347,13 @@ class KafkaOffsets:
             answers = self._consumer.offsets_for_times(asked, timeout=TIMEOUT_SECONDS)
         except KafkaException as exc:
             topics = sorted({name for name, _ in places})
-            # librdkafka's own errors, all negative, are of no single partition: nobody answers.
+            # librdkafka's own errors, all negative, concern all partitions: no broker answers.
             if exc.args[0].code() < 0:
                 raise
             if len(topics) == 1:
                 _note(unanswered, topics[0], exc.args[0])
                 return {}
-            # Some partition's broker refused or has just lost its lead, which ends the call for all.
+            # One partition's broker refused, or was replaced as leader, which ends the call for all.
             parts = [[place for place in places if place[0] == topic] for topic in topics]
             return {
                 place: answer
@@ -366,10 +372,11 @@ class KafkaOffsets:
 def describe_topics(
     admin: AdminClient, topics: Sequence[str], renew: Callable[[], AdminClient]
 ) -> dict[str, Future[Any]]:
-    """The brokers' descriptions of topics.
+    """Returns the brokers' descriptions of topics.
 
-    A client asks the controller that it knows, which in KRaft is any broker of the cluster. Where that one is
-    down, it waits for it for minutes, until its metadata are old: another client, by ``renew``, does not.
+    A client asks the controller that it is connected to, which in KRaft is any broker of the cluster. If that
+    broker is down, the client waits for minutes, until its metadata expire. A new client, from ``renew``,
+    does not wait.
     """
     asked, wait = TopicCollection(list(topics)), _CONTROLLER_SECONDS
     answers = admin.describe_topics(asked, request_timeout=wait)
@@ -380,14 +387,14 @@ def describe_topics(
 
 
 def _numbers(topic: str, listed: Any, unanswered: dict[str, SourceError]) -> frozenset[int] | None:
-    """The partitions of a topic as the cluster's metadata have it; None where one cannot be asked."""
+    """Returns the partitions in the cluster's metadata; None if the topic or a partition is unavailable."""
     leaderless = [number for number, part in listed.partitions.items() if part.leader < 0]
     if listed.error is not None:
         _note(unanswered, topic, listed.error)
     elif leaderless:
-        # To ask for its offsets takes until the timeout, and hides those of every other.
+        # A request for its offsets would take until the timeout, and would delay all other topics.
         unanswered[topic] = BrokerUnavailableError(
-            "the partition has no leader: do all brokers run?", topic=topic, partition=leaderless[0]
+            "The partition has no leader. Check that all brokers run.", topic=topic, partition=leaderless[0]
         )
     else:
         return frozenset(listed.partitions)
@@ -395,13 +402,13 @@ def _numbers(topic: str, listed: Any, unanswered: dict[str, SourceError]) -> fro
 
 
 def _note(unanswered: dict[str, SourceError], topic: str, error: KafkaError) -> None:
-    # Gone between two questions: whoever reads the topic learns it by its absence.
+    # Deleted between two requests: the readers of the topic notice that it is absent.
     if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
         unanswered[topic] = translated_error(error, topic)
 
 
 def _is_same(known: TopicOffsets, numbers: frozenset[int], ends: _Offsets) -> bool:
-    # An election alone gives tables nothing to read: leader epochs are not compared.
+    # Leader epochs are not compared, because an election adds nothing to read.
     return known.partitions.keys() == numbers and all(
         (end := ends.get((known.topic, number))) is not None and end.offset == at.latest
         for number, at in known.partitions.items()
@@ -411,14 +418,14 @@ def _is_same(known: TopicOffsets, numbers: frozenset[int], ends: _Offsets) -> bo
 def _topic_offsets(name: str, described: Any, earliest: _Offsets, latest: _Offsets) -> TopicOffsets:
     numbers = sorted(part.id for part in described.partitions)
     partitions = {n: PartitionOffsets(earliest[name, n].offset, latest[name, n].offset) for n in numbers}
-    # Kafka answers a question for the end with the epoch of the leader that answers.
+    # Kafka answers a request for the end with the epoch of the leader that answers.
     epochs = {n: epoch for n in numbers if (epoch := latest[name, n].epoch) is not None}
     return TopicOffsets(name, str(described.topic_id), partitions, leader_epochs=epochs)
 
 
 @contextmanager
 def translated_kafka_errors() -> Iterator[None]:
-    """Raise confluent-kafka's exceptions as ours, by their code."""
+    """Convert exceptions of confluent-kafka to our errors, by their code."""
     try:
         yield
     except KafkaException as exc:
@@ -426,19 +433,22 @@ def translated_kafka_errors() -> Iterator[None]:
 
 
 def translated_error(error: KafkaError, topic: str | None = None) -> SourceError:
-    """An error of librdkafka as ours, by its code."""
+    """Convert an error of librdkafka to our error, by its code."""
     if error.retriable() or error.code() in _UNAVAILABLE:
         return BrokerUnavailableError(
-            f"Kafka does not answer ({error.name()}): are source.brokers right, and do they run?", topic=topic
+            f"Kafka does not answer ({error.name()}). Check that source.brokers is right and that the "
+            "brokers run.",
+            topic=topic,
         )
     return SourceError(
-        f"Kafka refuses ({error.name()}): check source.kafka, and what this user may read", topic=topic
+        f"Kafka refuses the request ({error.name()}). Check source.kafka, and the permissions of this user.",
+        topic=topic,
     )
 
 
-# What a record is taken to weigh before one was seen: a first batch of 256 MiB then ends at 64k records.
+# The assumed size of a record before any was read: a first batch of 256 MiB then ends at 64k records.
 FIRST_RECORD_BYTES: Final = 4096.0
-# Records of each sample that is taken where more are waiting than that.
+# Records per sample, if more are waiting.
 _SAMPLE_RECORDS: Final = 500
 
 
@@ -452,24 +462,24 @@ class OffsetRange(NamedTuple):
 
     @property
     def records(self) -> int:
-        """Offsets in the range; a compacted or transactional topic has fewer records."""
+        """The number of offsets in the range. A compacted or transactional topic has fewer records."""
         return self.end - self.start
 
 
-# The records of a range and their bytes, keys and values.
+# Returns the records of a range and their bytes, of keys and values.
 Weigh = Callable[[OffsetRange], tuple[int, int]]
 
 
 @dataclass
 class RecordSize:
-    """How much a record weighs, learnt from the batches read; the heavier of mean and last batch."""
+    """The estimated size of a record: the larger of the mean and the last batch's mean."""
 
     records: int = 0
     bytes: int = 0
     last: float = FIRST_RECORD_BYTES
 
     def learn(self, records: int, bytes_read: int) -> None:
-        """Take note of one batch."""
+        """Record the size of one batch."""
         if records:
             self.records += records
             self.bytes += bytes_read
@@ -477,13 +487,13 @@ class RecordSize:
 
     @property
     def estimate(self) -> float:
-        """Bytes of the next record."""
+        """Estimated bytes of the next record."""
         return max(self.last, self.bytes / self.records if self.records else 0.0, 1.0)
 
 
 @dataclass
 class AddedPartitions:
-    """Holds new partitions back until the old ones are read to where they ended when it was noticed.
+    """Holds new partitions back until the old ones are read up to their ends at the time of the growth.
 
     A key that moves to a new partition has its earlier changes in an old one, all of them below that end.
     """
@@ -491,7 +501,10 @@ class AddedPartitions:
     barrier: dict[int, int] = field(default_factory=dict)
 
     def readable(self, known: Mapping[int, int], found: Mapping[int, PartitionOffsets]) -> tuple[int, ...]:
-        """The partitions that may be read now. ``known``: next offset of each partition read before."""
+        """Returns the partitions that may be read now.
+
+        ``known``: next offset of each partition read before.
+        """
         if not known or known.keys() == found.keys():
             self.barrier = {}
             return tuple(sorted(found))
@@ -509,77 +522,79 @@ def waiting_records(found: TopicOffsets, starts: Mapping[int, int]) -> int:
 
 
 def topic_progress(progress: Progress, topic: str) -> TopicProgress | None:
-    """What of a table's topic is applied; None for a table that nothing was applied of.
+    """Returns the applied progress of a table's topic, or None if nothing was applied.
 
     Raises:
-        ConfigError: the table was fed from another topic.
+        ConfigError: The table was fed from another topic.
     """
     if progress.topics and topic not in progress.topics:
         raise ConfigError(
-            f"{progress.table} was fed from topic {', '.join(sorted(progress.topics))} until now, and the "
-            f"config says {topic}: rows of the one would stay and go stale beside those of the other. "
-            "Nothing was read or skipped: name the topic of before again, or load the new one into a table "
-            "again (another target.path, or remove the table at the target)",
+            f"{progress.table} was fed from topic {', '.join(sorted(progress.topics))} until now, but the "
+            f"config has {topic}. Rows of the old topic would stay and become outdated next to those of the "
+            "new one. Nothing was read or skipped. Configure the old topic again, or load the new one into a "
+            "table again (another target.path, or remove the table at the target).",
             table=str(progress.table),
         )
     return progress.topics.get(topic)
 
 
 def check_continuity(progress: TopicProgress, found: TopicOffsets | None) -> None:
-    """Raise SourceError where Kafka no longer holds what comes after ``progress``."""
+    """Raise SourceError if Kafka no longer has the records after ``progress``."""
     name = progress.topic
     if found is None or (progress.topic_id and not found.topic_id):
         raise topic_gone(name)
     if is_other_topic(progress.topic_id, found.topic_id):
-        raise made_again(name, f"its topic id is {found.topic_id}, progress has {progress.topic_id}")
+        raise made_again(name, f"its topic id is {found.topic_id}, the progress has {progress.topic_id}")
     for number, at in progress.partitions.items():
         end = found.partitions[number].latest if number in found.partitions else at.next_offset
         if found.topic_id == NO_ID and end < at.next_offset:
             raise made_again(
                 name,
-                f"partition {number} ends at {end}, and was read to {at.next_offset}; it has no topic id",
+                f"partition {number} ends at {end}, but was read to {at.next_offset}; it has no topic id",
             )
         # Rows that wait for a later cut are read again.
         _check_partition(name, number, at.low_water_offset, found.partitions.get(number))
-    # Every partition there was is in the progress: another one was added since, and begins at 0.
+    # All earlier partitions are in the progress. A missing one was added later, and begins at 0.
     for number in found.partitions.keys() - progress.partitions.keys():
         _check_partition(name, number, 0, found.partitions[number])
 
 
 _WAY_OUT: Final = (
-    "Nothing was read or skipped: start the changefeed again from a snapshot into a new topic, and the table "
-    "again (remove it at the target, or choose another pipeline name)"
+    "Nothing was read or skipped. Start the changefeed again from a snapshot into a new topic, and load the "
+    "table again (remove it at the target, or choose another pipeline name)."
 )
 
 
 def made_again(topic: str, sign: str) -> SourceError:
-    """What to say of a topic that is not the one that was read; ``sign``: what shows it."""
+    """Returns the error for a topic that was recreated. ``sign``: the fact that shows it."""
     return SourceError(
-        f"the topic was deleted and made again ({sign}), so offsets mean other records now. {_WAY_OUT}",
+        f"The topic was deleted and recreated ({sign}), so offsets refer to other records now. {_WAY_OUT}",
         topic=topic,
     )
 
 
 def topic_gone(topic: str) -> SourceError:
-    """What to say of a topic that was there and is no more."""
-    return SourceError(f"the topic was deleted. {_WAY_OUT}", topic=topic)
+    """Returns the error for a topic that no longer exists."""
+    return SourceError(f"The topic was deleted. {_WAY_OUT}", topic=topic)
 
 
 def _check_partition(topic: str, number: int, at: int, found: PartitionOffsets | None) -> None:
     if found is None:
-        raise SourceError(f"the partition is gone. {_WAY_OUT}", topic=topic, partition=number, offset=at)
+        raise SourceError(
+            f"The partition no longer exists. {_WAY_OUT}", topic=topic, partition=number, offset=at
+        )
     if found.earliest > at:
         raise SourceError(
-            f"offsets {at} to {found.earliest - 1} expired before they were read: the topic's retention is "
-            f"shorter than this worker stood still. {_WAY_OUT}",
+            f"Offsets {at} to {found.earliest - 1} expired before they were read: the topic's retention is "
+            f"shorter than the time for which this worker was stopped. {_WAY_OUT}",
             topic=topic,
             partition=number,
             offset=at,
         )
     if found.latest < at:
         raise SourceError(
-            f"the partition ends at {found.latest}, before what was already applied: Kafka lost records, or "
-            f"this is another cluster. {_WAY_OUT}",
+            f"The partition ends at {found.latest}, before the offset that was already applied. Kafka lost "
+            f"records, or this is another cluster. {_WAY_OUT}",
             topic=topic,
             partition=number,
             offset=at,
@@ -587,10 +602,10 @@ def _check_partition(topic: str, number: int, at: int, found: PartitionOffsets |
 
 
 def plan_ranges(available: Sequence[OffsetRange], *, max_records: int) -> tuple[OffsetRange, ...]:
-    """``available`` cut so that all together hold at most ``max_records``, each its fair share.
+    """Cut ranges so that together they have at most ``max_records``, in fair shares.
 
-    Partitions with little give what they leave of their share to those with more. A range may come out
-    empty, save where one record at all fits.
+    Partitions with few records pass the rest of their share to the others. A range may be empty, unless only
+    one record fits at all.
     """
     budget, shares = max_records, {}
     waiting = sorted(available, key=lambda part: part.records)
@@ -603,7 +618,7 @@ def plan_ranges(available: Sequence[OffsetRange], *, max_records: int) -> tuple[
 
 
 def furthest(places: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    """The greatest next offset of each partition among several tables'."""
+    """Returns the greatest next offset of each partition among several tables."""
     found: dict[int, int] = {}
     for place in places:
         for number, offset in place.items():
@@ -612,9 +627,9 @@ def furthest(places: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 
 def up_to(available: Sequence[OffsetRange], meeting: Mapping[int, int]) -> tuple[OffsetRange, ...]:
-    """``available`` no further than ``meeting``; as it is where that has nothing to read.
+    """Cut ranges at the offsets ``meeting``; unchanged if nothing would be left to read.
 
-    A table that is behind others ends its batch where they are, and goes on with them.
+    A table that is behind other tables ends its batch at their offsets, and then continues with them.
     """
     cut = tuple(
         part._replace(end=min(part.end, max(part.start, meeting.get(part.partition, part.start))))
@@ -624,7 +639,7 @@ def up_to(available: Sequence[OffsetRange], meeting: Mapping[int, int]) -> tuple
 
 
 def growing_parts(available: Sequence[OffsetRange], first: int) -> Iterator[tuple[OffsetRange, ...]]:
-    """``available`` in parts, of ``first`` records and then always twice as many, until all is named."""
+    """Yields parts of the ranges, first with ``first`` records, then always with twice as many."""
     left, size = list(available), first
     while any(part.records for part in left):
         taken = plan_ranges(left, max_records=size)
@@ -634,14 +649,14 @@ def growing_parts(available: Sequence[OffsetRange], first: int) -> Iterator[tupl
 
 
 def budget_of(max_records: int, max_bytes: int, size: RecordSize) -> int:
-    """How many records a batch may have; always one at least."""
+    """Returns the number of records that a batch may have, at least one."""
     return max(1, min(max_records, int(max_bytes / size.estimate)))
 
 
 def sample_size(size: RecordSize, available: Sequence[OffsetRange], weigh: Weigh) -> None:
-    """Learn what records weigh from samples at the beginning and in the middle of the longest range.
+    """Estimate the size of records from samples at the beginning and in the middle of the longest range.
 
-    The heavier of both counts until a batch was read: a first batch is then as large as its bounds allow.
+    The larger of both counts until a batch was read. So a first batch is as large as its limits allow.
     """
     part = max(available, key=lambda one: one.records)
     for start in (part.start, part.start + part.records // 2):
@@ -652,12 +667,12 @@ def sample_size(size: RecordSize, available: Sequence[OffsetRange], weigh: Weigh
 
 
 def halved(ranges: Sequence[OffsetRange]) -> tuple[OffsetRange, ...]:
-    """The first half of each range; of one offset the whole."""
+    """Returns the first half of each range. A range of one offset stays whole."""
     return tuple(part._replace(end=part.end - part.records // 2) for part in ranges)
 
 
 def cut_before(ranges: Sequence[OffsetRange], bad: Mapping[tuple[str, int], int]) -> tuple[OffsetRange, ...]:
-    """The ranges, each ending before the first bad offset of its partition."""
+    """Cut each range before the first bad offset of its partition."""
     return tuple(
         part._replace(end=min(part.end, bad.get((part.topic, part.partition), part.end))) for part in ranges
     )
@@ -665,12 +680,12 @@ def cut_before(ranges: Sequence[OffsetRange], bad: Mapping[tuple[str, int], int]
 
 _KIND: Final = "topic-partitions"
 
-# By partition, where those ended that were there before others were added.
+# The ends of the earlier partitions at the time when others were added, by partition.
 Ends = Mapping[int, int]
 
 
 class _Seen(NamedTuple):
-    """The partitions of a topic under Kafka's id, and each time that there were more."""
+    """The partitions of a topic with Kafka's id of it, and the ends at each growth."""
 
     topic_id: str
     partitions: frozenset[int]
@@ -687,10 +702,10 @@ class TopicGrowth:
         self._seen: _Seen | None = None
 
     def see(self, found: TopicOffsets) -> tuple[Ends, ...]:
-        """Take note of a topic as it is now; each time it grew, the oldest first.
+        """Record the topic's current partitions. Returns the ends at each growth, oldest first.
 
         Raises:
-            StateStoreError: the store does not answer.
+            StateStoreError: The store does not answer.
         """
         with self._lock:
             seen = self._seen if self._seen is not None else self._loaded()
@@ -722,7 +737,7 @@ def _followed(seen: _Seen | None, found: TopicOffsets) -> _Seen:
         return _Seen(found.topic_id, numbers, ())
     seen = seen._replace(topic_id=found.topic_id or seen.topic_id)
     if numbers <= seen.partitions:
-        return seen  # all known; or a broker answers from before
+        return seen  # all known, or the broker's answer is outdated
     ends = {number: found.partitions[number].latest for number in seen.partitions & numbers}
     return _Seen(found.topic_id, seen.partitions | numbers, (*seen.grown, ends))
 
@@ -730,9 +745,9 @@ def _followed(seen: _Seen | None, found: TopicOffsets) -> _Seen:
 def held_back(
     grown: Sequence[Ends], known: Mapping[int, int], found: Mapping[int, PartitionOffsets]
 ) -> frozenset[int]:
-    """The partitions not to be read yet; ``known``: the next offset of each one that was read before.
+    """Returns the partitions that must not be read yet. ``known``: next offsets of partitions read before.
 
-    Those that were added wait until the ones before them are read to where they ended then.
+    Added partitions wait until the earlier ones are read up to their ends at the time of the growth.
     """
     for ends in grown:
         there = {number: min(end, found[number].latest) for number, end in ends.items() if number in found}

@@ -1,13 +1,13 @@
-"""Where a table's topic may be read again from, so that its rows come to be what they were meant to be.
+"""Reading a table's topic again from an earlier offset, to repair its rows.
 
-A rewind has a table read a partition again from an earlier offset up to where it was applied. That is a
-suffix of the partition which is delivered once more, so the rows end as they were, or better where the
-target had lost some. It is refused where that does not hold:
+After a rewind, a table reads a partition again from an earlier offset up to the applied one. This delivers a
+suffix of the partition once more, so the rows end as before, or better if the target had lost some. A rewind
+is refused if this does not hold:
 
-- in ``mode: append`` each record is a row, and would be one twice;
-- what Kafka does not hold any more is not read again, and what is ahead of the table would be passed over;
-- in Kafka's order a key that has moved to another partition would get an older row from the one it was in;
-- a pipeline with cuts has tables that stand at one instant, and one that steps back does not.
+- in ``mode: append`` each record is a row, so rows would be doubled;
+- records that Kafka no longer has cannot be read again, and records after the applied ones would be skipped;
+- in Kafka's order, a key that moved to another partition would get an older row from its earlier partition;
+- in a pipeline with cuts, all tables show one instant of the source, and a rewound table would not.
 """
 
 from __future__ import annotations
@@ -21,61 +21,61 @@ from tidesink.events import LOGICAL_BITS, TableId, physical_ms
 from tidesink.sinks.kafka.offsets import Ends, KafkaOffsets, TopicOffsets, is_other_topic
 from tidesink.sinks.state.progress import TopicProgress
 
-# How far clocks may differ: those of the source, of its producer, and of the brokers.
+# Allowed difference between the clocks of the source, its producer, and the brokers.
 CLOCK_MARGIN_SECONDS: Final = 600.0
 
 _APPEND: Final = (
-    "mode: append keeps each record as rows, and a record that is read again would be there twice: "
-    f"{LOAD_AGAIN}"
+    "mode: append keeps each record as rows, so a record that is read again would be doubled. Instead, "
+    f"{LOAD_AGAIN}."
 )
 _CUTS: Final = (
-    "with cuts all tables stand at one instant of the source, again and again, and a table that reads again "
-    "does not: remove cuts from the config, and add them again once tidesink status says that it is done"
+    "With cuts, all tables show one instant of the source, and a table that reads again does not. Remove "
+    "cuts from the config, and add them again once tidesink status reports that the rewind is done."
 )
 _LOADS: Final = (
-    "a snapshot of the table is under way, and changes that are read again may be older than its rows: "
-    "rewind once it is over, or cancel it"
+    "A snapshot of the table is running, and changes that are read again may be older than its rows. Rewind "
+    "once it is finished, or cancel it."
 )
-_NOTHING: Final = "nothing of the table is applied yet, so there is nothing to read again"
-_OTHER: Final = "the topic was made again since, and its offsets mean other records: ask for the rewind again"
-_UNKNOWN: Final = "partition {} is not one that the table has read: it has read {}"
+_NOTHING: Final = "Nothing of the table is applied yet, so there is nothing to read again."
+_OTHER: Final = "The topic was recreated, so its offsets refer to other records. Request the rewind again."
+_UNKNOWN: Final = "The table has not read partition {}. It has read {}."
 _AHEAD: Final = (
-    "offset {} of partition {} is ahead of what is applied, which goes up to {}: a rewind goes back only, "
-    "since the records between would be lost"
+    "Offset {} of partition {} is after the applied offset {}. A rewind only goes back, because the records "
+    "between would be lost."
 )
 _EXPIRED: Final = (
-    "Kafka does not hold offset {} of partition {} any more, which begins with {}: --to-beginning reads what "
-    "there is"
+    "Kafka no longer has offset {} of partition {}, which begins with {}. --to-beginning reads from the "
+    "first offset that exists."
 )
 _GROWN: Final = (
-    "partitions were added to the topic when partition {} ended at {}, and a key may have moved to another "
-    "one then. Offset {} is before that, and such a key would keep an older row: rewind to that end or "
-    f"behind it, or {LOAD_AGAIN}"
+    "Partitions were added to the topic when partition {} ended at {}, and a key may have moved to another "
+    "partition then. Offset {} is earlier, so such a key would keep an older row. Rewind to that end or "
+    f"to a later offset, or {LOAD_AGAIN}."
 )
 _OLDER: Final = (
-    "Kafka does not hold all of that time any more: partition {} begins with offset {}, which is later. "
-    "--to-beginning reads what there is"
+    "Kafka no longer has all records of that time: partition {} begins with offset {}, which is later. "
+    "--to-beginning reads from the first offset that exists."
 )
-_BACK: Final = "the table is to read on from there already"
+_BACK: Final = "The table is already about to continue from there."
 
 
 def refuse_meanwhile(config: Config, table: TableId, *, loads: bool) -> None:
-    """Raise ConfigError where the pipeline has cuts, or a snapshot of the table is under way."""
+    """Raise ConfigError if the pipeline has cuts, or if a snapshot of the table is running."""
     reason = _CUTS if config.cuts is not None else _LOADS if loads else None
     if reason is not None:
         raise ConfigError(reason, table=str(table))
 
 
 def refuse_mode(settings: TableConfig) -> None:
-    """Raise ConfigError where a table takes no record a second time."""
+    """Raise ConfigError if a table cannot apply a record twice."""
     if settings.mode == "append":
         raise ConfigError(_APPEND, table=str(settings.table))
 
 
 def steps_back(settings: TableConfig) -> bool:
-    """Whether rows are older than they were until everything is read again.
+    """Returns True if rows become older until everything is read again.
 
-    Elsewhere a row that is there stays, since no change that is read again is newer than it.
+    In other modes existing rows stay, because no change that is read again is newer than them.
     """
     return settings.mode == "upsert" and settings.sequence_by == "kafka"
 
@@ -89,13 +89,12 @@ def rewound_offsets(
     topic_id: str | None = None,
     grown: Sequence[Ends] = (),
 ) -> dict[int, int]:
-    """The offsets of ``wanted`` that are behind what is applied, if the table may be rewound to them.
+    """Returns the wanted offsets that are before the applied ones, if the table may be rewound to them.
 
-    ``topic_id``: of the topic that is meant. ``grown``: each time that partitions were added
-    (``TopicGrowth``).
+    ``topic_id``: id of the topic in the request. ``grown``: the ends at each growth (``TopicGrowth``).
 
     Raises:
-        ConfigError: it may not, or no offset goes back.
+        ConfigError: The table may not be rewound, or no offset goes back.
     """
     where = {"table": str(settings.table), "topic": found.topic}
     refuse_mode(settings)
@@ -121,8 +120,8 @@ def _offset_refusal(progress: TopicProgress, found: TopicOffsets, number: int, o
     applied, there = progress.partitions.get(number), found.partitions.get(number)
     if applied is None or there is None:
         return _UNKNOWN.format(number, ", ".join(map(str, sorted(progress.partitions))))
-    # What expired while it was read again is passed over, since it was applied before; and nothing else: rows
-    # that stepped back would stay.
+    # Records that expired during the rewind are skipped, because they were applied before. Nothing else may
+    # be skipped, because rows that went back would stay.
     if offset > max(applied.next_offset, min(there.earliest, applied.again_to or 0)):
         return _AHEAD.format(offset, number, applied.next_offset)
     if offset < there.earliest:
@@ -136,20 +135,20 @@ def _growth_refusal(grown: Sequence[Ends], number: int, offset: int) -> str | No
 
 
 def beginning(progress: TopicProgress | None, found: TopicOffsets) -> dict[int, int]:
-    """The first offsets that Kafka holds of the partitions that a table has read."""
+    """Returns the first offsets that Kafka has of the partitions that a table has read."""
     return {n: found.partitions[n].earliest for n in _read(progress, found)}
 
 
 def offsets_at(
     progress: TopicProgress | None, found: TopicOffsets, brokers: KafkaOffsets, seconds: float
 ) -> dict[int, int]:
-    """The offset of the first record of each partition that has Kafka's timestamp, or a later one.
+    """Returns the offset of each partition's first record with Kafka's timestamp ``seconds`` or later.
 
-    ``seconds`` since 1970. A partition without such a record among those that are applied is absent.
+    ``seconds`` since 1970. A partition without such a record among the applied ones is absent.
 
     Raises:
-        ConfigError: records of that time may have expired.
-        SourceError: the brokers refuse us, or do not answer.
+        ConfigError: Records of that time may have expired.
+        SourceError: The brokers refuse the request, or do not answer.
     """
     read = _read(progress, found)
     first = brokers.first_since(found.topic, read, seconds)
@@ -166,27 +165,27 @@ def _read(progress: TopicProgress | None, found: TopicOffsets) -> list[int]:
 
 
 def time_of_commit(commit_ts: int, applied: int | None) -> float:
-    """Since when, in seconds since 1970, a topic may hold changes committed at a TiDB TSO or later.
+    """Returns the time, in seconds since 1970, from which a topic may have changes at a TSO or later.
 
-    A change is sent after its commit, and Kafka's timestamp is of then, by another clock than the source's.
-    ``applied``: the greatest commit_ts that the table has.
+    A change is sent after its commit. Its Kafka timestamp is from that moment, by another clock than the
+    source's. ``applied``: the greatest commit_ts that the table has.
 
     Raises:
-        ConfigError: nothing that is applied was committed then or later, or it is no TSO.
+        ConfigError: The TSO is later than all applied changes, or is not a TSO.
     """
     if applied is None:
         raise ConfigError(
-            "no change of the table has a commit_ts: name a time (--to-time), or offsets (--to-offset)"
+            "No change of the table has a commit_ts. Specify a time (--to-time) or offsets (--to-offset)."
         )
     if commit_ts > applied:
-        raise ConfigError(f"the newest change that is applied has commit_ts {applied}, which is older")
+        raise ConfigError(f"The newest applied change has commit_ts {applied}, which is older.")
     if commit_ts < _FIRST_TSO:
         raise ConfigError(
-            f"{commit_ts} is no commit_ts (TiDB's TSO: milliseconds since 1970 times 2^18): --to-time takes "
-            "times"
+            f"{commit_ts} is not a commit_ts (TiDB's TSO: milliseconds since 1970 times 2^18). Use --to-time "
+            "for times."
         )
     return physical_ms(commit_ts) / 1000 - CLOCK_MARGIN_SECONDS
 
 
-# Of the year 2000: milliseconds, seconds and dates written as numbers are all below.
+# The TSO of the year 2000. Milliseconds, seconds and dates written as numbers are all smaller.
 _FIRST_TSO: Final = 946_684_800_000 << LOGICAL_BITS

@@ -1,10 +1,9 @@
-"""Spark's Python workers: the process that forks them, and their socket to the JVM.
+"""The process that forks Spark's Python workers, and their socket to the JVM.
 
-The process imports what tasks need before it forks.
-Each worker would import it by itself otherwise, in the first batch and whenever Spark starts one more:
-0.4 s of CPU. ``session`` names this module for a local master alone, whose workers have this
-process's packages. An executor of a cluster starts ``pyspark.daemon``: there tasks import what they need, and
-say which package is missing.
+The process imports what tasks need before it forks. Otherwise each worker would import it again, in the first
+batch and whenever Spark starts one more: 0.4 s of CPU. ``session`` uses this module only for a local master,
+whose workers have this process's packages. An executor of a cluster starts ``pyspark.daemon``: there tasks
+import what they need, and report which package is missing.
 
 Only modules may exist before the fork: no Kafka client, whose threads the child would not have, and nothing
 of Arrow that starts its thread pools.
@@ -23,7 +22,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
 from typing import Final
 
-# By room; a codec that lacks an optional package is imported by the task that needs it, and fails there.
+# A codec without its optional package is imported by the task that needs it, and fails there.
 MODULES: Final = (
     "pyarrow.compute",
     "tidesink.sinks.batch.tasks",
@@ -39,11 +38,11 @@ _ARCHIVES: Final = (".zip", ".jar")
 
 
 def leave_archives_out() -> None:
-    """Import PySpark from where it is installed, not from the archives of it that Spark puts on the path.
+    """Import PySpark from its installation, and not from the archives of it that Spark puts on the path.
 
-    A worker looks into every archive on its path again before each task (``importlib.invalidate_caches``):
-    0.1 s of CPU a task, most of a small batch. Archives of another PySpark (``SPARK_HOME``) stay, and users'
-    own.
+    A worker searches every archive on its path again before each task (``importlib.invalidate_caches``). This
+    takes 0.1 s of CPU per task, most of a small batch. Archives of another PySpark (``SPARK_HOME``) and
+    users' own archives stay on the path.
     """
     others = [place for place in sys.path if PurePath(place).suffix not in _ARCHIVES]
     installed = PathFinder.find_spec("pyspark", others)
@@ -57,17 +56,17 @@ def leave_archives_out() -> None:
 
 
 def import_modules(names: Iterable[str] = MODULES) -> None:
-    """Import what tasks use; what cannot be imported is left to the task that needs it."""
+    """Import what tasks use. A failed import is left to the task that needs the module."""
     for name in names:
         with suppress(ImportError):
             import_module(name)
 
 
 def answer_at_once() -> None:
-    """Have this worker's socket to the JVM wait for nothing; called as a task begins.
+    """Remove delays of this worker's socket to the JVM. Called when a task starts.
 
-    The JVM writes a task's code and then its rows, and the kernel holds the rows back until the code is
-    acknowledged (Nagle), which the worker's kernel puts off for 40 ms. Both ways are Linux's.
+    The JVM writes a task's code and then its rows. The kernel holds the rows back until the code is
+    acknowledged (Nagle), which the worker's kernel delays for 40 ms. Both options are Linux's.
     """
     quick = getattr(socket, "TCP_QUICKACK", None)
     if quick is None:
@@ -80,9 +79,9 @@ def answer_at_once() -> None:
 
 @cache
 def _sockets() -> tuple[int, ...]:
-    """The connections of this process as its first task begins: Spark's alone, before tasks open others."""
+    """Returns the connections of this process at its first task: only Spark's, before tasks open others."""
     found, numbers = list[int](), list[int]()
-    with suppress(OSError):  # where there is no such folder
+    with suppress(OSError):  # the system may not have this folder
         numbers += [int(place.name) for place in Path("/proc/self/fd").iterdir()]
     for number in numbers:
         with suppress(OSError), _lent(number) as one:
@@ -93,7 +92,7 @@ def _sockets() -> tuple[int, ...]:
 
 @contextmanager
 def _lent(number: int) -> Iterator[socket.socket]:
-    """The socket of a file descriptor, which stays open; OSError where it is none."""
+    """Open the socket of a file descriptor, which stays open. Raises OSError if it is not a socket."""
     found = socket.socket(fileno=number)
     try:
         yield found
@@ -107,7 +106,8 @@ def main() -> None:
     from pyspark.daemon import manager
 
     import_modules()
-    # A worker collects all garbage after each task: what is there before the fork is none (0.1 s a task).
+    # A worker collects all garbage after each task. Objects from before the fork are not garbage (0.1 s a
+    # task).
     gc.freeze()
     manager()  # type: ignore[no-untyped-call]
 

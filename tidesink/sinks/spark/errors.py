@@ -1,4 +1,4 @@
-"""Errors of Spark and its tasks as tidesink's, by class and never by text where a class says it."""
+"""Converts errors of Spark and its tasks to tidesink's, by class; by text only without a class."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _MARKED: Final = re.compile(r"\[tidesink error ([A-Za-z0-9+/]+=*)\]")
-# What Python says in a worker that cannot unpickle its task.
+# Python's message in a worker that cannot unpickle its task.
 _NO_MODULE: Final = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
-# In a traceback: a frame with the file's name, and the class of what was raised.
+# In a traceback: a frame with the file's name, and the class of the raised error.
 _FRAME: Final = re.compile(r'File "[^"]*?([^/"]+)", line (\d+)')
 _ENDS: Final = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception))\b", re.MULTILINE)
-# Java's causes are looked into no deeper.
+# The depth up to which Java's causes are searched.
 _DEPTH: Final = 20
-# What a machine lacks, or a device fails to do, for a while. Other numbers say that a file or a permission is
-# missing, which no later try finds.
+# Temporary failures of a machine or device. Other numbers mean a missing file or permission, which retries do
+# not mend.
 _PASSING: Final = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),
@@ -56,12 +56,12 @@ _PASSING: Final = frozenset(
 
 
 class TaskError(Exception):
-    """A ``TidesinkError`` that ended a task. Its text has the error for a reader, and for ``task_error``."""
+    """A ``TidesinkError`` that ended a task. Its text has the error for readers and for ``task_error``."""
 
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Around a task: what it raises that is ours, or may pass, is raised so that the driver finds it."""
+    """Run a task so that the driver finds tidesink's own errors and those that may pass."""
     answer_at_once()
     try:
         yield
@@ -69,16 +69,16 @@ def reported() -> Iterator[None]:
         error = exc if isinstance(exc, TidesinkError) else passing_failure(exc)
         if error is None:
             raise
-        # Spark's worker sends UTF-8, and what a record held may not be text.
+        # Spark's worker sends UTF-8, and the contents of a record may not be valid text.
         text = str(error).encode(errors="backslashreplace").decode()
-        # Not chained: the text of a cause may be long, and Spark shows all of it.
+        # Not chained: the text of a cause may be long, and Spark would show all of it.
         raise TaskError(f"{text} {_marker(error)}") from None
 
 
 def passing_failure(error: BaseException) -> SourceUnavailableError | None:
-    """What the same task may do a little later: its machine lacked memory, disk, files or a connection.
+    """Returns an error for a failure that may pass: the machine lacked memory, disk, files or a connection.
 
-    None for another failure. What led to an exception counts as well.
+    None for other failures. The causes of an exception are searched too.
     """
     cause: BaseException | None = error
     for _ in range(_DEPTH):
@@ -86,28 +86,28 @@ def passing_failure(error: BaseException) -> SourceUnavailableError | None:
             return None
         number = cause.errno if isinstance(cause, OSError) else None
         if number in _PASSING or isinstance(cause, MemoryError | ConnectionError | TimeoutError):
-            # What it says besides may be a value.
+            # The rest of its text may be a value of a row.
             reason = "" if number is None else f": {os.strerror(number)}"
             said = type(cause).__name__ + reason
-            return SourceUnavailableError(f"a task failed for what its machine lacked ({said})")
+            return SourceUnavailableError(f"A task failed because its host ran out of resources ({said}).")
         cause = cause.__cause__
     return None
 
 
 @dataclass(frozen=True)
 class Reporting:
-    """A function for ``mapInArrow``, ``reported``; can be pickled if it can."""
+    """A function for ``mapInArrow`` within ``reported``. It can be pickled if the function can."""
 
     function: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What the function gives."""
+        """Yields the function's results."""
         with reported():
             yield from self.function(batches)
 
 
 def task_error(error: BaseException) -> TidesinkError | None:
-    """The error of a task inside an exception of Spark's; None where no task reported one."""
+    """Returns the error of a task inside an exception of Spark; None if no task reported one."""
     for text in _texts(error):
         found = _MARKED.search(text)
         if found is not None:
@@ -115,23 +115,23 @@ def task_error(error: BaseException) -> TidesinkError | None:
         missing = _NO_MODULE.search(text)
         if missing is not None:
             return ConfigError(
-                f"the Python of Spark's executors has no module {missing[1]}: install there what the driver "
-                "has, tidesink of the same version with the same extras, or run executors from tidesink's "
-                "image (spark.pyspark.python names their Python)"
+                f"The Python of Spark's executors has no module {missing[1]}. Install the driver's packages "
+                "there: tidesink in the same version with the same extras. Or run executors from tidesink's "
+                "image (spark.pyspark.python names their Python)."
             )
     return None
 
 
 @contextmanager
 def raised_task_errors(**context: ContextValue) -> Iterator[None]:
-    """Raise the error of a task as what it was there, with ``context`` where it says no other.
+    """Raise the error of a task as it was raised there, with ``context`` added if it has none.
 
-    Any other failure of a job has no word of Spark's text, which may hold values of rows.
+    For any other failure of a job the text of Spark is omitted, because it may have values of rows.
 
     Raises:
-        SourceUnavailableError: the job was cut off: an executor, a worker of Python or a disk may be back
-            for the next, or a task's machine lacked something (``passing_failure``).
-        SourceError: a task failed by a fault of its code, or the plan is none.
+        SourceUnavailableError: The job was interrupted, and an executor, a Python worker or a disk may be
+            back for the next job. Or a task's host ran out of resources (``passing_failure``).
+        SourceError: A task failed because of a fault in its code, or the query plan is invalid.
     """
     try:
         yield
@@ -142,10 +142,10 @@ def raised_task_errors(**context: ContextValue) -> Iterator[None]:
 
 @contextmanager
 def raised_passing_failures(**context: ContextValue) -> Iterator[None]:
-    """Around what this process does itself and a task could do: raise what may pass as a task's would be.
+    """Convert failures of this process that may pass, as in a task.
 
     Raises:
-        SourceUnavailableError: this machine lacked something (``passing_failure``).
+        SourceUnavailableError: This machine ran out of resources (``passing_failure``).
     """
     try:
         yield
@@ -159,13 +159,13 @@ def raised_passing_failures(**context: ContextValue) -> Iterator[None]:
 def _job_error(exc: BaseException) -> SourceError:
     said = summary(exc)
     if isinstance(exc, PythonException):
-        # Where it failed, and by what class; what it says may be a value.
+        # Only the place and the class of the failure: its text may be a value.
         text = error_text(exc)
         names, places = _ENDS.findall(text), _FRAME.findall(text)
         said = ", ".join([*names[-1:], *(f"{place} line {line}" for place, line in places[-1:])]) or said
-    elif not isinstance(exc, PySparkException):  # which has those of plans, and of expressions on rows
-        return SourceUnavailableError(f"a job of the batch was cut off ({said})")
-    return SourceError(f"a job of the batch failed ({said}); report this with the version of tidesink")
+    elif not isinstance(exc, PySparkException):  # raised for plans, and for expressions on rows
+        return SourceUnavailableError(f"A job of the batch was interrupted ({said}).")
+    return SourceError(f"A job of the batch failed ({said}). Report this with the version of tidesink.")
 
 
 def _marker(error: TidesinkError) -> str:
@@ -178,7 +178,7 @@ def _read(coded: str) -> TidesinkError | None:
     try:
         kinds, message, context = json.loads(base64.b64decode(coded))
         known = {kind.__name__: kind for kind in _kinds(TidesinkError)}
-        # The nearest class that is imported here: the task may have one that the driver has not.
+        # The nearest class that is imported here: the task may have classes that the driver lacks.
         kind = next(known[name] for name in kinds if name in known)
         return kind(str(message), **context)
     except (ValueError, TypeError, StopIteration):
@@ -192,7 +192,7 @@ def _kinds(kind: type[TidesinkError]) -> Iterator[type[TidesinkError]]:
 
 
 def _texts(error: BaseException) -> Iterator[str]:
-    """What an exception and its causes say, Python's and Java's."""
+    """Yields the texts of an exception and its causes, Python's and Java's."""
     cause: BaseException | None = error
     for _ in range(_DEPTH):
         if cause is None:
@@ -216,16 +216,16 @@ def _java_texts(error: BaseException) -> Iterator[str]:
         yield text
 
 
-# What SQL's raise_error throws; only statements of ours are run where this is looked for.
+# The exception of SQL's raise_error. It is only looked for in tidesink's own statements.
 _SPARK_THROWABLE: Final = "org.apache.spark.SparkRuntimeException"
 _RAISED: Final = "USER_RAISED_EXCEPTION"
-# What a caller must catch around calls into Spark; a connection that is refused means that the JVM has ended.
+# Errors to catch around calls into Spark. A refused connection means that the JVM has ended.
 SPARK_ERRORS: Final = (Py4JError, PySparkException, ConnectionError)
 
 
 @contextmanager
 def translating(translate: Callable[..., TidesinkError], table: TableId) -> Iterator[None]:
-    """Around what asks Spark or Java for a table: raise what ``translate`` makes of their error."""
+    """Convert errors of calls into Spark or Java for a table with ``translate``."""
     try:
         yield
     except SPARK_ERRORS as exc:
@@ -233,15 +233,18 @@ def translating(translate: Callable[..., TidesinkError], table: TableId) -> Iter
 
 
 NOT_STORED: Final = (
-    "the source did not send the value of {columns}, since it did not change, and the target does not have "
-    "the row: its key was changed, the table's filter left it out before this change, or an event was lost. "
-    "Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row; the table goes on where both "
-    "are in one batch, or after a new snapshot"
+    "The source did not send the value of {columns}, because it did not change, and the target does not have "
+    "the row: its key was changed, the table's filter removed it before this change, or an event was lost. "
+    "Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row. The table continues if both "
+    "are in one batch, or after a new snapshot."
 )
 
 
 def row_not_stored(exc: BaseException) -> TidesinkError | None:
-    """The error which a MERGE of ours raises by itself (``targets.lake.merge``); nothing was written."""
+    """Returns the error that tidesink's own MERGE raises (``targets.lake.merge``).
+
+    Nothing was written then.
+    """
     for cause in _causes(exc):
         if is_java(cause, _SPARK_THROWABLE) and cause.getCondition() == _RAISED:
             return _not_stored(str(cause.getMessageParameters().get("errorMessage")))
@@ -253,24 +256,24 @@ def _not_stored(text: str) -> TidesinkError | None:
         error_text = json.loads(text)
         columns = ", ".join(error_text.pop("_kept"))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # raised by a constraint of the table's own
+        return None  # raised by a constraint of the table itself
     place = {name.removeprefix("_"): value for name, value in error_text.items()}
     return ValueNotStoredError(NOT_STORED.format(columns=columns), **place)
 
 
 def is_java(throwable: Any, name: str) -> bool:
-    """True when a Java object is of a class or of a subclass of it."""
+    """Returns True if a Java object belongs to a class or to a subclass of it."""
     return name in _superclasses(throwable)
 
 
 def class_names(exc: BaseException) -> Iterator[str]:
-    """The classes and superclasses of the Java exception and of its causes."""
+    """Yields the classes and superclasses of the Java exception and of its causes."""
     for throwable in _causes(exc):
         yield from _superclasses(throwable)
 
 
 def _causes(exc: BaseException) -> Iterator[Any]:
-    """The Java exception and its causes, the outermost first."""
+    """Yields the Java exception and its causes, the outermost first."""
     throwable, depth = _java_exception(exc), 0
     while throwable is not None and depth < 20:
         yield throwable
@@ -291,7 +294,7 @@ def _superclasses(throwable: Any) -> Iterator[str]:
 
 
 def said(exc: BaseException) -> str:
-    """What the causes of an exception say, Python's and Java's. To search: it may hold values of rows."""
+    """Returns the texts of an exception's causes, for searches only: they may have values of rows."""
     texts, cause = list[str](), exc.__cause__
     while cause is not None:
         texts += [str(java.toString()) for java in _causes(cause)] or [error_text(cause)]
@@ -300,9 +303,9 @@ def said(exc: BaseException) -> str:
 
 
 def summary(exc: BaseException) -> str:
-    """Java class, error class where there is one, and the classes of the causes.
+    """Returns the Java class, the error class if present, and the classes of the causes.
 
-    The texts may hold values of rows and stay out.
+    Texts are omitted, because they may have values of rows.
     """
     names = [str(cause.getClass().getSimpleName()) for cause in _causes(exc)]
     if not names:
@@ -313,7 +316,7 @@ def summary(exc: BaseException) -> str:
 
 
 class Fault(NamedTuple):
-    """An error that nobody foresaw, without what it says: that may be a value of a row.
+    """An unexpected error without its text, which may be a value of a row.
 
     ``trace``: the file and line of each call that led to it and to its causes, the last call first.
     """
@@ -323,11 +326,11 @@ class Fault(NamedTuple):
     trace: str
 
     def __str__(self) -> str:
-        return f"{self.kind} at {self.place}: report this with the log and the version of tidesink"
+        return f"{self.kind} at {self.place}. Report this with the log and the version of tidesink."
 
 
 def fault_of(exc: BaseException) -> Fault:
-    """What can be said of an error that is none of tidesink's."""
+    """Returns the facts about an error that is not tidesink's."""
     chain: list[BaseException] = []
     cause: BaseException | None = exc
     while cause is not None and cause not in chain:
@@ -341,13 +344,13 @@ def fault_of(exc: BaseException) -> Fault:
 def _kind(exc: BaseException) -> str:
     try:
         kind = summary(exc)
-    except SPARK_ERRORS:  # the JVM has ended, which would say more
+    except SPARK_ERRORS:  # the JVM has ended, so its details are not available
         kind = type(exc).__name__
     code = errno.errorcode.get(exc.errno or 0) if isinstance(exc, OSError) else None
     return f"{kind} {code}" if code else kind
 
 
 def _places(exc: BaseException) -> list[str]:
-    """File and line of each call, with the folder that the file is in."""
+    """Returns file and line of each call, with the file's folder."""
     calls = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(exc.__traceback__)]
     return [f"{path.parent.name}/{path.name}:{line}" for path, line in reversed(calls)]

