@@ -1,10 +1,10 @@
-"""Rows of a query as Arrow columns: those that a driver makes, or those of MySQL's text protocol itself.
+"""Rows of a query as Arrow columns, from a driver's rows or from the bytes of MySQL's text protocol.
 
-PyMySQL makes a tuple of each row, which takes longer than all that comes after it. So the bytes of many rows
-are taken from its connection at once, without a Python object a value. A row is a packet: three bytes of
-length, one of its number, then for each column a length and a text (MySQL's Client/Server Protocol, "Text
-Resultset Row"; "Sending More Than 16Mb" for a row of several packets). Where packets begin is found one by
-one; where values begin is found for a column of all rows at once.
+PyMySQL builds a tuple of each row, which takes longer than all later steps. So the bytes of many rows are
+read from its connection at once, without a Python object per value. A row is a packet: three bytes of length,
+one byte of its number, then for each column a length and a text (MySQL's Client/Server Protocol, "Text
+Resultset Row"; "Sending More Than 16Mb" for a row of several packets). The starts of packets are found one by
+one; the starts of values are found for a column of all rows at once.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from tidesink.typemap.table import row_of
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
 
-# Bytes of rows that are one batch; more where one row is larger.
+# Bytes of rows per batch; more if one row is larger.
 BATCH_BYTES: Final = 4 << 20
 _READ_BYTES: Final = 256 << 10
 _HEADER: Final = 4
-# A packet of this length goes on in the next one.
+# A packet of this length continues in the next one.
 _LONGEST: Final = (1 << 24) - 1
-# The first bytes of packets that are no rows. A row begins with 0xFE only where it is longer than a packet.
+# The first bytes of packets that are not rows. A row begins with 0xFE only if it is longer than a packet.
 _END: Final = 0xFE
 _ERROR: Final = 0xFF
-# The first byte of a value: NULL, or how many bytes of its length follow; less is the length itself.
+# The first byte of a value: NULL, or the number of bytes of its length; a smaller byte is the length itself.
 _NULL: Final = 0xFB
 _WIDTHS: Final = {0xFC: 2, 0xFD: 3, 0xFE: 8}
 
 Positions = npt.NDArray[np.int64]
-# By what reads a column's values: as what Arrow holds them, if they are no texts.
+# Arrow types of values that are not texts, by the reader of a column's values.
 _SELECTED: Final = {"float32": pa.float64(), "float64": pa.float64(), "binary": pa.binary()}
 ReaderOf = Callable[[ColumnType], ValueReader | None]
 
 
 def _selected_type(column_type: ColumnType) -> pa.DataType:
-    """As what Arrow holds the values that are selected of a column."""
+    """Returns the Arrow type of the values that are selected for a column."""
     return _SELECTED.get(row_of(column_type).reader, pa.string())
 
 
 def _arrow_of(values: Iterable[Any], column_type: ColumnType, read: ValueReader | None) -> pa.Array:
-    """What a driver gave of a column, through its ``value_reader``."""
+    """Convert a driver's values of a column with its ``value_reader``."""
     plain = values if read is None else (None if one is None else read(one) for one in values)
     return pa.array(plain, _selected_type(column_type))
 
@@ -61,7 +61,7 @@ def batches_of_rows(
     rows: int,
     value_reader: ReaderOf,
 ) -> Iterator[list[pa.Array]]:
-    """As ``SourceDialect.column_batches``, from the rows that any driver makes."""
+    """Like ``SourceDialect.column_batches``, from any driver's rows."""
     readers = [value_reader(one) for one in types]
     found = connection.execution_options(stream_results=True, max_row_buffer=rows).execute(query)
     for part in found.partitions(rows):
@@ -75,7 +75,7 @@ def batches_of_rows(
 def batches_of_packets(
     connection: Connection, query: Select[Any], types: Sequence[ColumnType], value_reader: ReaderOf
 ) -> Iterator[list[pa.Array]]:
-    """As ``SourceDialect.column_batches``, from the bytes that a server of MySQL's protocol sends PyMySQL."""
+    """Like ``SourceDialect.column_batches``, from the bytes that a MySQL-protocol server sends to PyMySQL."""
     from pymysql.cursors import SSCursor
     from pymysql.err import Error
     from sqlalchemy.exc import DBAPIError
@@ -87,23 +87,23 @@ def batches_of_packets(
     readers = [value_reader(one) for one in types]
     whole = False
     try:
-        # Not by SQLAlchemy, which would fetch the first row.
+        # Not with SQLAlchemy, which would fetch the first row.
         cursor = connection.connection.cursor(SSCursor)
         cursor.execute(str(compiled), values)
         for columns in column_batches(cursor):
             yield [_arrow(*column) for column in zip(columns, types, readers, strict=True)]
         whole = True
     except Error as error:
-        # As the class that SQLAlchemy has for it.
+        # As SQLAlchemy's class for it.
         raise DBAPIError.instance(None, None, error, Error, dialect=connection.dialect) from error
     finally:
         if not whole:
-            # What may be left unread would be taken for the answer to the next query.
+            # Unread bytes would be taken for the answer to the next query.
             connection.invalidate()
 
 
 def _arrow(values: pa.Array, column_type: ColumnType, read: ValueReader | None) -> pa.Array:
-    """The texts that the server sent of a column, as it is ``selected``."""
+    """Convert the texts that the server sent for a column to its ``selected`` type."""
     texts = values.cast(pa.string())
     if row_of(column_type).reader == "binary":
         return from_hex(texts)
@@ -113,7 +113,7 @@ def _arrow(values: pa.Array, column_type: ColumnType, read: ValueReader | None) 
 
 
 def from_hex(texts: pa.Array) -> pa.Array:
-    """The bytes of texts of hex digits, which stand one behind the other from the buffer's beginning."""
+    """Convert texts of hex digits to bytes. The texts are adjacent, from the buffer's beginning."""
     there, ends, digits = texts.buffers()
     ends, digits = np.frombuffer(ends, np.int32), np.frombuffer(digits or b"", np.uint8)
     nibbles = np.where(digits < ord("A"), digits - ord("0"), (digits & 0xDF) - ord("A") + 10)
@@ -123,21 +123,21 @@ def from_hex(texts: pa.Array) -> pa.Array:
 
 
 def column_batches(cursor: Any) -> Iterator[list[pa.Array]]:
-    """The rows that an unbuffered cursor of PyMySQL has before it, as binary columns; uses the cursor up.
+    """Yields the remaining rows of an unbuffered PyMySQL cursor as binary columns. The cursor is used up.
 
     Raises:
-        pymysql.err.Error: the server or the network breaks off, or sends something else than rows.
+        pymysql.err.Error: The server or the network ends the connection, or the server sends no rows.
     """
     result = cursor._result
     connection, columns = result.connection, result.field_count
-    # Else a cursor that is closed early would look for its end in the midst of a packet.
+    # Otherwise a cursor that is closed early would search for its end inside a packet.
     result.unbuffered_active, result.connection = False, None
     yield from _Packets(connection._rfile).batches(columns)
 
 
 @dataclass
 class _Packets:
-    """The rows that come from a connection: ``data`` has those between ``starts`` and ``ends``."""
+    """The rows that a connection receives: ``data`` has those between ``starts`` and ``ends``."""
 
     incoming: Any
     data: bytearray = field(default_factory=bytearray)
@@ -157,10 +157,10 @@ class _Packets:
                 at, self.starts, self.ends = 0, [], []
 
     def _walk(self, at: int) -> tuple[int, bool]:
-        """Find the packets that are here whole, from a place on: where they end, and whether these are all.
+        """Find the complete packets from a position on. Returns their end, and True if these are all.
 
         Raises:
-            pymysql.err.Error: one of them is the server's error.
+            pymysql.err.Error: One of the packets is an error of the server.
         """
         data, starts, ends = self.data, self.starts, self.ends
         while at + _HEADER <= len(data):
@@ -181,7 +181,10 @@ class _Packets:
         return at, False
 
     def _joined(self, end: int) -> int:
-        """Put the packets of one row together, of which the first ends at ``end``: where the last does."""
+        """Join the packets of one row, of which the first ends at ``end``.
+
+        Returns the end of the last one.
+        """
         length = _LONGEST
         while length == _LONGEST:
             self._hold(end + _HEADER)
@@ -192,7 +195,7 @@ class _Packets:
         return end
 
     def _hold(self, size: int) -> None:
-        """Wait until so many bytes are here, of a packet that has been announced."""
+        """Wait until so many bytes are received, of a packet that has been announced."""
         while size > len(self.data):
             self._add(self.incoming.read, size - len(self.data))
 
@@ -207,13 +210,13 @@ class _Packets:
 
 
 def columns_of(data: bytes, starts: Positions, ends: Positions, columns: int) -> list[pa.Array]:
-    """The values of rows that lie in some bytes, one behind the other, as a binary array a column.
+    """Returns the values of adjacent rows in some bytes, as one binary array per column.
 
     Raises:
-        pymysql.err.InternalError: the values do not end where their rows do.
+        pymysql.err.InternalError: The values do not end at the ends of their rows.
     """
     places = np.frombuffer(data + bytes(max(_WIDTHS.values()) + 1), np.uint8)
-    # Where each value begins and ends, row by row, and at last where all end.
+    # The start and the end of each value, row by row, and at last the end of all.
     flat = np.empty(2 * columns * len(starts) + 1, np.int32)
     edges, flat[-1] = flat[:-1].reshape(len(starts), columns, 2), ends[-1]
     nulls, at = [], starts
@@ -225,8 +228,8 @@ def columns_of(data: bytes, starts: Positions, ends: Positions, columns: int) ->
     if not np.array_equal(at, ends):
         from pymysql.err import InternalError
 
-        raise InternalError("the server's packets are not rows of the columns that were asked for")
-    # All bytes as one array: what lies between values is an element too, which none of the columns takes.
+        raise InternalError("the server's packets are not rows of the requested columns")
+    # All bytes as one array. The bytes between values are elements too, which belong to no column.
     every = pa.Array.from_buffers(pa.binary(), len(flat) - 1, [None, pa.py_buffer(flat), pa.py_buffer(data)])
     step = np.arange(0, 2 * columns * len(starts), 2 * columns)
     return [
@@ -238,7 +241,7 @@ def columns_of(data: bytes, starts: Positions, ends: Positions, columns: int) ->
 def _lengths(
     places: npt.NDArray[np.uint8], at: Positions
 ) -> tuple[Positions, Positions, npt.NDArray[np.bool_]]:
-    """Where the values begin whose lengths stand at some places, how long they are, and which are NULL."""
+    """Returns the starts of values whose lengths are at some positions, their lengths, and NULL flags."""
     first = places[at]
     begin, size, null = at + 1, first.astype(np.int64), first == _NULL
     size[null] = 0

@@ -1,8 +1,8 @@
-"""Why a database server could not be connected to: one cause and one remedy for each reason.
+"""Reasons why a connection to a database server failed, with one cause and one remedy each.
 
-Drivers give no code for a connection that was not made: psycopg passes on libpq's text, PyMySQL keeps the
-error of the socket. Both are reduced to one code here: an SQLSTATE or a server's number where the server
-itself refuses, a word such as ``refused`` otherwise.
+Drivers have no code for a failed connection: psycopg passes on libpq's text, PyMySQL keeps the
+socket's error. Both are reduced to one code here: an SQLSTATE or a server's number if the server
+itself refuses, otherwise a word such as ``refused``.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Final, NamedTuple
 
 
 class ConnectionFault(NamedTuple):
-    """Why there is no connection. ``words``: The server's own message, which holds names only, or empty."""
+    """The reason for a failed connection. ``words``: the server's message, which has only names, or empty."""
 
     code: str
     words: str = ""
 
     @property
     def is_known(self) -> bool:
-        """Whether the reason is one of those that have a text of their own."""
+        """True if the reason has a text of its own."""
         return self.code in _REASONS
 
     @property
     def passes(self) -> bool:
-        """Whether a later attempt may succeed although nobody changes the config."""
+        """True if a later attempt may succeed without a change of the config."""
         return _REASONS.get(self.code, _OTHER).passes
 
     def text(self, names: Mapping[str, str]) -> str:
-        """What the server did, why, and what to do next.
+        """Returns the fault, its cause and the next step as text.
 
         ``names``: ``server`` (its kind and address), ``user`` (empty if unknown), and the settings ``url``,
-        ``login``, ``tls`` and ``ca`` as the config names them.
+        ``login``, ``tls`` and ``ca`` under their names in the config.
         """
         reason = _REASONS.get(self.code, _OTHER)
         user = f" {names['user']!r}" if names["user"] else ""
@@ -47,7 +47,7 @@ class ConnectionFault(NamedTuple):
 
 
 class _Reason(NamedTuple):
-    """``quotes``: the server's own words are shown in place of ``why`` if there are some."""
+    """``quotes``: if the server sent a message, it is shown instead of ``why``."""
 
     says: str
     why: str
@@ -62,34 +62,35 @@ _REFUSES: Final = "refuses the connection"
 _FULL: Final = _Reason(
     _REFUSES,
     "it has no connections left",
-    "It is tried again. If it lasts, raise the limit at the server, or close connections of other programs.",
+    "The connection is retried. If this lasts, raise the server's limit, or close other programs' "
+    "connections.",
     passes=True,
     quotes=True,
 )
 _STARTING: Final = _Reason(
     _REFUSES,
     "it is starting up or shutting down",
-    "It is tried again. If it lasts, look into the server's log.",
+    "The connection is retried. If this lasts, check the server's log.",
     passes=True,
     quotes=True,
 )
 _LOGIN: Final = _Reason(_REFUSES_USER, "access denied", "Check {login}.", quotes=True)
 _NO_DATABASE: Final = _Reason(
     _REFUSES,
-    "there is no such database",
-    "Check the database's name in {url}, or create it: CREATE DATABASE",
+    "the database does not exist",
+    "Check the database's name in {url}, or create it: CREATE DATABASE.",
     quotes=True,
 )
 _HOST: Final = _Reason(
     _REFUSES_USER,
     "this host may not log in",
-    "Let this machine's address log in at the server, or correct {url}.",
+    "Allow this machine's address to log in at the server, or correct {url}.",
     quotes=True,
 )
 _PLAIN: Final = _Reason(
     _REFUSES,
-    "it lets nobody in without TLS",
-    "Set {tls} to require or verify-full. If it is set so, let this host and user in at the server.",
+    "it requires TLS",
+    "Set {tls} to require or verify-full. If it is already set, allow this host and user at the server.",
     quotes=True,
 )
 _OTHER: Final = _Reason(
@@ -128,11 +129,11 @@ _REASONS: Final[Mapping[str, _Reason]] = MappingProxyType(
         "closed": _Reason(
             _SILENT,
             "the connection was closed",
-            "Look into the server's log. Check that the port in {url} belongs to such a server.",
+            "Check the server's log, and that the port in {url} belongs to such a server.",
             passes=True,
         ),
         "no-tls": _Reason(
-            _REFUSES, "it has no TLS", "Turn TLS on at the server, or set {tls} to prefer or disable."
+            _REFUSES, "it has no TLS", "Enable TLS at the server, or set {tls} to prefer or disable."
         ),
         "certificate": _Reason(
             "cannot be trusted",
@@ -157,7 +158,7 @@ _REASONS: Final[Mapping[str, _Reason]] = MappingProxyType(
         "42501": _Reason(
             _REFUSES_USER,
             "it lacks CONNECT on the database",
-            "As the database's owner: GRANT CONNECT ON DATABASE … TO …",
+            "As the database's owner: GRANT CONNECT ON DATABASE … TO ….",
             quotes=True,
         ),
         "53300": _FULL,
@@ -165,18 +166,22 @@ _REASONS: Final[Mapping[str, _Reason]] = MappingProxyType(
         # Numbers of MySQL and MariaDB.
         "1045": _LOGIN,
         "1698": _LOGIN,
-        "3118": _LOGIN._replace(remedy="Unlock the account at the server: ALTER USER … ACCOUNT UNLOCK"),
-        "1820": _LOGIN._replace(remedy="The password has expired. Set a new one: ALTER USER … IDENTIFIED BY"),
-        "1862": _LOGIN._replace(remedy="The password has expired. Set a new one: ALTER USER … IDENTIFIED BY"),
+        "3118": _LOGIN._replace(remedy="Unlock the account at the server: ALTER USER … ACCOUNT UNLOCK."),
+        "1820": _LOGIN._replace(
+            remedy="The password has expired. Set a new one: ALTER USER … IDENTIFIED BY."
+        ),
+        "1862": _LOGIN._replace(
+            remedy="The password has expired. Set a new one: ALTER USER … IDENTIFIED BY."
+        ),
         "1044": _Reason(
             _REFUSES_USER,
-            "it lacks rights on the database",
-            "Grant them: GRANT ALL PRIVILEGES ON … TO …",
+            "it lacks privileges on the database",
+            "Grant them: GRANT ALL PRIVILEGES ON … TO ….",
             quotes=True,
         ),
         "1049": _NO_DATABASE,
         "1130": _HOST,
-        "1129": _HOST._replace(remedy="Too many attempts failed. At the server: FLUSH HOSTS"),
+        "1129": _HOST._replace(remedy="Too many attempts failed. At the server: FLUSH HOSTS."),
         "3159": _PLAIN,
         "1040": _FULL,
         "1203": _FULL,
@@ -187,17 +192,17 @@ _REASONS: Final[Mapping[str, _Reason]] = MappingProxyType(
 
 
 def is_of_connecting(code: str) -> bool:
-    """Whether a number of MySQL's or MariaDB's means that it lets nobody in, not that a statement failed.
+    """Returns True if an error number of MySQL or MariaDB means a refused connection, not a failed statement.
 
-    An SQLSTATE does not say which of the two it was: psycopg has none for a connection that was not made.
+    An SQLSTATE does not distinguish the two: psycopg reports none if the connection was not established.
     """
     return code.isdigit() and len(code) < _SQLSTATE_LENGTH and code in _REASONS
 
 
 _SQLSTATE_LENGTH: Final = 5
 
-# libpq's own words are English unless the program sets a locale; the server's are in its ``lc_messages``.
-# The first pattern that any of the attempts has wins: what a server says tells more than a silent one.
+# libpq's own messages are English unless the program sets a locale; the server's are in its ``lc_messages``.
+# The first pattern that matches any attempt wins: a server's message is more useful than a timeout.
 _LIBPQ: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     (re.compile(pattern, re.IGNORECASE), code)
     for pattern, code in (
@@ -239,12 +244,12 @@ _LIBPQ: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     )
 )
 _ATTEMPT: Final = re.compile(r"connection to server (?:at|on socket) .*? failed: ")
-# A message of the server begins with its severity, in its language, and two blanks.
+# A server's message begins with its severity, in its language, and two spaces.
 _OF_SERVER: Final = re.compile(r"^\S+:  (.+)$")
 
 
 def postgres_fault(error: BaseException) -> ConnectionFault:
-    """The reason why psycopg could not connect. Its text holds no row, and libpq's hints are left out."""
+    """Returns why psycopg could not connect. Its text has no row values; libpq's hints are left out."""
     text = str(error).partition("Multiple connection attempts failed")[0]
     lines = [_ATTEMPT.split(one)[-1].strip() for one in text.splitlines() if not one.startswith("\t")]
     tried = [one.removeprefix("connection failed: ") for one in lines if one]
@@ -256,19 +261,19 @@ def postgres_fault(error: BaseException) -> ConnectionFault:
 
 
 def _words(line: str) -> str:
-    """What the server said; empty for a line of libpq's own."""
+    """Returns the server's message; empty for a line of libpq itself."""
     said = _OF_SERVER.match(line)
     return said[1] if said else ""
 
 
 _UNREACHABLE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
-# PyMySQL's: TLS is required, and the server has none; the connection was lost.
+# PyMySQL's codes: TLS is required, but the server has none; the connection was lost.
 _NO_TLS: Final = 2026
 _OF_CLIENT: Final = range(2000, 3000)
 
 
 def mysql_fault(error: BaseException) -> ConnectionFault:
-    """The reason why PyMySQL could not connect. What servers say of a login holds names only."""
+    """Returns why PyMySQL could not connect. Servers' messages about logins have only names."""
     cause = getattr(error, "original_exception", None)
     cause = cause if isinstance(cause, OSError) else error
     if isinstance(cause, OSError):

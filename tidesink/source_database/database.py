@@ -1,4 +1,4 @@
-"""The source's database by its URL, of whichever kind it is."""
+"""The source database by its URL, of any supported kind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
 _DIALECTS: Final[Mapping[str, SourceDialect]] = {"mysql": mysql, "mariadb": mysql, "postgresql": postgres}
-# A driver's names of its limits, and of the encoding of all texts; another driver takes its own from the URL.
+# A driver's timeouts and text encoding. Other drivers take theirs from the URL.
 _CONNECT: Final[Mapping[str, Mapping[str, Any]]] = {
     "pymysql": {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60, "charset": "utf8mb4"},
     "psycopg": {
@@ -46,29 +46,29 @@ _OWN_SCHEMAS: Final = (
     "metrics_schema",
     "pg_catalog",
 )
-# Texts, and no dictionaries.
+# Texts instead of dictionaries.
 _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {"postgresql+psycopg": {"use_native_hstore": False}}
 
 
 def open_engine(url: str, *, option: str, extra: str) -> Engine:
-    """An engine of a SQLAlchemy URL, such as ``mysql+pymysql://reader:…@tidb:4000``; not connected yet.
+    """Returns an engine for a SQLAlchemy URL, such as ``mysql+pymysql://reader:…@tidb:4000``. Not connected.
 
-    ``option`` is the setting that has the URL, ``extra`` the one of tidesink's that brings a driver.
+    ``option``: the setting with the URL. ``extra``: tidesink's extra that installs a driver.
 
     Raises:
-        ConfigError: no URL, or no driver for it; the URL itself is never shown.
+        ConfigError: The URL is invalid, or has no driver. The message never shows the URL.
     """
     try:
         import sqlalchemy as sa
         from sqlalchemy.engine import make_url
         from sqlalchemy.exc import ArgumentError, NoSuchModuleError
     except ImportError as error:
-        raise ConfigError(f"{option} needs {extra}", key=option) from error
+        raise ConfigError(f"{option} needs {extra}.", key=option) from error
     try:
         parsed = make_url(url)
         engine = sa.create_engine(
             parsed,
-            isolation_level="AUTOCOMMIT",  # a snapshot is set between transactions
+            isolation_level="AUTOCOMMIT",  # snapshots are set between transactions
             connect_args=dict(_CONNECT.get(parsed.drivername.partition("+")[2], {})),
             **_OPTIONS.get(parsed.drivername, {}),
             hide_parameters=True,
@@ -77,37 +77,38 @@ def open_engine(url: str, *, option: str, extra: str) -> Engine:
         )
     except (NoSuchModuleError, ImportError) as error:
         raise ConfigError(
-            f"{option}: there is no driver for {url.partition('://')[0]}: install one, such as pymysql or "
-            "psycopg, and give mysql+pymysql://… or postgresql+psycopg://…",
+            f"{option}: there is no driver for {url.partition('://')[0]}. Install one, such as pymysql or "
+            "psycopg, and use mysql+pymysql://… or postgresql+psycopg://….",
             key=option,
         ) from error
     except (ArgumentError, ValueError):
         raise ConfigError(
-            f"{option} is no SQLAlchemy URL: give mysql+pymysql://user:password@host:4000 or "
-            "postgresql+psycopg://user:password@host:5432/database",
+            f"{option} is not a SQLAlchemy URL. Use mysql+pymysql://user:password@host:4000 or "
+            "postgresql+psycopg://user:password@host:5432/database.",
             key=option,
         ) from None
     if engine.dialect.name == "postgresql":
         if engine.dialect.driver != "psycopg":
             raise ConfigError(
-                f"{option}: Postgres is read by psycopg: give postgresql+psycopg://…", key=option
+                f"{option}: Postgres is read with psycopg. Use postgresql+psycopg://….", key=option
             )
         sa.event.listen(engine, "connect", lambda connection, _record: postgres.keep_texts(connection))
     return engine
 
 
 def dialect_of(connection: Connection) -> SourceDialect:
-    """What the kind of a connection's database does in its own way."""
+    """Returns the dialect of a connection's database."""
     return _DIALECTS.get(connection.dialect.name, mysql)
 
 
 def begin_session(connection: Connection, *, as_of: int | None = None, replica: bool = False) -> None:
-    """Make the texts of a session those that the others here read.
+    """Set up a session so that its texts have the form that this package reads.
 
-    ``as_of``: it reads all as it was at this commit_ts; None: as it is. ``replica``: a replica may be read.
+    ``as_of``: the session reads the state at this commit_ts; None: the current state. ``replica``: True if a
+    replica may be read.
 
     Raises:
-        ConfigError: the database is a replica, or cannot read as of a moment.
+        ConfigError: The database is a replica, or cannot read as of a moment.
     """
     dialect = dialect_of(connection)
     dialect.begin_session(connection)
@@ -119,42 +120,42 @@ def begin_session(connection: Connection, *, as_of: int | None = None, replica: 
 
 
 def begin_at_position(connection: Connection, *, since: int) -> int:
-    """As ``SourceDialect.begin_at_position``.
+    """Begin a transaction; see ``SourceDialect.begin_at_position``.
 
     Raises:
-        ConfigError: the database has no positions that compare with a commit_ts.
-        SourceUnavailableError: it reads as of a moment before ``since``.
+        ConfigError: The database has no positions that compare with a commit_ts.
+        SourceUnavailableError: It reads as of a moment before ``since``.
     """
     found = dialect_of(connection).begin_at_position(connection)
     if found < since:
         raise SourceUnavailableError(
-            f"the source's database reads as of commit_ts {found}, and {since} or later is needed: read from "
-            "the cluster whose changefeed writes the topic"
+            f"The source database reads as of commit_ts {found}, but {since} or later is needed. Read from "
+            "the cluster whose changefeed writes the topic."
         )
     return found
 
 
 def open_transactions(connection: Connection) -> frozenset[str]:
-    """Transactions whose changes may be in Kafka, while no query shows them yet.
+    """Returns transactions whose changes may be in Kafka before queries show them.
 
     Raises:
-        ConfigError: the user may not see whether there are any.
+        ConfigError: The user may not see if there are any.
     """
     return dialect_of(connection).open_transactions(connection)
 
 
 def uses_xa(connection: Connection) -> bool:
-    """As ``SourceDialect.uses_xa``."""
+    """See ``SourceDialect.uses_xa``."""
     return dialect_of(connection).uses_xa(connection)
 
 
 def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
-    """A table as the database has it; None where it has none of this name."""
+    """Returns a table of the database; None if there is no table with this name."""
     return dialect_of(connection).stored_table(connection, table)
 
 
 def stored_tables(connection: Connection) -> tuple[TableId, ...]:
-    """All tables that the user may read, without views and the server's own."""
+    """Returns all tables that the user may read, without views and the server's own."""
     import sqlalchemy as sa
 
     names = ("table_schema", "table_name", "table_type")
@@ -165,7 +166,7 @@ def stored_tables(connection: Connection) -> tuple[TableId, ...]:
 
 
 def is_of_value(error: BaseException | None) -> bool:
-    """Whether the driver or the server refused a parameter for its value, whenever it is asked."""
+    """Returns True if the driver or the server refused a parameter because of its value."""
     from sqlalchemy.exc import DataError, DBAPIError
 
     return isinstance(error, DataError) or (
@@ -176,13 +177,13 @@ def is_of_value(error: BaseException | None) -> bool:
 def _not_connected(
     cause: BaseException | None, option: str, code: ErrorCode | None
 ) -> ConfigError | SourceUnavailableError:
-    """The error of a connection that was not made or was cut, by what its driver kept of the reason.
+    """Returns the error for a failed or interrupted connection, by the driver's reason.
 
-    What servers quote is left out: it may be a part of a password that was taken for a name.
+    Quoted parts of server messages are left out: they may be a part of a password that was taken for a name.
     """
     fault = _fault_of(cause)
     if fault is None:
-        return SourceUnavailableError(f"{option}: the database does not answer (code {code})")
+        return SourceUnavailableError(f"{option}: the database does not answer (code {code}).")
     names = dict.fromkeys(("url", "login", "tls", "ca"), option)
     quiet = fault._replace(words=postgres.without_quotes(fault.words))
     text = f"{option}: {quiet.text({**names, 'server': 'the database', 'user': ''})}"
@@ -190,7 +191,7 @@ def _not_connected(
 
 
 def _refusal(cause: BaseException | None, code: ErrorCode | None) -> str:
-    """A code with the server's words, which name objects for these codes; what they quote is left out."""
+    """Returns a code with the server's message, which names objects for these codes, without quoted parts."""
     diag = getattr(cause, "diag", None)
     args = cause.args if cause is not None else ()
     words = getattr(diag, "message_primary", None) or (args[1] if len(args) > 1 else "")
@@ -209,7 +210,10 @@ def _fault_of(cause: BaseException | None) -> ConnectionFault | None:
 
 @contextmanager
 def translated(option: str) -> Iterator[None]:
-    """The database's errors as ours, by their codes. Their own texts may hold values, and are left out."""
+    """Convert the database's errors to ours, by their codes.
+
+    Their texts are left out: they may have values.
+    """
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
     try:
@@ -221,19 +225,21 @@ def translated(option: str) -> Iterator[None]:
         if code in (*mysql.REFUSED, *postgres.REFUSED):
             raise ConfigError(
                 f"{option}: the database refuses the user ({_refusal(error.orig, code)}). Grant it "
-                "SELECT on the tables, and what the server names",
+                "SELECT on the tables, and the privileges that the server names.",
                 key=option,
             ) from error
         if code in mysql.TOO_OLD:
             raise ConfigError(
-                f"{option}: the database has collected what was there at that moment (code {code}): choose a "
-                "newer cut, and let tidb_gc_life_time be longer than that is ago",
+                f"{option}: the database no longer has the state at that moment (code {code}). Choose a "
+                "newer cut, and set tidb_gc_life_time to a longer time than has passed since the cut.",
                 key=option,
             ) from error
         if code in (*mysql.NO_COLUMN, *postgres.NO_COLUMN):
-            raise SourceUnavailableError(f"{option}: a column went while its rows were read") from error
+            raise SourceUnavailableError(
+                f"{option}: a column was dropped while its rows were read."
+            ) from error
         raise _not_connected(error.orig, option, code) from error
     except SQLAlchemyError as error:
         raise SourceUnavailableError(
-            f"{option}: the database cannot be asked: {type(error).__name__}"
+            f"{option}: the database cannot be queried: {type(error).__name__}."
         ) from error

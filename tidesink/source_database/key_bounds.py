@@ -1,8 +1,8 @@
-"""A range of a table's key that a person gives: ``id >= 100 and id < 200``.
+"""A range of a table's key that a person specifies: ``id >= 100 and id < 200``.
 
-It is no SQL that a database is given. It is read as comparisons of columns of the key with literals, all of
-which hold; the literals become parameters, as texts that canal-json has of the columns' types. The types are
-those that each database and Spark compare in the same way: numbers, dates and times.
+It is not passed to a database as SQL. It is parsed as comparisons of key columns with literals, all of which
+must hold. The literals become parameters, in the texts of the columns' types in canal-json. Only types that
+each database and Spark compare in the same way are allowed: numbers, dates and times.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _COMPARES: Final[Mapping[Comparison, Callable[[Any, Any], Any]]] = {
 }
 _MIRRORED: Final[Mapping[Comparison, Comparison]] = {">=": "<=", ">": "<", "<=": ">=", "<": ">", "=": "="}
 _FORM: Final = (
-    "give comparisons of columns of the source's key with literals, joined by and: id >= 100 and id < 200, "
-    "day between '2026-01-01' and '2026-01-31', id = 7"
+    "Use comparisons of columns of the source's key with literals, joined by and: id >= 100 and id < 200, "
+    "day between '2026-01-01' and '2026-01-31', id = 7."
 )
-# The digits before the point, as many as a number has that each database and Spark compare exactly.
+# The number of digits before the point up to which each database and Spark compare numbers exactly.
 _MOST_DIGITS: Final = 20
 _WHOLE: Final = frozenset({"integer", "unsigned64"})
 _DATES: Final = frozenset({"date", "local_date"})
 _MOMENTS: Final = frozenset({"datetime", "timestamp", "local_datetime", "instant"})
-# What MySQL's TIMESTAMP can be, in UTC; it takes no other for a parameter.
+# The range of MySQL's TIMESTAMP, in UTC. It accepts no other parameter.
 _FIRST, _LAST = datetime(1970, 1, 1, 0, 0, 1), datetime(2038, 1, 19, 3, 14, 7)
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
 _NUMERIC: Final = re.compile(r"numeric\((\d+),(\d+)\)")
@@ -52,26 +52,26 @@ _TIME: Final = re.compile(r"(-?)(\d{1,3}):([0-5]\d):([0-5]\d)(\.\d{1,6})?", re.A
 
 
 class Bound(NamedTuple):
-    """What the values of a column of the source's key are to be; ``text``: as canal-json has them."""
+    """A condition on a column of the source's key. ``text``: the value in its canal-json form."""
 
     column: str
     comparison: Comparison
     text: str
 
     def of(self, value: Any, other: Any) -> Any:
-        """The comparison of a value with the bound's, of whatever kind both are."""
+        """Compare a value with the bound's, of whatever kind both are."""
         return _COMPARES[self.comparison](value, other)
 
     def __str__(self) -> str:
-        """As it is read."""
+        """Returns the condition in the form in which it is parsed."""
         return f"{self.column} {self.comparison} {self.text!r}"
 
 
 def parse_bounds(text: str) -> tuple[Bound, ...]:
-    """The comparisons of a condition, whose literals are not looked at yet.
+    """Parse the comparisons of a condition. Their literals are not checked yet.
 
     Raises:
-        ConfigError: it is anything else.
+        ConfigError: The text has another form.
     """
     import sqlglot
     from sqlglot.errors import SqlglotError
@@ -98,13 +98,13 @@ def _comparisons(text: str, tree: Any) -> Iterator[Bound]:
         column = _column(tree.this)
         low, high = _literal(tree.args["low"]), _literal(tree.args["high"])
         if column is None or low is None or high is None or tree.args.get("symmetric"):
-            raise _refused(text, "has a between that is not of a column and two literals")
+            raise _refused(text, "has a between that does not compare a column with two literals")
         yield Bound(column, ">=", low)
         yield Bound(column, "<=", high)
     elif type(tree) in kinds:
         yield _comparison(text, kinds[type(tree)], tree.left, tree.right)
     else:
-        raise _refused(text, f"has something that is no comparison ({tree.key})")
+        raise _refused(text, f"has a part that is not a comparison ({tree.key})")
 
 
 def _comparison(text: str, kind: Comparison, left: Any, right: Any) -> Bound:
@@ -114,7 +114,7 @@ def _comparison(text: str, kind: Comparison, left: Any, right: Any) -> Bound:
     ):
         if column is not None and literal is not None:
             return Bound(column, found, literal)
-    raise _refused(text, "compares something else than a column with a literal")
+    raise _refused(text, "has a comparison that is not between a column and a literal")
 
 
 def _column(tree: Any) -> str | None:
@@ -133,15 +133,15 @@ def _literal(tree: Any) -> str | None:
 
 
 def _refused(text: str, reason: str) -> ConfigError:
-    return ConfigError(f"{text!r} {reason}: {_FORM}", key=OPTION)
+    return ConfigError(f"{text!r} {reason}. {_FORM}", key=OPTION)
 
 
 def checked_bounds(bounds: Iterable[Bound], stored: StoredTable) -> tuple[Bound, ...]:
-    """The same with the database's names of the columns, and canal-json's texts.
+    """Returns the bounds with the database's column names, and texts in their canal-json form.
 
     Raises:
-        ConfigError: a column is none of the key, or of a type whose order is not the same everywhere; a
-            literal is none of its type.
+        ConfigError: A column is not in the key, or its type is not ordered the same everywhere. Or a literal
+            does not have the column's type.
     """
     fold = folding(stored.key)
     names, types = {fold(name): name for name in stored.key}, stored.key_types
@@ -150,7 +150,7 @@ def checked_bounds(bounds: Iterable[Bound], stored: StoredTable) -> tuple[Bound,
         name = names.get(fold(bound.column))
         if name is None:
             raise ConfigError(
-                f"{bound.column} is no column of the key ({', '.join(stored.key)}): {_FORM}", key=OPTION
+                f"{bound.column} is not a column of the key ({', '.join(stored.key)}). {_FORM}", key=OPTION
             )
         text = _text(bound, types[name])
         found.append(Bound(name, bound.comparison, text))
@@ -158,7 +158,7 @@ def checked_bounds(bounds: Iterable[Bound], stored: StoredTable) -> tuple[Bound,
 
 
 def _text(bound: Bound, kind: ColumnType) -> str:
-    """A literal as canal-json has the type's values."""
+    """Convert a literal to the type's canal-json form."""
     reader = row_of(kind).reader
     try:
         if reader in _WHOLE and kind.name != "year":
@@ -173,25 +173,25 @@ def _text(bound: Bound, kind: ColumnType) -> str:
             return _of_column(_time(bound.text), kind)
     except (ValueError, DecodeError):
         raise ConfigError(
-            f"{bound.text!r} is no value that {bound.column} ({kind.sql or kind.name}) is compared with: "
-            "numbers and times are some that the column can have, dates are 2026-01-31, times 10:00:00 or "
-            "2026-01-31 10:00:00, of a TIMESTAMP in UTC",
+            f"{bound.text!r} cannot be compared with {bound.column} ({kind.sql or kind.name}). "
+            "Use numbers and times that the column can have, dates like 2026-01-31, and times like 10:00:00 "
+            "or 2026-01-31 10:00:00 (a TIMESTAMP is in UTC).",
             key=OPTION,
         ) from None
     raise ConfigError(
-        f"{bound.column} is of the type {kind.sql or kind.name}, whose values the source and the target may "
-        "compare differently: a range is one of integers, decimals, dates and times",
+        f"{bound.column} has the type {kind.sql or kind.name}, whose values the source and the target may "
+        "compare differently. Ranges are possible for integers, decimals, dates and times.",
         key=OPTION,
     )
 
 
 def _of_column(text: str, kind: ColumnType) -> str:
-    """The text of a number or a time that the column can have.
+    """Check that the column can have a number or a time, and return its text.
 
-    A database would refuse another one as a parameter of the column's type, whenever it is asked.
+    A database would refuse another value as a parameter of the column's type.
 
     Raises:
-        ValueError, DecodeError: the column cannot have it.
+        ValueError, DecodeError: The column cannot have the value.
     """
     numeric = _NUMERIC.fullmatch(kind.sql or "")
     if numeric is None:
@@ -207,7 +207,7 @@ def _of_column(text: str, kind: ColumnType) -> str:
 
 
 def _scale(kind: ColumnType) -> int | None:
-    """That of a decimal type, or of Postgres' numeric; None: it is none, or each value has its own."""
+    """Returns the scale of a decimal type, or of Postgres' numeric; None without a fixed scale."""
     if row_of(kind).reader == "decimal":
         return kind.scale or 0
     found = _NUMERIC.fullmatch(kind.sql or "")
@@ -240,7 +240,7 @@ def _time(text: str) -> str:
 
 
 def seconds_of(text: str) -> Decimal:
-    """The seconds of a time of ``checked_bounds``, which may be below zero, or beyond a day."""
+    """Returns the seconds of a time of ``checked_bounds``, which may be negative, or longer than a day."""
     found = _TIME.fullmatch(text)
     assert found is not None  # noqa: S101  (checked before)
     sign, hours, minutes, seconds, fraction = found.groups()
@@ -252,7 +252,7 @@ def seconds_of(text: str) -> Decimal:
 def within(
     bounds: Sequence[Bound], types: Mapping[str, ColumnType], dialect: SourceDialect
 ) -> ColumnElement[bool]:
-    """Whether a row of the source is within the bounds, which become parameters."""
+    """Returns the condition that a source row is within the bounds, which become parameters."""
     import sqlalchemy as sa
 
     compared = (
@@ -266,5 +266,5 @@ def within(
 
 
 def from_lists(found: Iterable[Sequence[str]]) -> tuple[Bound, ...]:
-    """Bounds that were kept as plain texts."""
+    """Restore bounds from plain texts."""
     return tuple(Bound(column, cast(Comparison, kind), text) for column, kind, text in found)

@@ -1,9 +1,9 @@
-"""Tables of TiDB, MySQL and MariaDB: their columns and keys, and what is selected of a column.
+"""Tables of TiDB, MySQL and MariaDB: columns, keys, and the expressions that are selected for columns.
 
-What is selected are the texts that canal-json carries of the same values, so that one reader
+The selected texts are those of the same values in canal-json, so that one reader
 (``typemap.arrow.from_text``) serves both. A session's zone is UTC, and its ``sql_mode`` is empty, so that
-zero dates compare and CHAR is not padded. Every other session variable that can change values, or leave rows
-out, is pinned as well (``_PINS``). Identifiers are quoted by SQLAlchemy; values are parameters.
+zero dates compare and CHAR is not padded. Every other session variable that can change values or omit rows
+is pinned as well (``_PINS``). SQLAlchemy quotes identifiers; values are parameters.
 """
 
 from __future__ import annotations
@@ -43,34 +43,35 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("tidesink.worker")
 
 RANGE_OPTIONS: Final[Mapping[str, Any]] = {}
-# Access denied, in one of its forms, or no such database.
+# Access denied in various forms, or no such database.
 REFUSED: Final = (1044, 1045, 1049, 1142, 1143, 1227, 1698)
 # No such table, or no such database.
 NO_TABLE: Final = (1049, 1109, 1146)
 NO_COLUMN: Final = (1054,)
 NO_VARIABLE: Final = 1193
-# TiDB: a moment that is older than what garbage collection keeps.
+# TiDB: a moment older than the history that garbage collection keeps.
 TOO_OLD: Final = (8055, 9006)
 _PRIMARY: Final = "PRIMARY"
-# A text that its column's character set, or its type, does not have.
+# A text that the column's character set, or its type, does not have.
 OF_VALUE: Final = (1267, 1292, 1300, 1366, 1525, 3854, 3988)
-# Types that are selected, and carried, as numbers.
+# Types that are selected and written as numbers.
 _NUMBERED: Final = ("integer", "unsigned64", "bit", "enum", "set")
 _TYPED: Final[Mapping[str, Callable[[str], Value]]] = {"decimal": Decimal, "float32": float, "float64": float}
 
 
 class _Pin(NamedTuple):
-    """Value that a session variable must have: ``right`` as SHOW VARIABLES has it, ``sql`` to set it."""
+    """Required value of a session variable. ``right``: as in SHOW VARIABLES. ``sql``: the value to set."""
 
     right: tuple[str, ...]
     sql: str
 
 
-# Session variables that can leave rows out, or read others than the present ones. A server's defaults for new
+# Session variables that can omit rows, or read other rows than the present ones. A server's defaults for new
 # sessions (SET GLOBAL, init_connect) may be any value. Sources: "Server System Variables" of MySQL 8.4 and of
-# MariaDB 11, "System Variables" of TiDB 8.5. A variable that a server does not have is left out, and one that
-# is right already is not set. Not listed, since no statement of this package depends on them: limits whose
-# excess is an error (max_join_size), formats of dates and messages, the optimizer's, and those of writes.
+# MariaDB 11, "System Variables" of TiDB 8.5. Variables that a server does not have are skipped, and variables
+# with the right value are not set. No statement of this package depends on the following, so they are not
+# listed: limits whose excess is an error (max_join_size), formats of dates and messages, variables of the
+# optimizer, and of writes.
 _PINS: Final[Mapping[str, _Pin]] = {
     "sql_big_selects": _Pin(("ON",), "ON"),
     "sql_auto_is_null": _Pin(("OFF",), "OFF"),
@@ -80,19 +81,19 @@ _PINS: Final[Mapping[str, _Pin]] = {
     "use_secondary_engine": _Pin(("OFF",), "OFF"),
     "show_gipk_in_create_table_and_information_schema": _Pin(("ON",), "ON"),
     "show_old_temporals": _Pin(("OFF",), "OFF"),
-    # MySQL's group replication: wait until what the group has certified is applied here.
+    # MySQL's group replication: wait until the transactions that the group certified are applied here.
     "group_replication_consistency": _Pin(("BEFORE", "BEFORE_AND_AFTER"), "BEFORE"),
     # MariaDB: a limit in seconds; rows of system-versioned tables as of now.
     "max_statement_time": _Pin(("0", "0.000000"), "0"),
     "system_versioning_asof": _Pin(("DEFAULT",), "DEFAULT"),
-    # TiDB: reads of the past, and reads that pass over locks.
+    # TiDB: reads of the past, and reads that ignore locks.
     "tidb_snapshot": _Pin(("",), "''"),
     "tidb_read_staleness": _Pin(("", "0"), "0"),
     "tidb_enable_external_ts_read": _Pin(("OFF", "0"), "OFF"),
     "tidb_low_resolution_tso": _Pin(("OFF", "0"), "OFF"),
     "tidb_read_consistency": _Pin(("STRICT",), "'strict'"),
 }
-# Galera, where wsrep_on says so: as group_replication_consistency. Each odd number waits before a SELECT.
+# Galera, if wsrep_on is ON: like group_replication_consistency. Each odd number waits before a SELECT.
 _GALERA: Final[Mapping[str, _Pin]] = {
     "wsrep_sync_wait": _Pin(tuple(str(odd) for odd in range(1, 16, 2)), "1"),
     "wsrep_dirty_reads": _Pin(("OFF",), "OFF"),
@@ -104,7 +105,7 @@ _SHOWN: Final = (*_PINS, *_GALERA, *_ISOLATION, *_CHARACTER_SETS, *_READ_ONLY, "
 _VARIABLES: Final = "tidesink.variables"
 _OTHER_CHARACTERS: Final = (
     "source.database: the session's character set is {}, which loses characters. Add ?charset=utf8mb4 to the "
-    "URL"
+    "URL."
 )
 # "You have an error in your SQL syntax", "This version of MySQL doesn't yet support".
 _UNKNOWN_STATEMENT: Final = (1064, 1235)
@@ -112,41 +113,41 @@ _UNKNOWN_STATEMENT: Final = (1064, 1235)
 _NOT_ALLOWED: Final = (1142, 1227, 1401)
 _HIDDEN_XA: Final = (
     "Applications prepare XA transactions at the source, and the user of source.database is not allowed to "
-    "list those that are open (XA RECOVER). Their changes are in Kafka before they can be read, so that a "
-    "row would be lost. Grant the user XA_RECOVER_ADMIN"
+    "list the open ones (XA RECOVER). Their changes are in Kafka before they can be read, so a "
+    "row would be lost. Grant the user XA_RECOVER_ADMIN."
 )
-# Statements of sessions since the server's start. An XA transaction that was prepared before that is counted
-# with its COMMIT or ROLLBACK.
+# Statements of sessions since the server's start. An XA transaction that was prepared earlier is counted
+# by its COMMIT or ROLLBACK.
 _XA_COUNTERS: Final = tuple(f"Com_xa_{word}" for word in ("start", "end", "prepare", "commit", "rollback"))
-# XA transactions that no session has ended this long after the server's start, in seconds, are not expected.
+# After this time since the server's start, in seconds, open XA transactions of earlier sessions are unlikely.
 _YOUNG: Final = 24 * 3600
 _IS_YOUNG: Final = (
     "The source's server started less than a day ago, and the user of source.database is not allowed to list "
-    "XA transactions (XA RECOVER). One that was prepared before the start and is still open cannot be noticed"
+    "XA transactions (XA RECOVER). An open transaction that was prepared before the start cannot be noticed"
 )
 _IS_REPLICA: Final = (
     "The source's server is a replica, which does not count the XA transactions that it applies, and the "
-    "user of source.database is not allowed to list those that are open (XA RECOVER)"
+    "user of source.database is not allowed to list the open ones (XA RECOVER)"
 )
 _GRANT: Final = "If applications use XA, grant the user XA_RECOVER_ADMIN"
 _STOPPED_CHANNELS: Final = (
-    "The source's server has replication channels, none of which runs, and takes writes. It is read as the "
-    "server that takes the writes. If it is a replica whose replication is stopped, stop the worker and give "
+    "The source's server has replication channels, none of which runs, and accepts writes. It is treated as "
+    "the primary server. If it is a replica whose replication is stopped, stop the worker and configure "
     "the address of the primary; otherwise remove the channels (RESET REPLICA ALL)"
 )
 
 
 def begin_session(connection: Connection) -> None:
-    """Make the session's texts those of canal-json, and let it read all rows as of now.
+    """Set up the session so that its texts are those of canal-json, and it reads all rows as of now.
 
     Raises:
-        ConfigError: the session's character set is not utf8mb4.
+        ConfigError: The session's character set is not utf8mb4.
     """
     if connection.dialect.name not in ("mysql", "mariadb"):
         return
-    # SQLAlchemy quotes names as the server's sql_mode asks for, which it reads when it connects first.
+    # SQLAlchemy quotes names according to the server's sql_mode, which it reads on the first connection.
     quotes = "ANSI_QUOTES" if connection.dialect.identifier_preparer.initial_quote == '"' else ""
-    # Before any question: the limit of rows is one for what SHOW gives, too.
+    # Before any query: the limit of rows also applies to SHOW.
     connection.exec_driver_sql(
         f"SET time_zone = '+00:00', sql_mode = '{quotes}', sql_select_limit = 18446744073709551615"
     )
@@ -172,13 +173,13 @@ def begin_session(connection: Connection) -> None:
 def check_current(connection: Connection) -> None:
     """Refuse a replica, which may lack changes that were sent to Kafka.
 
-    A server is taken for one if it is read-only, or if a channel replicates from another server. The latter
-    is known where the user has REPLICATION CLIENT (MariaDB: SLAVE MONITOR), in MariaDB without it too. A
-    server that takes writes and has stopped channels only was promoted, as a rule: that is a warning. Members
-    of a replication group have channels of their own, which do not count. TiDB has no replicas.
+    A server counts as a replica if it is read-only, or if a channel replicates from another server. The
+    latter is known if the user has REPLICATION CLIENT (MariaDB: SLAVE MONITOR), in MariaDB even without it. A
+    server that accepts writes and has only stopped channels was usually promoted: this is a warning. Members
+    of a replication group have their own channels, which do not count. TiDB has no replicas.
 
     Raises:
-        ConfigError: it is a replica.
+        ConfigError: The server is a replica.
     """
     variables = connection.info[_VARIABLES]
     if _is_tidb(connection):
@@ -216,7 +217,7 @@ def _replicates(connection: Connection) -> bool:
 
 
 def _runs(channel: Mapping[str, str]) -> bool:
-    """Whether a thread of a channel runs, or tries to connect; a word that is not known counts as running."""
+    """Returns True if a thread of a channel runs, or tries to connect. Unknown words count as running."""
     threads = (f"{word}_{thread}_running" for word in ("replica", "slave") for thread in ("io", "sql"))
     return any(channel.get(thread, "No").lower() not in ("no", "") for thread in threads)
 
@@ -228,26 +229,26 @@ def _warn(connection: Connection, text: str) -> None:
 
 @cache
 def _warned(server: str, text: str) -> None:
-    """Log a warning about a server once in a process."""
+    """Log a warning about a server once per process."""
     _log.warning("source database", server=server, reason=text)
 
 
 def _counted(connection: Connection, *names: str) -> int:
-    """The sum of some of the server's counters; 0 for those that it does not have. It needs no privilege."""
+    """Returns the sum of some of the server's counters; missing ones are 0. It needs no privilege."""
     listed = ", ".join(f"'{name}'" for name in names)
     found = connection.exec_driver_sql(f"SHOW GLOBAL STATUS WHERE Variable_name IN ({listed})")
     return sum(int(plain(row[1])) for row in found.all())
 
 
 def open_transactions(connection: Connection) -> frozenset[str]:
-    """XA transactions that are prepared, and neither committed nor rolled back.
+    """Returns XA transactions that are prepared, and neither committed nor rolled back.
 
-    Their rows are in the binary log since they were prepared (MySQL 5.7.7, MariaDB 10.5), hence in Kafka, and
-    show in no query before XA COMMIT. TiDB has no XA. If the user may not list them, and nothing counts them
-    for certain, that is a warning.
+    Their rows are in the binary log from the moment of PREPARE (MySQL 5.7.7, MariaDB 10.5), and so in Kafka.
+    No query shows them before XA COMMIT. TiDB has no XA. If the user may not list them, and the counters are
+    not reliable, this is a warning.
 
     Raises:
-        ConfigError: the user may not list them, and sessions used XA since the server started.
+        ConfigError: The user may not list them, and sessions used XA since the server started.
     """
     found = _prepared(connection)
     if found is None and _counted(connection, *_XA_COUNTERS):
@@ -258,7 +259,7 @@ def open_transactions(connection: Connection) -> frozenset[str]:
 
 
 def _prepared(connection: Connection) -> frozenset[str] | None:
-    """As ``open_transactions``; None if the user may not list them."""
+    """Like ``open_transactions``; None if the user may not list them."""
     from sqlalchemy.exc import DBAPIError
 
     if _is_tidb(connection):
@@ -276,20 +277,20 @@ def _prepared(connection: Connection) -> frozenset[str] | None:
 
 
 def _uncounted(connection: Connection) -> str:
-    """Why XA transactions may be open though the counters are 0; empty if none is expected to be."""
+    """Returns why XA transactions may be open although the counters are 0; empty if none is expected."""
     if connection.info.get(IS_REPLICA):
         return _IS_REPLICA
     return _IS_YOUNG if _counted(connection, "Uptime") < _YOUNG else ""
 
 
 def begin_at_position(connection: Connection) -> int:
-    """As ``SourceDialect``: the TSO at which a transaction of TiDB starts, and as of which it reads.
+    """Begin a transaction of TiDB. Returns its TSO, as of which it reads.
 
-    That is so under REPEATABLE READ, TiDB's default; under READ COMMITTED each statement reads as of a later
-    one (TiDB's documentation, "TiDB Transaction Isolation Levels").
+    This holds under REPEATABLE READ, TiDB's default. Under READ COMMITTED each statement reads as of a later
+    TSO (TiDB's documentation, "TiDB Transaction Isolation Levels").
 
     Raises:
-        ConfigError: it is not TiDB.
+        ConfigError: The database is not TiDB.
     """
     from sqlalchemy.exc import DBAPIError
 
@@ -308,12 +309,12 @@ def begin_snapshot(connection: Connection) -> None:
     connection.exec_driver_sql("START TRANSACTION")
 
 
-# Engines in which two statements of a transaction read one state. TiDB's tables have the first one, too.
+# Engines in which all statements of a transaction read one state. TiDB's tables report the first one.
 _TRANSACTIONAL: Final = ("innodb", "rocksdb")
 
 
 def counted_rows(connection: Connection, table: TableId, query: Select[Any]) -> int | None:
-    """As ``SourceDialect``; None for tables of engines without transactions."""
+    """Returns the number of rows that a query finds; None for tables of engines without transactions."""
     import sqlalchemy as sa
 
     at = sa.table(
@@ -327,17 +328,17 @@ def counted_rows(connection: Connection, table: TableId, query: Select[Any]) -> 
 
 
 def tidb_as_of(connection: Connection, commit_ts: int) -> None:
-    """Let a TiDB session read as of a commit_ts."""
+    """Make a TiDB session read as of a commit_ts."""
     from sqlalchemy import text
 
     connection.execute(text("SET @@tidb_snapshot = :ts"), {"ts": commit_ts})
 
 
 def read_as_of(connection: Connection, commit_ts: int) -> None:
-    """As ``SourceDialect``: TiDB's snapshot, also of columns and tables.
+    """Make a session read a snapshot of TiDB, which includes columns and tables.
 
     Raises:
-        ConfigError: it is not TiDB.
+        ConfigError: The database is not TiDB.
     """
     from sqlalchemy.exc import DBAPIError
 
@@ -350,9 +351,9 @@ def read_as_of(connection: Connection, commit_ts: int) -> None:
 
 
 def stored_columns(connection: Connection, table: TableId) -> dict[str, ColumnType]:
-    """The types of a table's columns in order, without virtual ones, which TiCDC does not carry.
+    """Returns the types of a table's columns in order, without virtual columns, which TiCDC does not send.
 
-    Empty where there is no such table.
+    Empty if the table does not exist.
     """
     return {one.name: one.type for one in _columns(connection, table) if not one.virtual}
 
@@ -377,7 +378,7 @@ def _columns(connection: Connection, table: TableId) -> list[Column]:
 
 
 def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
-    """A table as the database has it; None where it has none of this name."""
+    """Returns a table of the database; None if there is no table with this name."""
     columns = _columns(connection, table)
     if not columns:
         return None
@@ -402,10 +403,10 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
 
 
 def uses_xa(connection: Connection) -> bool:
-    """As ``SourceDialect``, by the server's counters, which any user sees, and by what is open.
+    """Returns True if XA was used, according to the server's counters, which any user sees, or is open.
 
     Raises:
-        ConfigError: the user may not list open ones, and the counters do not show them.
+        ConfigError: The user may not list open transactions, and the counters do not show them.
     """
     if _is_tidb(connection):
         return False
@@ -414,15 +415,15 @@ def uses_xa(connection: Connection) -> bool:
     found = _prepared(connection)
     if found is None and (reason := _uncounted(connection)):
         raise ConfigError(
-            f"{reason}. A cut could contain a part of its transaction. {_GRANT}, which allows cuts again if "
-            "none is open. Otherwise remove cuts from the config",
+            f"{reason}. A cut could contain a part of such a transaction. {_GRANT}, which allows cuts again "
+            "if none is open. Otherwise remove cuts from the config.",
             key="source.database",
         )
     return bool(found)
 
 
 def _order(connection: Connection, table: TableId, key: Sequence[str]) -> str:
-    """As of ``StoredTable``. The type of an ENUM has its members; a server's collation never changes."""
+    """Returns ``StoredTable.order``. The type of an ENUM has its members; a collation never changes."""
     import sqlalchemy as sa
 
     names = ("column_name", "column_type", "collation_name")
@@ -438,11 +439,11 @@ def _order(connection: Connection, table: TableId, key: Sequence[str]) -> str:
 
 
 def create_statement(connection: Connection, table: TableId) -> tuple[str, int] | None:
-    """A table's CREATE TABLE as the server shows it, and a commit_ts from which on it holds.
+    """Returns a table's CREATE TABLE as the server shows it, and a commit_ts from which it holds.
 
-    None where there is no such table, or it is a view. The commit_ts was taken before: what changed since may
-    be in the statement. It is TiDB's, or of the server's clock, and the first one of its millisecond: a DDL
-    event without a commit_ts is taken to be that early, though it came later.
+    None if the table does not exist, or is a view. The commit_ts was read first, so the statement may contain
+    later changes. It is TiDB's, or from the server's clock, and the first one of its millisecond: a DDL event
+    without a commit_ts is assumed to be that early, even if it was later.
     """
     from sqlalchemy.exc import DBAPIError
 
@@ -462,10 +463,10 @@ def create_statement(connection: Connection, table: TableId) -> tuple[str, int] 
 
 
 def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, str]:
-    """As ``SourceDialect``: TiDB's id of the table; of a partitioned one each partition has its own.
+    """Returns TiDB's id of the table; empty for a partitioned table, whose partitions have their own ids.
 
-    TiDB's documentation of ``INFORMATION_SCHEMA.TABLES`` has the columns. Rows that are not clustered by a
-    primary key have ``_tidb_rowid``, which no list of columns has.
+    TiDB's documentation of ``INFORMATION_SCHEMA.TABLES`` describes the columns. Rows that are not clustered
+    by a primary key have ``_tidb_rowid``, which is in no list of columns.
     """
     import sqlalchemy as sa
     from sqlalchemy.exc import DBAPIError
@@ -480,14 +481,14 @@ def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, st
     except DBAPIError as error:
         if code_of(error) not in NO_COLUMN:
             raise
-        return {}  # it is not TiDB
+        return {}  # not TiDB
     if found is None or plain(found[1]) != "NONCLUSTERED" or "partitioned" in plain(found[2]).lower():
         return {}
     return {TABLE_ID: str(int(found[0]))}
 
 
 def _keys(connection: Connection, table: TableId) -> dict[str, tuple[str, ...]]:
-    """The columns of the unique keys that are never NULL, by the names of their indexes."""
+    """Returns the columns of the unique keys that are never NULL, by the names of their indexes."""
     import sqlalchemy as sa
 
     names = ("index_name", "non_unique", "column_name", "nullable", "seq_in_index", "sub_part")
@@ -501,7 +502,7 @@ def _keys(connection: Connection, table: TableId) -> dict[str, tuple[str, ...]]:
     for index, non_unique, column, nullable, _, part in connection.execute(query):
         name = plain(index)
         keys.setdefault(name, []).append(plain(column))
-        # Rows may be equal in the beginning of a text, and in NULL.
+        # Rows may have equal prefixes of a text, and several NULLs.
         if int(non_unique) or plain(nullable).upper() == "YES" or part is not None or column is None:
             unusable.add(name)
     return {name: tuple(columns) for name, columns in keys.items() if name not in unusable}
@@ -519,9 +520,9 @@ def _size(connection: Connection, table: TableId) -> tuple[int, int]:
 
 
 def selected(name: str, column_type: ColumnType) -> ColumnElement[Any]:
-    """What is selected of a column: a text that no driver makes something else of.
+    """Returns the expression for a column: a text that no driver converts.
 
-    Of a binary column its bytes in hex, of a floating-point number the double that it is.
+    A binary column is selected as hex digits, a floating-point number as its double.
     """
     import sqlalchemy as sa
     from sqlalchemy.dialects.mysql import INTEGER
@@ -530,7 +531,7 @@ def selected(name: str, column_type: ColumnType) -> ColumnElement[Any]:
     if reader in ("bit", "enum", "set") or column_type.name == "year":
         return sa.cast(sa.cast(column, INTEGER(unsigned=True)), sa.CHAR)
     if reader in ("float32", "float64"):
-        # Some servers print a FLOAT with six digits, and no DOUBLE so.
+        # Some servers print a FLOAT with six digits, but never a DOUBLE.
         return column + sa.literal_column("0e0")
     if reader == "binary":
         return sa.func.hex(column)
@@ -540,7 +541,7 @@ def selected(name: str, column_type: ColumnType) -> ColumnElement[Any]:
 
 
 def compared(name: str, column_type: ColumnType) -> ColumnElement[Any]:
-    """A column as it is compared with a parameter: a FLOAT as the double that it is."""
+    """Returns the expression of a column for comparisons: a FLOAT is compared as its double."""
     import sqlalchemy as sa
 
     column = column_of(name)
@@ -548,16 +549,16 @@ def compared(name: str, column_type: ColumnType) -> ColumnElement[Any]:
 
 
 def parameter_of(text: str | None, column_type: ColumnType) -> Value:
-    """A canal-json text, of a TIMESTAMP in UTC, as a parameter."""
+    """Convert a canal-json text (a TIMESTAMP is in UTC) to a parameter."""
     if text is None or column_type.name == "timestamp":
         return text
     if row_of(column_type).reader in ("enum", "set"):
-        return int(text)  # they are sorted by number, and compared with a label as texts
+        return int(text)  # they are sorted by number, but compared with a label as texts
     return text_reader(column_type)(text)
 
 
 def text_of(value: Any, column_type: ColumnType) -> str:
-    """What canal-json carries for a value that was selected by ``selected``; of a TIMESTAMP in UTC."""
+    """Convert a ``selected`` value to its canal-json text (a TIMESTAMP is in UTC)."""
     reader = row_of(column_type).reader
     text = value.decode() if isinstance(value, bytes) else str(value)
     if reader in _NUMBERED:
@@ -569,14 +570,14 @@ def text_of(value: Any, column_type: ColumnType) -> str:
 
 
 def key_text(text: str, column_type: ColumnType) -> str:  # noqa: ARG001  (as SourceDialect has it)
-    """Canal-json's texts are ours."""
+    """Returns the text unchanged: canal-json's texts are the same."""
     return text
 
 
 def column_batches(
     connection: Connection, query: Select[Any], types: Sequence[ColumnType], rows: int
 ) -> Iterator[list[pa.Array]]:
-    """From the bytes that the server sends, where PyMySQL is the driver; else from the driver's rows."""
+    """Yields columns from the bytes that the server sends if the driver is PyMySQL, else from its rows."""
     from tidesink.source_database.arrow_rows import batches_of_packets, batches_of_rows
 
     if connection.dialect.driver == "pymysql":
@@ -585,7 +586,7 @@ def column_batches(
 
 
 def value_reader(column_type: ColumnType) -> ValueReader | None:
-    """Bytes come in hex, and numbers with zeros to their width; other columns as they are read."""
+    """Returns the conversion of bytes, which come as hex, and of zero-padded numbers; None for others."""
     reader = row_of(column_type).reader
     if reader == "binary":
         return bytes.fromhex
@@ -597,15 +598,15 @@ def _type(sql: str) -> ColumnType:
     try:
         return parse_sql_type(sql)
     except ConfigError:
-        return ColumnType("text", sql=sql)  # a type this version does not know is kept as text
+        return ColumnType("text", sql=sql)  # a type that this version does not know is read as text
 
 
 def bounded(
     key: Sequence[str], types: Mapping[str, ColumnType], bound: KeyTexts, *, above: bool
 ) -> ColumnElement[bool]:
-    """Whether a key is above a bound, or not above it, spelt so that an index of the key serves it.
+    """Returns the condition that a key is above a bound, or not above it, in a form that uses an index.
 
-    MySQL uses no index for ``(a, b) > (1, 2)``: it is ``a >= 1 AND (a > 1 OR b > 2)``.
+    MySQL uses no index for ``(a, b) > (1, 2)``, so this is written as ``a >= 1 AND (a > 1 OR b > 2)``.
     """
     import sqlalchemy as sa
 

@@ -1,8 +1,8 @@
-"""Tables of Postgres: their columns and keys, and what is selected of a column.
+"""Tables of Postgres: columns, keys, and the expressions that are selected for columns.
 
-What is selected are the texts of the types' own output functions, which logical decoding sends too. A session
-has the settings under which they are exact. Keys compare in the database alone: a bound goes there as its
-text, and is cast to the column's type. Identifiers are quoted by SQLAlchemy; values are parameters.
+The selected texts come from the types' own output functions, like those of logical decoding. A session has
+the settings with which they are exact. Keys are compared only in the database: a bound is sent as text, and
+is cast to the column's type. SQLAlchemy quotes identifiers; values are parameters.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlalchemy import ColumnElement, Connection, Select
 
-# A range is read in one transaction, since a cursor lives in one.
+# A range is read in one transaction, because a cursor exists only in one.
 RANGE_OPTIONS: Final = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 # A role that may not log in or not read, or no such database.
 REFUSED: Final = ("28000", "28P01", "3D000", "42501")
 NO_COLUMN: Final = ("42703",)
-# No role may filter rows by itself, and no lock may be waited for without an end.
+# Row security must not filter rows unnoticed, and waits for locks must end.
 _SETTINGS: Final = {
     "TimeZone": "UTC",
     "DateStyle": "ISO, YMD",
@@ -48,8 +48,8 @@ _SETTINGS: Final = {
     "row_security": "off",
     "lock_timeout": "60s",
 }
-# Operators by which extensions' types are compared are found in the schemas of these alone. No one but a
-# superuser makes an operator class.
+# Comparison operators of extensions' types are only looked up in these schemas. Only a superuser can create
+# an operator class.
 _OPERATORS: Final = """coalesce((
     SELECT pg_catalog.string_agg(DISTINCT pg_catalog.quote_ident(n.nspname), ', ')
     FROM pg_catalog.pg_opclass o
@@ -57,13 +57,13 @@ _OPERATORS: Final = """coalesce((
     JOIN pg_catalog.pg_namespace n ON n.oid = o.opcnamespace
     WHERE o.opcdefault AND n.nspname <> 'pg_catalog'), '')"""
 _CHILDREN: Final = (
-    "other tables inherit from the table, so that its key is not one of all rows: set snapshot: never for "
-    "it, and load its rows some other way"
+    "Other tables inherit from the table, so its key does not identify all rows. Set snapshot: never for "
+    "it, and load its rows in another way."
 )
 
 
 def begin_at_position(connection: Connection) -> int:  # noqa: ARG001  (as SourceDialect has it)
-    """There are none. Raises ConfigError."""
+    """Raises ConfigError: Postgres has no positions that compare with a commit_ts."""
     raise ConfigError(NO_POSITION)
 
 
@@ -73,7 +73,7 @@ def read_as_of(connection: Connection, commit_ts: int) -> None:  # noqa: ARG001 
 
 
 def begin_session(connection: Connection) -> None:
-    """Make the session's texts exact."""
+    """Set up the session so that its texts are exact."""
     import sqlalchemy as sa
 
     settings = ", ".join(f"pg_catalog.set_config('{name}', :{name}, false)" for name in _SETTINGS)
@@ -82,27 +82,27 @@ def begin_session(connection: Connection) -> None:
 
 
 def check_current(connection: Connection) -> None:
-    """As ``SourceDialect``: refuse a standby."""
+    """Refuse a standby."""
     if _is_true(connection.exec_driver_sql("SELECT pg_catalog.pg_is_in_recovery()").scalar_one()):
         raise ConfigError(REPLICA, key="source.database")
 
 
 def uses_xa(connection: Connection) -> bool:  # noqa: ARG001  (as SourceDialect has it)
-    """No change is sent before its commit."""
+    """Returns False: no change is sent before its commit."""
     return False
 
 
 def begin_snapshot(connection: Connection) -> None:
-    """The connection of a range is in one transaction (``RANGE_OPTIONS``)."""
+    """Does nothing: a range's connection is already in one transaction (``RANGE_OPTIONS``)."""
 
 
 def counted_rows(connection: Connection, table: TableId, query: Select[Any]) -> int | None:  # noqa: ARG001
-    """None: Postgres has no limit of rows for a session."""
+    """Returns None: Postgres has no limit of rows for a session."""
     return None
 
 
 def open_transactions(connection: Connection) -> frozenset[str]:  # noqa: ARG001  (as SourceDialect has it)
-    """None: a prepared transaction is decoded at COMMIT PREPARED."""
+    """Returns nothing: a prepared transaction is decoded at COMMIT PREPARED."""
     return frozenset()
 
 
@@ -113,7 +113,7 @@ class _Column(NamedTuple):
     generated: bool
 
 
-# Of a domain what it is made of.
+# A domain is replaced by its base type.
 _COLUMNS: Final = """
 WITH RECURSIVE found AS (
     SELECT a.attnum, a.attname, a.attnotnull, a.attgenerated, a.atttypid AS type, a.atttypmod AS mod
@@ -126,7 +126,7 @@ WITH RECURSIVE found AS (
 SELECT f.attname, f.attnotnull, f.attgenerated <> '', pg_catalog.format_type(f.type, f.mod), t.typname,
     t.typtype, t.typcategory
 FROM found f JOIN pg_catalog.pg_type t ON t.oid = f.type WHERE t.typtype <> 'd' ORDER BY f.attnum"""
-# Whole columns that are never NULL, by the operators that ORDER BY and a comparison both find.
+# Columns that are never NULL, without prefixes, with the operators that both ORDER BY and comparisons find.
 _KEYS: Final = """
 SELECT pg_catalog.array_to_json(k.names) FROM pg_catalog.pg_index i
 JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
@@ -141,7 +141,7 @@ CROSS JOIN LATERAL (
 WHERE i.indrelid = CAST(:oid AS oid) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
     AND i.indexprs IS NULL AND k.usable
 ORDER BY i.indisprimary DESC, i.indisreplident DESC, c.relname LIMIT 1"""
-# The columns of the index that is the replica identity; without one no old row is sent at all.
+# The columns of the index that is the replica identity. Without an index no old row is sent at all.
 _IDENTITY: Final = """
 SELECT pg_catalog.array_to_json(coalesce((
     SELECT pg_catalog.array_agg(a.attname) FROM pg_catalog.pg_index i
@@ -161,10 +161,10 @@ SELECT c.oid, c.relkind, EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.in
     c.relkind = 'r' AND c.relreplident = 'f'
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = :schema AND c.relname = :name AND c.relkind IN ('r', 'p')"""
-# A type's number stands for the order of an ENUM's members: they come to a type, and never change places.
-# Number 100 is the database's own collation. Postgres 15 and newer have its version; before that the libc
-# collation of the same locale has it, under the name that the system gives (en_US.utf8 for en_US.UTF-8). If
-# there is none, the libraries' versions are those of any collation that they give. JSON, since the columns
+# A type's number represents the order of an ENUM's members: they are added to a type, and never reordered.
+# Number 100 is the database's own collation. Postgres 15 and newer have its version. In older ones the libc
+# collation of the same locale has it, under the system's name (en_US.utf8 for en_US.UTF-8). If there is none,
+# the versions of the libraries are those of any collation that they provide. As JSON, because the columns
 # with the locale differ by version (pg_database in the manuals of Postgres 14, 15 and 17).
 _ORDER: Final = """
 SELECT a.attname, pg_catalog.concat_ws(' ', a.atttypid, a.attcollation,
@@ -195,10 +195,10 @@ FROM (SELECT relid FROM pg_catalog.pg_partition_tree(CAST(:oid AS oid))
 
 
 def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
-    """A table as the database has it; None where it has none of this name.
+    """Returns a table of the database; None if there is no table with this name.
 
     Raises:
-        ConfigError: other tables inherit from it.
+        ConfigError: Other tables inherit from it.
     """
     import sqlalchemy as sa
 
@@ -231,7 +231,7 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     )
 
 
-# As ``_COLUMNS``, with what a row has that does not give a value.
+# Like ``_COLUMNS``, with the default of rows that omit a value.
 _DEFINED: Final = """
 WITH RECURSIVE found AS (
     SELECT a.attnum, a.attname, a.attnotnull, a.atttypid AS type, a.atttypmod AS mod,
@@ -247,7 +247,7 @@ WITH RECURSIVE found AS (
 SELECT f.attname, f.attnotnull, pg_catalog.format_type(f.type, f.mod), t.typname, t.typtype, t.typcategory,
     f.value
 FROM found f JOIN pg_catalog.pg_type t ON t.oid = f.type WHERE t.typtype <> 'd' ORDER BY f.attnum"""
-# By the catalog's name of a type, its name in a statement. Others are in there by their own (``_WORDS``).
+# Type names in a statement, by the catalog's names. The types in ``_WORDS`` have the same name in both.
 _NAMES: Final[Mapping[str, str]] = {
     "bool": "boolean",
     "int2": "smallint",
@@ -258,7 +258,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "timestamptz": "timestamp with time zone",
     "timetz": "time with time zone",
 }
-# Types whose digits decide how their values are written.
+# Types whose size decides how their values are written.
 _SIZED: Final = ("bit", "varbit", "numeric", "time", "timestamp")
 _WORDS: Final = frozenset(
     (
@@ -266,16 +266,16 @@ _WORDS: Final = frozenset(
         *("json", "jsonb", "uuid", "xml", "money", "point", "geometry", "geography"),
     )
 )
-# A constant as ``pg_get_expr`` writes it, perhaps with its type behind it.
+# A constant as ``pg_get_expr`` writes it, optionally followed by its type.
 _CONSTANT: Final = re.compile(r"('(?:[^']|'')*'|-?\d+(?:\.\d+)?|true|false)(?:::[^|+*/-]+)?", re.ASCII)
 _NULL: Final = re.compile(r"NULL(?:::.*)?", re.DOTALL)
 
 
 def create_statement(connection: Connection, table: TableId) -> str | None:
-    """A statement that creates a table as it is now, in the types that its Debezium records have.
+    """Returns a statement that creates a table in its current form, with the types of its Debezium records.
 
-    None if there is no such table. A domain is what it is made of, an enum text, and a type that the
-    connector does not know the bytes of its text.
+    None if the table does not exist. A domain is replaced by its base type, an enum by text, and a type that
+    the connector does not know by bytea, for the bytes of its text.
     """
     import sqlalchemy as sa
 
@@ -298,7 +298,7 @@ def _quoted_name(name: str) -> str:
 
 
 def _defined_type(sql: str, word: str, kind: str, category: str) -> str:
-    """How a statement names a column's type."""
+    """Returns the name of a column's type in a statement."""
     found = _type(sql, word, is_enum=kind == "e", is_array=category == "A")
     if found.name == "array":
         return "text[]"
@@ -310,7 +310,7 @@ def _defined_type(sql: str, word: str, kind: str, category: str) -> str:
 
 
 def _constraints(row: Sequence[Any]) -> str:
-    """NOT NULL, and the default: a constant, or one that is computed for each row."""
+    """Returns NOT NULL and the default: a constant, or ``now()`` for one that is computed for each row."""
     required = " NOT NULL" if _is_true(row[1]) else ""
     value = plain(row[6])
     if not value or _NULL.fullmatch(value):
@@ -320,7 +320,7 @@ def _constraints(row: Sequence[Any]) -> str:
 
 
 def key_orders(connection: Connection, oid: str) -> dict[str, str]:
-    """By column of the table with this number, what decides the order of its values."""
+    """Returns what decides the order of values, for each column of the table with this number."""
     import sqlalchemy as sa
 
     has_version = (connection.dialect.server_version_info or (0,)) >= (15,)
@@ -329,7 +329,7 @@ def key_orders(connection: Connection, oid: str) -> dict[str, str]:
 
 
 def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, str]:  # noqa: ARG001
-    """As ``SourceDialect``: a row's place changes with each update, and names nothing."""
+    """Returns nothing: a row's location changes with each update, and does not identify it."""
     return {}
 
 
@@ -340,7 +340,7 @@ def _column(row: Sequence[Any]) -> _Column:
 
 
 def _key(connection: Connection, place: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns of the primary key; else of the first unique index of columns that are never NULL."""
+    """Returns the columns of the primary key, else of the first unique index that is never NULL."""
     import json
 
     import sqlalchemy as sa
@@ -350,7 +350,7 @@ def _key(connection: Connection, place: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _identity(connection: Connection, place: Mapping[str, str]) -> frozenset[str] | None:
-    """The replica identity's columns; None where whole rows are sent, or each partition has its own."""
+    """Returns the replica identity's columns; None for whole rows, or if each partition has its own."""
     import json
 
     import sqlalchemy as sa
@@ -360,7 +360,7 @@ def _identity(connection: Connection, place: Mapping[str, str]) -> frozenset[str
 
 
 def _rows(connection: Connection, table: TableId) -> int:
-    """About how many rows there are, as the planner has it: of a table without statistics too."""
+    """Returns the planner's estimate of the number of rows, which exists even without statistics."""
     import json
 
     import sqlalchemy as sa
@@ -371,7 +371,7 @@ def _rows(connection: Connection, table: TableId) -> int:
     return int(plan["Plan"]["Plan Rows"])
 
 
-# By the catalog's name of a type how its texts are read. Other types are text.
+# Types by which texts are read, by the catalog's type names. Other types are text.
 _TYPES: Final[Mapping[str, str]] = {
     "bool": "boolean",
     "int2": "smallint",
@@ -398,13 +398,13 @@ _TEXTS: Final = frozenset(
     )
 )
 _MOST_BITS: Final = 64
-# PostGIS' types, whose text is EWKB in hex.
+# PostGIS' types, whose texts are EWKB in hex.
 _SHAPES: Final = re.compile(r"(?:.*\.)?geo(?:metry|graphy)\b", re.ASCII)
 _SIZE: Final = re.compile(r"\((\d+)\)")
 
 
 def _type(sql: str, word: str, *, is_enum: bool, is_array: bool) -> ColumnType:
-    """The type of a column by Postgres' words for it; ``sql`` of the result are those.
+    """Returns the type of a column from Postgres' words for it, which are the result's ``sql``.
 
     A type that the connector does not know is binary: it sends the bytes of its text, if anything.
     """
@@ -426,7 +426,10 @@ def _is_money(column_type: ColumnType) -> bool:
 
 
 def selected(name: str, column_type: ColumnType) -> ColumnElement[Any]:
-    """What is selected of a column; of money a number, for its text is that of a country."""
+    """Returns the expression for a column.
+
+    Money is selected as a number, because its text depends on a locale.
+    """
     import sqlalchemy as sa
 
     column = column_of(name)
@@ -436,14 +439,14 @@ def selected(name: str, column_type: ColumnType) -> ColumnElement[Any]:
 def column_batches(
     connection: Connection, query: Select[Any], types: Sequence[ColumnType], rows: int
 ) -> Iterator[list[pa.Array]]:
-    """From the driver's rows, by a cursor of the server."""
+    """Yields columns from the driver's rows, with a cursor of the server."""
     from tidesink.source_database.arrow_rows import batches_of_rows
 
     return batches_of_rows(connection, query, types, rows, value_reader)
 
 
 def value_reader(column_type: ColumnType) -> ValueReader | None:
-    """Doubles, bits, instants and bytes are made of their texts; other columns are texts."""
+    """Returns the conversion of the texts of doubles, bits, instants and bytes; None for other columns."""
     readers: Mapping[str, Callable[[str], Selected]] = {
         "float32": float,
         "float64": float,
@@ -455,12 +458,12 @@ def value_reader(column_type: ColumnType) -> ValueReader | None:
 
 
 def _bits(text: str) -> str:
-    """A number."""
+    """Convert bits to a number."""
     return str(int(text or "0", 2))
 
 
 def _instant(text: str) -> str:
-    """With a zone as ISO 8601 has it; the session is in UTC."""
+    """Convert the zone to the form of ISO 8601; the session is in UTC."""
     return text.replace("+00", "+00:00")
 
 
@@ -474,12 +477,12 @@ def _binary(sql: str, text: str) -> bytes:
 
 
 def text_of(value: Any, _column_type: ColumnType) -> str:
-    """The text that was selected."""
+    """Returns the selected text."""
     return plain(value)
 
 
 def key_text(text: str, column_type: ColumnType) -> str:
-    """As ``text_of``, of a value whose canal-json text is given; binary values in latin-1."""
+    """Like ``text_of``, for the text of a value in canal-json; binary values are in latin-1."""
     reader = row_of(column_type).reader
     if reader == "bit":
         return format(int(text), f"0{column_type.length or 1}b")
@@ -490,12 +493,12 @@ def key_text(text: str, column_type: ColumnType) -> str:
 
 
 def compared(name: str, _column_type: ColumnType) -> ColumnElement[Any]:
-    """A column as it is."""
+    """Returns the column unchanged."""
     return column_of(name)
 
 
 def parameter_of(text: str | None, column_type: ColumnType) -> Any:
-    """A text as a value of the column's type, which the database makes of it."""
+    """Convert a text to a value of the column's type, in the database."""
     import sqlalchemy as sa
     from sqlalchemy.types import UserDefinedType
 
@@ -503,7 +506,7 @@ def parameter_of(text: str | None, column_type: ColumnType) -> Any:
         cache_ok = False
 
         def get_col_spec(self, **_: Any) -> str:
-            return (column_type.sql or "text").replace("%", "%%")  # as the driver has it
+            return (column_type.sql or "text").replace("%", "%%")  # escaped for the driver
 
     value: ColumnElement[Any] = sa.literal(text, sa.Text)
     return sa.cast(sa.cast(value, sa.Numeric) if _is_money(column_type) else value, Named())
@@ -512,7 +515,7 @@ def parameter_of(text: str | None, column_type: ColumnType) -> Any:
 def bounded(
     key: Sequence[str], types: Mapping[str, ColumnType], bound: KeyTexts, *, above: bool
 ) -> ColumnElement[bool]:
-    """Whether a key is above a bound, or not above it: an index serves a comparison of rows."""
+    """Returns the condition that a key is above a bound, or not above it. An index serves row comparisons."""
     import sqlalchemy as sa
 
     columns = [column_of(name) for name in key]
@@ -527,7 +530,7 @@ def _is_true(value: Any) -> bool:
 
 
 def keep_texts(connection: Any) -> None:
-    """Let a psycopg connection give each value as the text that the server sends."""
+    """Make a psycopg connection return each value as the text that the server sends."""
     import psycopg
     from psycopg.types.string import TextLoader
 
@@ -537,10 +540,10 @@ def keep_texts(connection: Any) -> None:
                 connection.adapters.register_loader(oid, TextLoader)
 
 
-# What is quoted: from the first mark that opens to the last that closes, for a name may hold one.
+# A quotation: from the first opening mark to the last closing one, because a name may contain a mark.
 _QUOTED: Final = re.compile(r"""(?<!\w)["'«„“‘].*["'»“”’]""")
 
 
 def without_quotes(words: str) -> str:
-    """A server's words without what they quote, which may be a value."""
+    """Returns a server's message without its quoted parts, which may be values."""
     return _QUOTED.sub('"…"', words)

@@ -2,13 +2,12 @@
 
 ``spark.dataSource.register(TidesinkDataSource)``, then ``spark.read.format("tidesink")`` or
 ``spark.readStream.format("tidesink")``. docs/how-to-spark.md lists the options and the columns. The driver
-asks Kafka for offsets; Python tasks read one range of offsets each with ``fetch`` and ``decode_batch``.
+requests offsets from Kafka. Python tasks read one range of offsets each with ``fetch`` and ``decode_batch``.
 Executors need tidesink installed.
 
 A row is a change of one table. Its columns are those of ``ChangeTable.rows`` without ``record``: ``op``,
 ``topic``, ``partition``, ``offset``, ``index``, ``commit_ts``, ``source``, ``key``, ``before``, ``after``,
-``unavailable``, ``unavailable_before``, ``zero_dates``, ``ambiguous_times``; ``codecs.batch`` says what they
-mean.
+``unavailable``, ``unavailable_before``, ``zero_dates``, ``ambiguous_times``; ``codecs.batch`` describes them.
 """
 
 from __future__ import annotations
@@ -57,17 +56,17 @@ Place = Callable[[int], dict[str, Any]]
 
 
 class RowColumns(NamedTuple):
-    """A table's columns and the names of its key's; ``table`` is None where no source of them says it."""
+    """A table's columns and the names of its key columns. ``table`` is None if its name is not known."""
 
     table: TableId | None
     columns: tuple[Column, ...]
     keys: tuple[str, ...]
 
     def arrow(self, options: ValueOptions) -> pa.Schema:
-        """The Arrow schema of the table's change rows."""
+        """Returns the Arrow schema of the table's change rows."""
         schema = TableSchema(self.table or TableId("", ""), self.columns)
         rows = RowTypes(schema, self.keys or None, options).table
-        # Spark reads no dictionaries, and ``record`` is a place in a batch that it does not see.
+        # Spark does not read dictionaries, and does not see the batch that ``record`` refers to.
         kinds = ((one.name, one.type) for one in rows if one.name != "record")
         return pa.schema([(n, k.value_type if pa.types.is_dictionary(k) else k) for n, k in kinds])
 
@@ -79,11 +78,11 @@ def registered_columns(
     protocol: str,
     definitions: TableDefinitions,
 ) -> RowColumns | None:
-    """The columns by the latest schemas of a topic's subjects; None where the registry has none.
+    """Returns the columns in the latest schemas of a topic's subjects; None if the registry has none.
 
     Raises:
-        SchemaMismatchError: they are not the protocol's.
-        RegistryError: the registry does not answer.
+        SchemaMismatchError: The schemas are not the protocol's.
+        RegistryError: The registry does not answer.
     """
     value, key = (_latest(registry, topic, part) for part in ("value", "key"))
     if value is None:
@@ -94,7 +93,9 @@ def registered_columns(
         return RowColumns(record.table, record.table_schema(record.table, keys).columns, keys)
     after = _struct(value).field("after")
     if after is None or after.type != "struct":
-        raise SchemaMismatchError("the value's latest schema has no after: is it an envelope of Debezium's?")
+        raise SchemaMismatchError(
+            "The value's latest schema has no after field. Check that it is a Debezium envelope."
+        )
     known = [one for table in definitions if (one := definitions.get(table)) is not None]
     declared = known[0].by_name if len(known) == 1 else {}
     # TiCDC lists a virtual column twice: the later one counts.
@@ -115,21 +116,23 @@ def _struct(text: str) -> ConnectSchema:
     try:
         found = connect_schema_of_avro(json.loads(text))
     except ValueError as error:
-        raise SchemaMismatchError(f"the latest schema is no Avro: {error!s:.200}") from error
+        raise SchemaMismatchError(f"The latest schema is not Avro: {error!s:.200}") from error
     if found.type != "struct":
-        raise SchemaMismatchError("the latest schema is no Avro record: is the topic one of Debezium's?")
+        raise SchemaMismatchError(
+            "The latest schema is not an Avro record. Check that Debezium writes this topic."
+        )
     return found
 
 
 def defined_columns(definitions: TableDefinitions, table: TableId | None) -> RowColumns | None:
-    """The columns by a definition; None where there is none of the table.
+    """Returns the columns in a definition; None if it does not define the table.
 
     Raises:
-        ConfigError: several tables are defined, and no ``table`` says which.
+        ConfigError: Several tables are defined, and ``table`` is None.
     """
     names = list(definitions)
     if table is None and len(names) > 1:
-        raise ConfigError(f"the definition has {len(names)} tables: say which one", key="table")
+        raise ConfigError(f"The definition has {len(names)} tables. Specify which one to read.", key="table")
     wanted = table if table is not None else names[0] if names else None
     schema = definitions.get(wanted) if wanted is not None else None
     if schema is None:
@@ -139,10 +142,10 @@ def defined_columns(definitions: TableDefinitions, table: TableId | None) -> Row
 
 
 def columns_of_records(batches: Iterable[DecodedBatch], table: TableId | None) -> RowColumns:
-    """The columns by the first records that change a row of the table.
+    """Returns the columns in the first records that change a row of the table.
 
     Raises:
-        ConfigError: there is no such record.
+        ConfigError: There is no such record.
     """
     for batch in batches:
         for found in batch.tables:
@@ -153,13 +156,13 @@ def columns_of_records(batches: Iterable[DecodedBatch], table: TableId | None) -
             raise fault.error
     what = f"of {table} " if table is not None else ""
     raise ConfigError(
-        f"the topic's first records change no row {what}to take the columns from: give the option "
-        "definition (the table's CREATE TABLE), or a schema"
+        f"The topic's first records change no row {what}from which the columns could be derived. Set the "
+        "option definition (the table's CREATE TABLE), or pass a schema."
     )
 
 
 def is_table(found: TableId, wanted: TableId) -> bool:
-    """Whether two names are one table's; case does not matter, as in TiDB."""
+    """Returns True if two names mean the same table. Case does not matter, as in TiDB."""
     return fold_name(found.name) == fold_name(wanted.name) and (
         not wanted.schema or fold_name(found.schema) == fold_name(wanted.schema)
     )
@@ -180,7 +183,7 @@ _SPARK: Final[Sequence[tuple[pa.DataType, spark_types.DataType]]] = (
 
 
 def spark_schema(schema: pa.Schema) -> spark_types.StructType:
-    """The Spark schema of change rows."""
+    """Returns the Spark schema of change rows."""
     return spark_types.StructType([spark_types.StructField(one.name, _spark(one.type)) for one in schema])
 
 
@@ -195,10 +198,10 @@ def _spark(kind: pa.DataType) -> spark_types.DataType:
 
 
 def arrow_schema(schema: spark_types.StructType) -> pa.Schema:
-    """The Arrow schema for a Spark schema of change rows.
+    """Returns the Arrow schema for a Spark schema of change rows.
 
     Raises:
-        ConfigError: a column has a type that no change row has.
+        ConfigError: A column has a type that no change row has.
     """
     return pa.schema([(one.name, _arrow(one.dataType, one.name)) for one in schema.fields])
 
@@ -214,16 +217,16 @@ def _arrow(kind: spark_types.DataType, name: str) -> pa.DataType:
         if spark == kind:
             return arrow
     raise ConfigError(
-        f"the schema's column {name} is {kind.simpleString()}, which no change row has", key=name
+        f"The schema's column {name} is {kind.simpleString()}, a type that no change row has.", key=name
     )
 
 
 class Projection:
-    """Makes the rows of any writer's schema fit one schema of change rows.
+    """Converts the rows of any writer's schema into one schema of change rows.
 
-    A column that the writer lacks is null. One that the schema lacks is an error, unless
+    A column that the writer lacks is null. A column that the schema lacks is an error, unless
     ``ignore_extra``. Numbers of a narrower type are widened; any other difference of types is an error.
-    Rows of other tables than ``table`` are left out; where it is None, a second table is an error.
+    Rows of other tables than ``table`` are left out. If it is None, a second table is an error.
     """
 
     def __init__(self, schema: pa.Schema, *, table: TableId | None, ignore_extra: bool = False) -> None:
@@ -232,11 +235,11 @@ class Projection:
         self._ignore_extra = ignore_extra
 
     def rows(self, batch: DecodedBatch, place: Place) -> Iterator[pa.RecordBatch]:
-        """The table's rows of a batch in the order of its records; ``place`` says where a record is from.
+        """Yields the table's rows of a batch in the order of its records. ``place``: returns a location.
 
         Raises:
-            DecodeError: a record cannot be decoded, or a writer's schema does not fit.
-            ConfigError: the topic carries several tables, and none is named.
+            DecodeError: A record cannot be decoded, or a writer's schema does not fit.
+            ConfigError: The topic has several tables, and no table is configured.
         """
         for fault in batch.faults:
             raise fault.error.with_context(**place(fault.record))
@@ -244,7 +247,7 @@ class Projection:
         if not found:
             return
         rows = found[0]
-        if len(found) > 1:  # of several writers' schemas
+        if len(found) > 1:  # several writer schemas
             rows = pa.concat_tables(found).sort_by([("record", "ascending"), ("index", "ascending")])
         chosen = rows.select(self._schema.names).combine_chunks()
         yield from chosen.cast(self._schema).to_batches()
@@ -256,7 +259,7 @@ class Projection:
             return True
         if self._table is not None:
             return False
-        raise ConfigError(f"the topic carries {self._met} and {found.table}: say which to read", key="table")
+        raise ConfigError(f"The topic has {self._met} and {found.table}. Specify which to read.", key="table")
 
     def _fitted(self, found: ChangeTable, place: Place) -> pa.Table:
         columns: dict[str, pa.ChunkedArray] = {"record": found.rows["record"]}
@@ -281,7 +284,7 @@ class Projection:
         if extra and not self._ignore_extra:
             raise SchemaMismatchError(
                 f"{found.table} has columns that the schema lacks: {', '.join(extra)}. Read again with the "
-                "schema of now, or set extra-columns: ignore"
+                "current schema, or set extra-columns: ignore."
             )
         members = [self._member(array, one) for one in kind]
         if members:
@@ -301,8 +304,8 @@ class Projection:
             except pa.ArrowInvalid as error:
                 cause = error
         raise SchemaMismatchError(
-            f"column {wanted.name} is {column.type} on the wire, and {wanted.type} in the schema: read again "
-            "with the schema of now",
+            f"Column {wanted.name} is {column.type} in the records, but {wanted.type} in the schema. Read "
+            "again with the current schema.",
             column=wanted.name,
         ) from cause
 
@@ -313,12 +316,12 @@ def _is_number(kind: pa.DataType) -> bool:
 
 _KAFKA: Final = "kafka."
 _SERVERS: Final = "bootstrap.servers"
-# Options of the data source itself; all others are the source's settings in tidesink's config.
+# The data source's own options. All others are the settings of source in tidesink's config.
 _OFFSETS: Final = frozenset({"startingoffsets", "endingoffsets"})
 _OWN: Final = _OFFSETS | {"topic", "table", "definition", "zero-date", "ambiguous-time", "extra-columns"}
-# Sections of settings, whose members an option names behind a dot.
+# Sections of settings, whose members are written with a dot in options.
 _SECTIONS: Final = ("schema-registry.", "debezium.")
-# Settings that say in a config what other options say here.
+# Config settings that have another form as options.
 _ELSEWHERE: Final[Mapping[str, str]] = {
     "brokers": "kafka.bootstrap.servers",
     "topics": "topic",
@@ -328,13 +331,13 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "subscribepattern": "topic (one)",
 }
 _EARLIEST, _LATEST = -2, -1  # as Spark's Kafka source writes them
-# So many records of a partition are read to learn the columns, where nothing else says them.
+# So many records of a partition are read to find the columns, if they are not known otherwise.
 _SAMPLE: Final = 1_000
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of a read, checked; can be pickled, and holds secrets."""
+    """The checked options of a read. They can be pickled, and have secrets."""
 
     topic: str
     settings: SourceSettings
@@ -351,22 +354,22 @@ class ReadOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
-        """The options as Spark gives them: names in lower case, values as text.
+        """Parse the options as Spark passes them: names in lower case, values as text.
 
         Raises:
-            ConfigError: an option is unknown or missing, or has a wrong value.
+            ConfigError: An option is unknown or missing, or has a wrong value.
         """
         given = {name.lower(): str(value) for name, value in options.items()}
         kafka = {name[len(_KAFKA) :]: given.pop(name) for name in list(given) if name.startswith(_KAFKA)}
         own = {name: given.pop(name) for name in _OWN & given.keys()}
         for name in ("topic", "protocol"):
             if not own.get(name) and not given.get(name):
-                raise ConfigError(f"the option {name} is required", key=name)
+                raise ConfigError(f"The option {name} is required.", key=name)
         if _SERVERS not in kafka:
-            raise ConfigError(f"the option {_KAFKA}{_SERVERS} is required", key=f"{_KAFKA}{_SERVERS}")
-        librdkafka_settings(kafka)  # refuse now what the tasks would refuse
+            raise ConfigError(f"The option {_KAFKA}{_SERVERS} is required.", key=f"{_KAFKA}{_SERVERS}")
+        librdkafka_settings(kafka)  # refuse now what tasks would refuse
         if streaming and "endingoffsets" in own:
-            raise ConfigError("endingOffsets has no effect on a stream: remove it", key="endingOffsets")
+            raise ConfigError("endingOffsets has no effect on a stream. Remove it.", key="endingOffsets")
         return cls(
             topic=own["topic"],
             settings=_settings(given, kafka[_SERVERS], own["topic"]),
@@ -384,19 +387,19 @@ class ReadOptions:
 
     @property
     def protocol(self) -> str:
-        """The protocol's one name."""
+        """The protocol's canonical name."""
         return protocol_named(self.settings.protocol)
 
     @property
     def values(self) -> ValueOptions:
-        """How values become Arrow's."""
+        """Options for the conversion of values to Arrow."""
         return ValueOptions(time_zone=self.settings.time_zone, **self.policies)
 
     def definitions(self) -> TableDefinitions:
-        """The tables that ``definition`` declares.
+        """Returns the tables that ``definition`` declares.
 
         Raises:
-            ConfigError: it cannot be read.
+            ConfigError: The definition cannot be read.
         """
         found = TableDefinitions()
         if self.definition is not None:
@@ -408,23 +411,23 @@ def _settings(given: Mapping[str, str], servers: str, topic: str) -> SourceSetti
     tree: dict[str, Any] = {"brokers": servers, "topics": [topic]}
     for name, value in given.items():
         if name in _ELSEWHERE:
-            raise ConfigError(f"the option {name} is unknown here: use {_ELSEWHERE[name]}", key=name)
+            raise ConfigError(f"The option {name} is unknown here. Use {_ELSEWHERE[name]}.", key=name)
         section = next((one for one in _SECTIONS if name.startswith(one)), None)
         _put(tree, name.split(".") if section else [name], value)
     try:
         return SourceSettings.model_validate(tree)
     except ValidationError as error:
-        # The values may be secrets: only names and reasons are shown.
+        # The values may be secrets, so only names and reasons are shown.
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         name = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"the option {name}: {first['msg']}", key=name) from None
+        raise ConfigError(f"The option {name} is invalid: {first['msg']}", key=name) from None
 
 
 def _put(tree: dict[str, Any], path: list[str], value: str) -> None:
     for part in path[:-1]:
         tree = tree.setdefault(part, {})
         if not isinstance(tree, dict):
-            raise ConfigError(f"give {part}.urls where {'.'.join(path)} is given", key=".".join(path))
+            raise ConfigError(f"{'.'.join(path)} also needs {part}.urls.", key=".".join(path))
     tree[path[-1]] = value
 
 
@@ -440,7 +443,7 @@ def _one_of(name: str, own: Mapping[str, str], allowed: tuple[Word, ...]) -> Wor
     for word in allowed:
         if word == value:
             return word
-    raise ConfigError(f"the option {name} is one of {', '.join(allowed)}", key=name)
+    raise ConfigError(f"The option {name} must be one of {', '.join(allowed)}.", key=name)
 
 
 class ChangeReader:
@@ -462,7 +465,7 @@ class ChangeReader:
 
     @cached_property
     def codec(self) -> Codec:
-        """The protocol's codec, under the name of the table that the user gave."""
+        """The protocol's codec, which uses the user's table name."""
         options, named = self._options, self._options.table
         return open_codec(
             options.protocol,
@@ -473,18 +476,19 @@ class ChangeReader:
         )
 
     def batches(self, wanted: FetchRange) -> Iterator[tuple[pa.RecordBatch, DecodedBatch]]:
-        """The records of a range, and what they hold.
+        """Yields the records of a range with their decoded batches.
 
-        Raises: as ``fetch`` and ``decode_batch``.
+        Raises:
+            TidesinkError: For the same reasons as ``fetch`` and ``decode_batch``.
         """
         for records in fetch(wanted, self._options.kafka):
             yield records, self.codec.decode_batch(records, **self._options.policies)
 
     def columns(self) -> RowColumns:
-        """The table's columns: by the registry, else the definition, else the topic's first records.
+        """Returns the table's columns: of the registry, else the definition, else the topic's first records.
 
         Raises:
-            ConfigError: nothing says them.
+            ConfigError: None of these has the columns.
         """
         options = self._options
         definitions = options.definitions()
@@ -508,26 +512,26 @@ class ChangeReader:
 
 
 def topic_offsets(options: ReadOptions, asked: KafkaOffsets | None = None) -> TopicOffsets:
-    """Where the topic's partitions begin and end.
+    """Returns the first and last offsets of the topic's partitions.
 
     Raises:
-        SourceError: there is no such topic, or Kafka refuses.
-        SourceUnavailableError: no broker answers.
+        SourceError: The topic does not exist, or Kafka refuses the request.
+        SourceUnavailableError: No broker answers.
     """
     asked = asked or KafkaOffsets(client_settings(options.kafka))
     found = asked.lookup([options.topic]).get(options.topic)
     if found is None:
-        raise SourceError("there is no such topic: is its name right?", topic=options.topic)
+        raise SourceError("The topic does not exist. Check its name.", topic=options.topic)
     return found
 
 
 def parse_offsets(text: str, found: TopicOffsets, *, option: str) -> dict[int, int]:
-    """The offset of each partition: ``earliest``, ``latest`` or ``{"topic": {"0": 23, "1": -2}}``.
+    """Parse the offset of each partition: ``earliest``, ``latest`` or ``{"topic": {"0": 23, "1": -2}}``.
 
-    As in Spark's Kafka source, -2 is the earliest offset and -1 the latest, and every partition is named.
+    As in Spark's Kafka source, -2 is the earliest offset and -1 the latest, and every partition is listed.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: The text has none of these forms.
     """
     if text in ("earliest", "latest"):
         return {number: getattr(ends, text) for number, ends in found.partitions.items()}
@@ -535,11 +539,11 @@ def parse_offsets(text: str, found: TopicOffsets, *, option: str) -> dict[int, i
         given = {int(number): int(offset) for number, offset in json.loads(text)[found.topic].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f'{option} is earliest, latest, or {{"{found.topic}": {{"0": 23, "1": -2}}}}', key=option
+            f'{option} must be earliest, latest, or {{"{found.topic}": {{"0": 23, "1": -2}}}}.', key=option
         ) from error
     if given.keys() != found.partitions.keys():
         raise ConfigError(
-            f"{option} must name the partitions {', '.join(map(str, sorted(found.partitions)))}", key=option
+            f"{option} must list the partitions {', '.join(map(str, sorted(found.partitions)))}.", key=option
         )
     known = {n: {_EARLIEST: ends.earliest, _LATEST: ends.latest} for n, ends in found.partitions.items()}
     return {number: known[number].get(offset, offset) for number, offset in given.items()}
@@ -554,14 +558,14 @@ class RangePartition(InputPartition):
 
 
 class _Task(NamedTuple):
-    """What a task needs besides its range: the rows' schema, and the table where one is known."""
+    """What a task needs in addition to its range: the rows' schema, and the table if known."""
 
     options: ReadOptions
     schema: StructType
     table: TableId | None
 
     def rows(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """The change rows of a range."""
+        """Yields the change rows of a range."""
         options = self.options
         projection = Projection(
             arrow_schema(self.schema), table=self.table, ignore_extra=options.ignore_extra
@@ -585,10 +589,10 @@ class TidesinkDataSource(DataSource):
         return "tidesink"
 
     def schema(self) -> StructType:
-        """The columns of the rows; asks the registry or the topic unless a definition says them.
+        """Returns the columns of the rows. Queries the registry or the topic unless a definition has them.
 
         Raises:
-            ConfigError: an option is wrong, or nothing says the table's columns.
+            ConfigError: An option is wrong, or the table's columns are not known.
         """
         given = {name: value for name, value in self.options.items() if name.lower() != "endingoffsets"}
         options = ReadOptions.of(given)
@@ -597,19 +601,19 @@ class TidesinkDataSource(DataSource):
         return spark_schema(columns.arrow(options.values))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads the offsets there are when the query is planned."""
+        """Returns a reader of the offsets that exist when the query is planned."""
         options = ReadOptions.of(self.options)
         return ChangeBatchReader(_Task(options, schema, options.table))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Reads on from offset to offset."""
+        """Returns a reader that continues from offset to offset."""
         options = ReadOptions.of(self.options, streaming=True)
         log = LeaderEpochs(options.kafka)
         return ChangeStreamReader(_Task(options, schema, options.table), log=log)
 
 
 class ChangeBatchReader(DataSourceReader):
-    """One task a topic-partition."""
+    """Reads each topic-partition with one task."""
 
     def __init__(self, task: _Task, asked: KafkaOffsets | None = None) -> None:
         self._task = task
@@ -619,11 +623,11 @@ class ChangeBatchReader(DataSourceReader):
         return {"_task": self._task, "_asked": None}
 
     def partitions(self) -> list[InputPartition]:
-        """The ranges from startingOffsets to endingOffsets.
+        """Returns the ranges from startingOffsets to endingOffsets.
 
         Raises:
-            ConfigError: an option is no offset of the topic.
-            SourceError: Kafka has no such topic, or refuses.
+            ConfigError: An option is not an offset of the topic.
+            SourceError: The topic does not exist, or Kafka refuses the request.
         """
         options = self._task.options
         found = topic_offsets(options, self._asked)
@@ -632,14 +636,14 @@ class ChangeBatchReader(DataSourceReader):
         for number in sorted(start):
             if end[number] < start[number]:
                 raise ConfigError(
-                    f"Partition {number} would be read from {start[number]} to {end[number]}, and ends at "
-                    f"{found.partitions[number].latest}: set a startingOffsets that is not behind the end",
+                    f"Partition {number} would be read from {start[number]} to {end[number]}, but ends at "
+                    f"{found.partitions[number].latest}. Set a startingOffsets that is not after the end.",
                     key="startingOffsets",
                 )
         return _partitions(found.topic, found.topic_id, start, end)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The rows of one range; Spark gives None where there is none."""
+        """Yields the rows of one range. Spark passes None if there is no range."""
         if isinstance(partition, RangePartition):
             yield from self._task.rows(partition.wanted)
 
@@ -647,15 +651,18 @@ class ChangeBatchReader(DataSourceReader):
 class ChangeStreamReader(DataSourceStreamReader):
     """Offsets are ``{"topic": …, "topic_id": …, "partitions": {"0": next offset}, "last": {"0": record}}``.
 
-    ``last`` has the offset and the leader epoch of a record at the end of each partition, by which a log that
-    was cut is noticed (``kafka.leader_epochs``); checkpoints of earlier versions lack it.
+    ``last`` has the offset and the leader epoch of a record at the end of each partition. They show whether
+    the log was cut (``kafka.leader_epochs``). Checkpoints of earlier versions lack ``last``.
 
-    Spark stores the offsets of ``latestOffset`` in the checkpoint before it asks for their ranges, and begins
-    the next batch there, also if they are lower than before. So an end below what was read is never given to
-    Spark. After a restart the reader learns what was read only when Spark asks for the next ranges.
+    Spark stores the offsets of ``latestOffset`` in the checkpoint before it requests their ranges, and begins
+    the next batch there, even if they are lower than before. So an end below the offsets that were read is
+    never returned to Spark. After a restart the reader learns these offsets only when Spark requests the next
+    ranges.
 
-    ``asked`` answers for the brokers. ``log`` says which records they have; None: nothing is asked.
-    ``pause``: seconds before a partition that seems to end too early is looked at again.
+    Args:
+        asked: Looks up the topic.
+        log: Looks up records; None to check no records.
+        pause: Seconds before a partition that seems to end too early is looked up again.
     """
 
     def __init__(
@@ -683,36 +690,36 @@ class ChangeStreamReader(DataSourceStreamReader):
         return {"_task": self._task, "_pause": self._pause, **state}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """By startingOffsets; asked when a stream starts without a checkpoint."""
+        """Returns the startingOffsets. Called when a stream starts without a checkpoint."""
         found = self._found()
         start = parse_offsets(self._task.options.start, found, option="startingOffsets")
         self._read = _stream_offset(found, start)
         return self._read
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Where the partitions end now.
+        """Returns the current ends of the partitions.
 
         Raises:
-            SourceError: a partition ends before what was read of it, or is gone, or the topic was deleted and
-                created again.
+            SourceError: A partition ends before the offset that was read, or no longer exists. Or the topic
+                was deleted and recreated.
         """
         for _ in range(_LOOKS - 1):
             latest = self._ends()
             if self._read is None or not _lost(self._read, latest):
                 break
-            # A broker that has just become the leader may answer with an earlier end.
+            # A broker that has just become the leader may report an earlier end.
             time.sleep(self._pause)
         else:
             latest = self._ends()
         if self._read is not None:
             _check_follows(self._read, latest, _NOT_STORED)
             if _numbers(latest) == _numbers(self._read):
-                return self._read  # nothing came
+                return self._read  # no new records
         self._read = self._with_last(latest)
         return self._read
 
     def _with_last(self, latest: dict[str, Any]) -> dict[str, Any]:
-        """An end with the last records before it, once the log has those that were seen before."""
+        """Returns an end with the last records before it, after a check that the log has the known ones."""
         if self._log is None:
             return latest
         known = _last_records(self._read)
@@ -720,12 +727,12 @@ class ChangeStreamReader(DataSourceStreamReader):
         found, ends = self._newest(), _numbers(latest)
         before = {} if self._read is None else _numbers(self._read)
         grown = {n: end for n, end in ends.items() if before.get(n) != end}
-        # What follows a record of the present leader is of this leader, too: nothing is read for it.
+        # Records after a record of the present leader are this leader's too, so nothing is read for them.
         same = {n for n in grown if n in known and known[n].epoch == found.leader_epochs.get(n)}
         read = self._log.last(found, {n: end for n, end in grown.items() if n not in same})
         read |= {n: LastRecord(grown[n] - 1, known[n].epoch) for n in same}
         if self._read is not None and not self._logs.follows(found, known, read):
-            return self._read  # a leader was elected meanwhile: they are asked for again
+            return self._read  # a leader was elected meanwhile: the ends are requested again
         last = {**known, **read}
         return {**latest, "last": {str(number): [*record] for number, record in sorted(last.items())}}
 
@@ -735,20 +742,20 @@ class ChangeStreamReader(DataSourceStreamReader):
         for number, offset in sorted(CheckedLogs(self._log).cuts(self._newest(), known).items()):
             raise SourceError(
                 f"The partition's log was cut at offset {offset} and has grown again (an unclean leader "
-                f"election, a lost disk): from there on it has other records than the stream read. {way_out}",
+                f"election, a lost disk). From there on it has other records than the stream read. {way_out}",
                 topic=topic,
                 partition=number,
                 offset=known[number].offset,
             )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The ranges of one batch; a partition that was added is read from its first record.
+        """Returns the ranges of one batch. An added partition is read from its first record.
 
         Raises:
-            SourceError: as ``latestOffset``, since the checkpoint.
+            SourceError: For the same reasons as ``latestOffset``, compared with the checkpoint.
         """
         _check_follows(start, end, _STORED)
-        # Of a checkpoint that another process wrote they were not looked at.
+        # The records of a checkpoint that another process wrote were not checked yet.
         self._check_log(end["topic"], _last_records(start), _STORED)
         if self._read is None or not _lost(self._read, end):
             self._read = end
@@ -757,15 +764,15 @@ class ChangeStreamReader(DataSourceStreamReader):
         return _partitions(end["topic"], end["topic_id"], begins, ends)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one range."""
+        """Yields the rows of one range."""
         if isinstance(partition, RangePartition):
             yield from self._task.rows(partition.wanted)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the checkpoint has the offsets."""
+        """Does nothing: the checkpoint has the offsets."""
 
     def stop(self) -> None:
-        """Nothing to do: no consumer group is joined."""
+        """Does nothing: no consumer group is joined."""
 
     def _ends(self) -> dict[str, Any]:
         found = self._found()
@@ -778,14 +785,14 @@ class ChangeStreamReader(DataSourceStreamReader):
         return self._seen
 
     def _newest(self) -> TopicOffsets:
-        """The topic as it was looked at last."""
+        """Returns the topic from the last look-up."""
         return self._seen or self._found()
 
 
-# So often the brokers are asked for ends that are not below what was read.
+# The brokers are asked so many times for ends that are not below the offsets that were read.
 _LOOKS: Final = 6
 _NEW_CHECKPOINT: Final = (
-    "start the stream with a new checkpoint, and repair the rows that the lost records had changed"
+    "start the stream with a new checkpoint, and repair the rows that the lost records had changed."
 )
 _NOT_STORED: Final = (
     "The checkpoint was not changed. If a broker was restarted just now, start the stream again. Otherwise "
@@ -808,25 +815,25 @@ def _last_records(offset: Mapping[str, Any] | None) -> dict[int, LastRecord]:
 
 
 def _lost(read: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int | None]:
-    """The partitions that end before what was read of them, with their ends; None: it is gone."""
+    """Returns the partitions that end before the offset that was read, with their ends; None if missing."""
     ends = _numbers(end)
     return {number: ends.get(number) for number, at in _numbers(read).items() if ends.get(number, -1) < at}
 
 
 def _check_follows(read: Mapping[str, Any], end: Mapping[str, Any], way_out: str) -> None:
-    """Refuse an end that is not at or behind what was read, partition by partition."""
+    """Refuse an end that is before the offset that was read in some partition."""
     topic = end["topic"]
     if is_other_topic(read["topic_id"], end["topic_id"]):
         raise SourceError(
-            "the topic was deleted and created again since the checkpoint: its offsets mean other "
-            "records now. Start the stream with a new checkpoint",
+            "The topic was deleted and recreated since the checkpoint, so its offsets refer to other "
+            "records now. Start the stream with a new checkpoint.",
             topic=topic,
         )
     for number, at in sorted(_lost(read, end).items()):
         before = _numbers(read)[number]
-        what = "The partition is gone" if at is None else f"The partition ends at {at}"
+        what = "The partition no longer exists" if at is None else f"The partition ends at {at}"
         raise SourceError(
-            f"{what}, and the stream stands at {before}: Kafka lost records (an unclean leader election, a "
+            f"{what}, but the stream is at {before}. Kafka lost records (an unclean leader election, a "
             f"lost disk), or this is another cluster. {way_out}",
             topic=topic,
             partition=number,

@@ -1,26 +1,26 @@
-"""Rows of two sides as digests, and the keys whose rows differ; no row passes the driver.
+"""Rows of two sides as digests, and the keys whose rows differ. No row passes through the driver.
 
-A *digest* of a row is a hash of its key and one of its values, 128 bits each (two of Spark's 64-bit hashes
-with different beginnings), with the key itself. Whether a value is NULL is hashed too. Both sides are cast to
-the same types first, so that values are compared, and not their spelling.
+A *digest* of a row has a hash of its key and a hash of its values, 128 bits each (two of Spark's 64-bit
+hashes with different seeds), and the key itself. The hash also covers which values are NULL. Both sides are
+first cast to the same types, so that values are compared, and not their spelling.
 
 ===============  =====================================================================================
-column           of a digest
+column           content
 ===============  =====================================================================================
 ``h0``, ``h1``   the hash of the key
 ``r0``, ``r1``   the hash of the other values
-``key``          the key's values as texts, of bytes their hex digits
-``columns``      a hash of each other value, in their order; only where asked for
-``texts``        each other value as text, in its side's own spelling; only where asked for
-``bad``          the source's row cannot be one of the target; the others are null then
+``key``          the key's values as texts, bytes as hex digits
+``columns``      a hash of each other value, in their order; only on request
+``texts``        each other value as text, in its side's own spelling; only on request
+``bad``          the source's row cannot be a row of the target; then the others are null
 ===============  =====================================================================================
 
-The *state* of a key on a side is the hash of its row and how many rows have the key; null: none has.
+The *state* of a key on a side is the hash of its row and the number of rows with the key; null without a row.
 
-Two values are equal if they are the same value of the column's type: decimals of other scales, and JSON or
-digits in another spelling, are. Of floating-point numbers ``0.0`` equals ``-0.0`` and every NaN is one value
-(Spark's hash makes them one, as does ``=`` in databases). A value that the compared type does not hold
-exactly is *odd*: it equals neither NULL nor what a cast makes of it, only the same text.
+Two values are equal if they are the same value of the column's type. So decimals of different scales are
+equal, and so are JSON or digits in different spellings. For floating-point numbers ``0.0`` equals ``-0.0``,
+and every NaN is one value (as in Spark's hash, and with ``=`` in databases). A value that the compared type
+cannot hold exactly is *odd*: it equals neither NULL nor the result of a cast, only the same text.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ HASH: Final = ("h0", "h1")
 _ROW: Final = ("r0", "r1")
 _SOURCE: Final = "_source"
 _SHARES: Final = 1 << 40
-# What each of the two hashes begins with.
+# The seeds of the two hashes.
 _SEEDS: Final = (0, 1)
-# A column of rows that a reader gives: an array with the text of each value that its Spark type does not hold
-# ("infinity" of a date, a day before Christ), null for all others.
+# A column of a reader's rows: an array with the text of each value that its Spark type cannot hold
+# ("infinity" of a date, a day before Christ), and null for all others.
 ODD: Final = "_odd"
 
 
 class ComparedColumn(NamedTuple):
-    """A column of both sides: its Spark type, and how the target spells its texts."""
+    """A column of both sides: its Spark type, and the target's spelling of its texts."""
 
     name: str
     type: str
@@ -70,10 +70,10 @@ def digests(
     detailed: bool = False,
     shown: bool = False,
 ) -> DataFrame:
-    """The digests of rows, whose columns are ``columns`` in their order, and perhaps flags behind them.
+    """Returns the digests of rows whose columns are ``columns`` in their order, followed by optional flags.
 
-    The flags are ``bad``, and ``ODD``: the texts of values that their column's Spark type does not hold.
-    ``detailed`` and ``shown``: with ``columns``, and ``texts``.
+    The flags are ``bad``, and ``ODD``: the texts of values that their column's Spark type cannot hold.
+    ``detailed``: adds ``columns``. ``shown``: adds ``texts``.
     """
     flags = rows.columns[len(columns) :]
     named = rows.toDF(*(f"c{at}" for at in range(len(columns))), *flags)
@@ -104,7 +104,7 @@ def digests(
 
 
 def sampled(found: DataFrame, share: float) -> DataFrame:
-    """The digests whose keys' hashes fall to a share of all, the same on each side; ``bad`` ones, too."""
+    """Returns a share of the digests by their keys' hashes, the same on each side, and all ``bad`` ones."""
     if share >= 1:
         return found
     mine = F.pmod(F.col(HASH[0]), F.lit(_SHARES)) < int(share * _SHARES)
@@ -112,19 +112,19 @@ def sampled(found: DataFrame, share: float) -> DataFrame:
 
 
 def once(found: DataFrame) -> DataFrame:
-    """Digests of rows of which some were read more than once, for several keys that one row was found by."""
+    """Remove duplicates of rows that were read more than once, because several keys found the same row."""
     return found.dropDuplicates([*HASH, *_ROW, "bad"])
 
 
 class Limit(NamedTuple):
-    """The bound of a column, by its name."""
+    """The bound of a column, with the column's name."""
 
     name: str
     bound: Bound
 
 
 def within(rows: DataFrame, columns: Sequence[ComparedColumn], limits: Sequence[Limit]) -> DataFrame:
-    """The rows, as those of ``digests``, whose values are within the limits; those that are ``bad``, too."""
+    """Returns rows, as for ``digests``, whose values are within the limits, and all ``bad`` rows."""
     if not limits:
         return rows
     flags = rows.columns[len(columns) :]
@@ -134,7 +134,7 @@ def within(rows: DataFrame, columns: Sequence[ComparedColumn], limits: Sequence[
 
 
 def _inside(columns: Sequence[ComparedColumn], limits: Sequence[Limit]) -> Column:
-    """Whether the columns ``c0``, ``c1``, … are within the limits; NULL where a value is NULL."""
+    """True if the columns ``c0``, ``c1``, … are within the limits; NULL if a value is NULL."""
     places = {one.name: at for at, one in enumerate(columns)}
     inside = F.lit(True)
     for one in limits:
@@ -156,7 +156,7 @@ def _is_within(value: Column, kind: str, bound: Bound) -> Column:
 
 
 def _seconds(time: Column) -> Column:
-    """Those of a time that is kept as text; NULL of what is none."""
+    """Converts a time that is stored as text to seconds; NULL if it is not a time."""
     parts = [F.split(F.regexp_replace(time, "^-", ""), ":")[at] for at in range(3)]
     factors = zip(parts, (3600, 60, 1), strict=True)
     whole = sum((one.cast("decimal(12,6)") * factor for one, factor in factors), F.lit(0))
@@ -165,10 +165,10 @@ def _seconds(time: Column) -> Column:
 
 
 def keys_of(rows: DataFrame, columns: Sequence[ComparedColumn], *, part: int, parts: int) -> DataFrame:
-    """The keys of rows whose hash falls to this part of ``parts``, each once, without those that have a NULL.
+    """Returns the distinct keys of rows whose hash is in this part of ``parts``, without keys with a NULL.
 
-    ``h0``, ``h1`` and ``key`` are those of ``digests``; ``value`` is a struct of the key's values, in the
-    types of ``columns``, which are the key's alone.
+    ``h0``, ``h1`` and ``key`` are those of ``digests``. ``value`` is a struct of the key's values, in the
+    types of ``columns``, which are only the key's.
     """
     named = rows.toDF(*(f"c{at}" for at in range(len(columns))))
     kinds = [one.dataType.simpleString() for one in rows.schema.fields]
@@ -183,9 +183,9 @@ def keys_of(rows: DataFrame, columns: Sequence[ComparedColumn], *, part: int, pa
 def named_keys(
     session: SparkSession, keys: Sequence[Sequence[str]], columns: Sequence[ComparedColumn]
 ) -> DataFrame:
-    """Keys by the texts that ``digests`` has of them, as ``keys_of``.
+    """Returns keys from the texts that ``digests`` has of them, in the form of ``keys_of``.
 
-    One that is no value of its columns is left out.
+    Texts that are not values of their columns are left out.
     """
     rows = session.createDataFrame([([*key],) for key in keys], "texts array<string>")
     texts = [F.col("texts")[at] for at in range(len(columns))]
@@ -196,10 +196,10 @@ def named_keys(
 def with_matches(
     rows: DataFrame, columns: Sequence[ComparedColumn], wanted: Sequence[DataFrame | tuple[Limit, ...]]
 ) -> DataFrame:
-    """Rows with keys, and of each of ``wanted`` whether it has the key: named keys, or limits.
+    """Returns rows with keys, and for each of ``wanted`` (named keys, or limits) whether it has the key.
 
-    The first columns of ``rows`` are ``columns``, the key's alone. In their place come ``matches``, an array
-    of booleans: NULL where nothing tells, as of a key that the target's types do not hold.
+    The first columns of ``rows`` are ``columns``, which are only the key's. They are replaced by ``matches``,
+    an array of booleans: NULL if it is not known, as for a key that the target's types cannot hold.
     """
     others = rows.columns[len(columns) :]
     named = rows.toDF(*(f"c{at}" for at in range(len(columns))), *others)
@@ -221,10 +221,12 @@ def with_matches(
 
 
 class _Value(NamedTuple):
-    """A value as it is compared.
+    """A value in its compared form.
 
-    ``held``: in the compared type, in one spelling; null if it is NULL, or odd. ``odd``: its text if it is.
-    ``shown``: in the compared type, in its side's own spelling.
+    Attributes:
+        held: The value in the compared type and in one spelling; null if it is NULL, or odd.
+        odd: The text of an odd value, else null.
+        shown: The value in the compared type, in its side's own spelling.
     """
 
     held: Column
@@ -233,7 +235,7 @@ class _Value(NamedTuple):
 
     @property
     def parts(self) -> tuple[Column, Column]:
-        """What is hashed of it. Spark's hash passes over NULL, and one of the two is NULL."""
+        """The hashed parts. Spark's hash ignores NULL, and one of the two is NULL."""
         return self.held, self.odd
 
 
@@ -243,7 +245,7 @@ def _hashes(keys: Sequence[_Value]) -> list[Column]:
 
 
 def _compared(name: str, kind: str, column: ComparedColumn, odd: Column | None = None) -> _Value:
-    """A column of type ``kind`` as the compared type has it. ``odd``: a reader's texts of odd values."""
+    """Convert a column of type ``kind`` to the compared type. ``odd``: a reader's texts of odd values."""
     raw = F.col(name)
     value = F.expr(f"try_cast({name} AS {column.type})")
     found = F.lit(None).cast("string") if odd is None else odd
@@ -256,7 +258,7 @@ def _compared(name: str, kind: str, column: ComparedColumn, odd: Column | None =
 
 
 def _is_exact(raw: Column, kind: str, value: Column, wanted: str) -> Column:
-    """Whether a cast value is the one that it was cast from; true for NULL."""
+    """True if a cast value equals the value that it was cast from; also True for NULL."""
     if kind == "string":
         same = _digits(raw) == _digits(value.cast("string")) if wanted.startswith("decimal") else F.lit(True)
         return raw.isNull() | (value.isNotNull() & same)
@@ -264,36 +266,36 @@ def _is_exact(raw: Column, kind: str, value: Column, wanted: str) -> Column:
 
 
 def _spelt(value: Column, column: ComparedColumn) -> Column:
-    """A value in the one spelling of its column."""
+    """Converts a value to the canonical spelling of its column."""
     if column.spelling == "digits":
         return _digits(value)
     return F.udf(canonical_json, "string")(value) if column.spelling == "json" else value
 
 
 def _digits(value: Column) -> Column:
-    """Digits, or a time of day, without zeros at the end of the fraction; a zero has no sign."""
+    """Removes zeros at the end of the fraction of digits or a time of day; a zero has no sign."""
     short = F.regexp_replace(F.regexp_replace(value, r"(\.\d*?)0+$", "$1"), r"\.$", "")
     return F.regexp_replace(short, "^-([0:]*)$", "$1")
 
 
-# The last kind is what no JSON has.
+# The last alternative matches characters that no JSON has.
 _TOKENS: Final = re.compile(
     r'[ \t\n\r]+|[\[\]{},:]|"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
     r"|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|.",
     re.DOTALL,
 )
-# Longer exponents stay as they are written: Python's int() refuses some thousand digits.
+# Longer exponents stay as they are written: Python's int() refuses numbers of several thousand digits.
 _LONGEST_EXPONENT: Final = 1000
 _DIGITS: Final = frozenset("0123456789")
-# What may come next: a value, the name of a member, the colon behind it, or what follows a value.
+# What may come next: a value, a member's name, the colon after it, or the token after a value.
 _VALUE, _FIRST, _NAME, _FIRST_NAME, _COLON, _AFTER = range(6)
 _Piece = str | list["_Piece"]
 
 
 def canonical_json(text: str | None) -> str | None:
-    """The one spelling of a JSON text's value; a text that is no JSON (RFC 8259) stays as it is.
+    """Returns the canonical spelling of a JSON text. A text that is not JSON (RFC 8259) stays as it is.
 
-    Two texts have one spelling if and only if they differ in no more than white space, escapes in texts,
+    Two texts have the same spelling if and only if they differ only in white space, escapes in texts,
     the order of members with different names, and the way in which equal numbers are written. Numbers are
     compared as decimals of any size (exponents of more than 1000 digits as they are written), and ``-0`` is
     ``0``. All members of one name are kept, in their order. Nesting may be of any depth.
@@ -307,19 +309,19 @@ def canonical_json(text: str | None) -> str | None:
 
 
 class _Container:
-    """An array, or an object if ``names`` is not None, whose end was not seen yet."""
+    """An array, or an object if ``names`` is not None, whose end was not read yet."""
 
     def __init__(self, *, named: bool) -> None:
         self.values: list[_Piece] = []
         self.names: list[str] | None = [] if named else None
 
     def add_name(self, name: str) -> None:
-        """The name of the next member."""
+        """Add the name of the next member."""
         if self.names is not None:
             self.names.append(name)
 
     def closed(self) -> _Piece:
-        """All of it; members in the order of their names, those of one name in theirs."""
+        """Returns the whole container. Members are sorted by name; those of one name keep their order."""
         if self.names is None:
             inner = [[value, ","] for value in self.values]
             opening, closing = "[]"
@@ -333,7 +335,7 @@ class _Container:
 
 
 def _json_value(text: str) -> _Piece:
-    """The value of a JSON text. Raises: ValueError, if it is none."""
+    """Parse a JSON text. Raises ValueError if it is not JSON."""
     open_: list[_Container] = []
     state, value = _VALUE, None
     for token in _TOKENS.findall(text):
@@ -386,7 +388,7 @@ def _text_spelt(token: str) -> str:
 
 
 def _number_spelt(token: str) -> str:
-    """A number as its digits without zeros at either end, and the power of ten by which to multiply them."""
+    """Returns a number as digits without zeros at either end, and the power of ten of their factor."""
     mantissa, _, exponent = token.lower().partition("e")
     whole, _, fraction = mantissa.lstrip("-").partition(".")
     digits = (whole + fraction).lstrip("0")
@@ -400,7 +402,7 @@ def _number_spelt(token: str) -> str:
 
 
 def _flattened(piece: _Piece) -> Iterator[str]:
-    """The texts of nested lists, in their order."""
+    """Yields the texts of nested lists, in their order."""
     left = [piece]
     while left:
         one = left.pop()
@@ -411,13 +413,13 @@ def _flattened(piece: _Piece) -> Iterator[str]:
 
 
 def _with_nulls(values: Sequence[_Value]) -> list[Column]:
-    # So that (NULL, 1) and (1, NULL) are two.
+    # So that (NULL, 1) and (1, NULL) differ.
     nulls = [value.held.isNull() & value.odd.isNull() for value in values]
     return [part for null, value in zip(nulls, values, strict=True) for part in (null, *value.parts)]
 
 
 def _parted(values: Sequence[_T], columns: Sequence[ComparedColumn]) -> tuple[list[_T], list[_T]]:
-    """Those of the key, and the others."""
+    """Returns the key's values, and the others."""
     pairs = [*zip(values, columns, strict=True)]
     return [value for value, one in pairs if one.key], [value for value, one in pairs if not one.key]
 
@@ -427,10 +429,10 @@ def _text(value: Column, column: ComparedColumn) -> Column:
 
 
 def compared(source: DataFrame, target: DataFrame) -> DataFrame:
-    """Each key of the digests of both sides, once: its hash, whether the states are ``same``, and counts.
+    """Returns each key in the digests of both sides once: its hash, the flag ``same``, and counts.
 
-    ``at_source`` and ``at_target`` are numbers of rows. ``key`` and the states ``s`` and ``t`` are given
-    where the states differ.
+    ``at_source`` and ``at_target`` are numbers of rows. ``key`` and the states ``s`` and ``t`` are set if the
+    states differ.
     """
     asked = [*HASH, *_ROW, "key"]
     sides = source.select(*asked, F.lit(True).alias(_SOURCE)).unionByName(
@@ -457,14 +459,14 @@ def _state(of_side: Column, name: str) -> Column:
 
 
 def candidates_of(keys: DataFrame) -> DataFrame:
-    """The keys of ``compared`` that differ; ``agreed``: how many looks before found the same states."""
+    """Returns the keys of ``compared`` that differ. ``agreed``: number of earlier looks with equal states."""
     return keys.where(~F.col("same")).select(*HASH, "key", "s", "t", F.lit(0).alias("agreed"))
 
 
 def looked_at_source(candidates: DataFrame, source: DataFrame) -> DataFrame:
-    """The candidates with their states at the source by a newer look, ``s2``, and its details.
+    """Returns the candidates with their states at the source from a newer look, ``s2``, and its details.
 
-    Left out are those whose state at the target, ``t``, the source has by now: the target follows.
+    Candidates whose target state ``t`` the source has by now are left out, because the target follows.
     """
     candidates = candidates.drop("of_source", "of_target")
     found = candidates.join(_states(source, candidates, "s2", "of_source").hint("merge"), [*HASH], "left")
@@ -472,10 +474,10 @@ def looked_at_source(candidates: DataFrame, source: DataFrame) -> DataFrame:
 
 
 def looked_at_target(candidates: DataFrame, target: DataFrame) -> DataFrame:
-    """The candidates of ``looked_at_source`` after a newer look at the target.
+    """Returns the candidates of ``looked_at_source`` after a newer look at the target.
 
-    Left out are those whose states are one. Of a key whose states were the same at the look before
-    ``agreed`` is one more.
+    Candidates whose states are equal are left out. ``agreed`` grows by one for keys whose states are the same
+    as at the look before.
     """
     found = candidates.join(_states(target, candidates, "t2", "of_target").hint("merge"), [*HASH], "left")
     found = found.where(~F.col("s2").eqNullSafe(F.col("t2")))
@@ -499,7 +501,7 @@ def _states(side: DataFrame, candidates: DataFrame, state: str, details: str) ->
 
 
 class KeyCounts(NamedTuple):
-    """Rows of each side, and keys whose states are one."""
+    """Rows of each side, and keys whose states are equal."""
 
     at_source: int
     at_target: int
@@ -507,7 +509,7 @@ class KeyCounts(NamedTuple):
 
 
 def counts_of(keys: DataFrame) -> KeyCounts:
-    """The counts of ``compared``."""
+    """Returns the counts of ``compared``."""
     (row,) = keys.agg(
         F.coalesce(F.sum("at_source"), F.lit(0)),
         F.coalesce(F.sum("at_target"), F.lit(0)),
@@ -517,7 +519,7 @@ def counts_of(keys: DataFrame) -> KeyCounts:
 
 
 class Verdict(NamedTuple):
-    """Keys that differ after enough looks, by how, and those that are not settled."""
+    """Numbers of keys that differ after enough looks, by kind, and of keys that are not settled."""
 
     different: int
     only_at_source: int
@@ -526,7 +528,7 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(candidates: DataFrame, *, looks: int) -> Verdict:
-    """What is known of the candidates: a key differs once ``looks`` looks agreed with the one before."""
+    """Count the candidates by result. A key differs once ``looks`` looks agreed with the look before."""
     settled = F.col("agreed") >= looks
     s, t = F.col("s").isNull(), F.col("t").isNull()
     (row,) = candidates.agg(
@@ -536,7 +538,7 @@ def verdict_of(candidates: DataFrame, *, looks: int) -> Verdict:
 
 
 def differing(candidates: DataFrame, *, looks: int) -> DataFrame:
-    """The candidates that differ: ``key``, whether each side has it, and the details of both."""
+    """Returns the candidates that differ: ``key``, which sides have it, and the details of both."""
     return candidates.where(F.col("agreed") >= looks).select(
         "key",
         F.col("s").isNotNull().alias("at_source"),

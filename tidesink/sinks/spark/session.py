@@ -482,7 +482,7 @@ def _whole_names(conf: Mapping[str, str]) -> list[str]:
 
 
 def _has_own_log4j(java_options: str) -> bool:
-    """Returns True if the user has a Log4j configuration: an option, a variable, or in Spark's conf folder."""
+    """Returns True if the user has a Log4j configuration, by option, variable, or Spark's conf folder."""
     if "log4j" in java_options or "LOG4J_CONFIGURATION_FILE" in os.environ:
         return True
     home = Path(os.environ.get("SPARK_HOME", spark_jars_directory().parent))
@@ -496,7 +496,7 @@ def _is_one_jvm(master: str) -> bool:
 
 
 def local_cores(master: str) -> int:
-    """Returns the cores of a ``local[...]`` master; for a cluster a number that adaptive execution corrects."""
+    """Returns the cores of a ``local[...]`` master; for a cluster a number that Spark adapts."""
     inside = master.partition("[")[2].partition("]")[0].partition(",")[0]
     if inside.isdigit():
         return int(inside)
@@ -518,7 +518,7 @@ exec {java} "$@"
 
 
 def spark_java_environment(runtime: JavaRuntime | None = None) -> dict[str, str]:
-    """Returns environment variables with which pyspark starts on ``runtime`` (default: the one found) in silence.
+    """Returns environment variables with which pyspark starts silently on ``runtime`` (None: the one found).
 
     Raises:
         DevStackError: No Java was found.

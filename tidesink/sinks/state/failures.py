@@ -1,4 +1,4 @@
-"""What a worker's steps fail with while they are tried again: kept by table, for its status."""
+"""The current errors of a worker's steps that are tried again, by table, for its status."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from typing import Any, Final
 from tidesink.errors import SourceError, error_text
 from tidesink.events import TableId
 
-# In a status's details, and in the worker's sign of life.
+# The member in a status's details, and in the worker's heartbeat.
 FAILURE: Final = "failure"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The error of a step that did not succeed since. Times are in seconds since 1970.
+    """The error of a step that has not succeeded since. Times are in seconds since 1970.
 
-    ``since``: when the step failed first. ``next_try``: when it is tried again; None: not by this worker.
-    ``is_of_kafka``: Kafka refuses, or does not answer; not stored.
+    Attributes:
+        since: Time of the first failure.
+        next_try: Time of the next try; None if this worker does not try again.
+        is_of_kafka: True if Kafka refuses, or does not answer. Not stored.
     """
 
     error: str
@@ -29,20 +31,20 @@ class Failure:
     is_of_kafka: bool = False
 
     def as_details(self) -> dict[str, Any]:
-        """The member of a status's details."""
+        """Returns the member of a status's details."""
         return {FAILURE: {"error": self.error, "since": self.since, "next_try": self.next_try}}
 
 
 def failure_in(details: Mapping[str, Any]) -> Failure | None:
-    """What ``as_details`` made; None if there is none, as in what earlier versions stored."""
+    """Restore from ``as_details``; None if there is no failure, as in details of earlier versions."""
     found = details.get(FAILURE)
     return None if found is None else Failure(found["error"], found["since"], found["next_try"])
 
 
 class Failures:
-    """The failures of one worker by table; None stands for a step of all tables. Shared by its threads.
+    """The failures of one worker by table; None means a step of all tables. Shared by its threads.
 
-    ``clock`` gives seconds since 1970.
+    ``clock``: returns seconds since 1970.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -52,24 +54,24 @@ class Failures:
         self._followers: dict[TableId | None, Callable[[], None]] = {}
 
     def of(self, table: TableId | None) -> Failure | None:
-        """What a table's step fails with now; None if nothing."""
+        """Returns the current failure of a table's step, or None."""
         return self._failures.get(table)
 
     def follow(self, table: TableId | None, changed: Callable[[], None]) -> None:
-        """Have ``changed`` called, by the thread of the step, when a table's failure is another."""
+        """Call ``changed``, in the thread of the step, when a table's failure changes."""
         self._followers[table] = changed
 
     def failed(self, table: TableId | None, error: BaseException, pause: float | None) -> None:
-        """Note an error and tell who follows; ``pause`` as in ``note``."""
+        """Record an error and notify the follower. ``pause``: see ``note``."""
         self.note(table, error, pause)
         self._tell(table)
 
     def note(
         self, table: TableId | None, error: BaseException, pause: float | None, *, text: str | None = None
     ) -> None:
-        """Note an error. ``pause``: seconds until the next try; None if the worker does not try again.
+        """Record an error. ``pause``: seconds until the next try; None if the worker does not try again.
 
-        ``text``: what is said of it, its class and message unless given.
+        ``text``: the text to show; default: the error's class and message.
         """
         said, now = error_text(error) if text is None else text, self.clock()
         with self._lock:
@@ -79,14 +81,14 @@ class Failures:
             self._failures[table] = Failure(said, since, next_try, isinstance(error, SourceError))
 
     def passed(self, table: TableId | None) -> None:
-        """Note that a table's step succeeded."""
+        """Record that a table's step succeeded."""
         with self._lock:
             known = self._failures.pop(table, None)
         if known is not None:
             self._tell(table)
 
     def ended(self) -> None:
-        """Note that the worker ends: it tries nothing again."""
+        """Record that the worker ends, so that it tries nothing again."""
         with self._lock:
             self._failures = {table: replace(one, next_try=None) for table, one in self._failures.items()}
 

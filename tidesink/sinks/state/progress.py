@@ -1,9 +1,9 @@
-"""The worker's own memory beside the target: history, status, documents, DDL events.
+"""The worker's memory in addition to the target: history, status, documents, DDL events.
 
 It is never more right than the target. History (batch -> progress) is written before the target's
-commit and serves when the target's own record of old commits was cleaned away. Losing the store
-loses status and history, not data. Targets that keep no rows (Kafka, HTTP) have their progress here
-too: with the store it is lost, and everything is sent again under a greater epoch.
+commit. It is used when the target's own record of old commits was cleaned up. Losing the store
+loses status and history, but no data. Targets that keep no rows (Kafka, HTTP) have their progress here
+too: it is lost with the store, and then everything is sent again with a greater epoch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tidesink.events import SequenceBy
 
 
-# Stands for the schema of a table whose name nobody knows: its topic's name is all there is to show, and
-# the state store keeps no status of it.
+# The schema of a table whose name is not known. Only its topic's name can be shown, and the state store keeps
+# no status of it.
 UNKNOWN_SCHEMA: Final = "?"
 TableState = Literal["RUNNING", "IDLE", "PAUSED", "FAILING"]
 Rank = tuple[int, int, int]
@@ -31,14 +31,19 @@ Rank = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class TableStatus:
-    """What ``tidesink status`` shows of one table.
+    """The status of one table in ``tidesink status``.
 
-    ``counters``: row events by kind, summed over all batches. ``zero_dates``: per column, how many dates
-    no calendar has were turned to NULL; ``ambiguous_times`` likewise, how many local times come twice, so
-    that ``ambiguous-time`` chose. ``error``: class name and message of the last error.
-    ``epoch``: of the hold on the table in which this was said; 0 before any, and in what earlier versions
-    saved. ``life``: how often the table's epochs were seen to begin again, since it was made again or brought
-    back from a backup. ``updated``: set by the store, UTC.
+    Attributes:
+        error: Class name and message of the last error.
+        counters: Row events by kind, summed over all batches.
+        zero_dates: Per column, the number of impossible dates that were converted to NULL.
+        ambiguous_times: Per column, the number of local times that occur twice, which ``ambiguous-time``
+            decided.
+        updated: Set by the store, UTC.
+        life: How often the table's epochs were found to begin again, after it was recreated or restored from
+            a backup.
+        epoch: The epoch of the hold on the table that saved the status; 0 before any hold, and in statuses of
+            earlier versions.
     """
 
     pipeline: str
@@ -58,48 +63,47 @@ class TableStatus:
 
     @property
     def rank(self) -> Rank:
-        """Which of two statuses is of the later hold on the table, and in it of the later batch."""
+        """Orders statuses by the hold on the table, and within a hold by batch."""
         return self.life, self.epoch, self.batch
 
 
 class StateStore(Protocol):
-    """Where a worker remembers; every method raises StateStoreError when the store does not answer."""
+    """The store of a worker. Every method raises StateStoreError if the store does not answer."""
 
     def record_progress(self, progress: Progress) -> None:
-        """Remember what a batch will have applied, before its commit."""
+        """Store the progress that a batch will have, before its commit."""
 
     def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
-        """The progress of one batch by its transaction version; None where it is not known."""
+        """Returns the progress of one batch by its transaction version; None if it is not known."""
 
     def progress_of_batch(self, pipeline: str, table: TableId, batch: int) -> Progress | None:
-        """The progress of a batch that was applied, in whichever epoch; None where it is not known.
+        """Returns the progress of an applied batch in any epoch; None if it is not known.
 
-        A batch that is tried again in another epoch keeps its number: the last try is the one that was
-        applied.
+        A batch that is tried again in another epoch keeps its number. The last try is the applied one.
         """
 
     def save_status(self, status: TableStatus) -> bool:
-        """Replace a table's status in one step unless it has a greater rank; whether it was replaced.
+        """Replace a table's status atomically unless it has a greater rank. Returns True if it was replaced.
 
-        A worker that lost the table to another never puts its word over the other's.
+        So a worker that lost the table to another one never overwrites the other's status.
         """
 
     def statuses(self, pipeline: str) -> tuple[TableStatus, ...]:
-        """The status of every table of a pipeline, by table name."""
+        """Returns the status of every table of a pipeline, by table name."""
 
     def status_of(self, pipeline: str, table: TableId) -> TableStatus | None:
-        """The status of one table; None where none was saved."""
+        """Returns the status of one table; None if none was saved."""
 
     def save_document(self, kind: str, name: str, document: Any) -> None:
-        """Keep a JSON-able document, such as a stream's table definitions, under kind and name."""
+        """Store a JSON-able document, such as a stream's table definitions, by kind and name."""
 
     def load_document(self, kind: str, name: str) -> Any | None:
-        """The document kept under kind and name; None where there is none."""
+        """Returns the document with this kind and name, or None."""
 
     def swap_document(self, kind: str, name: str, *, old: Any | None, new: Any) -> bool:
-        """Replace a document in one step if it is still ``old`` (None: there is none); whether it was.
+        """Replace a document atomically if it is still ``old`` (None: no document). Returns True if replaced.
 
-        ``old`` is as ``load_document`` gave it.
+        ``old`` is the result of ``load_document``.
         """
 
 
@@ -113,12 +117,12 @@ def change_document(
     change: Callable[[Any | None], Any],
     refused: StateStoreError,
 ) -> Any:
-    """Replace a document by what ``change`` makes of it (None: there is none), also beside others that do.
+    """Replace a document by the result of ``change`` (None: no document), even if others change it too.
 
-    The new document.
+    Returns the new document.
 
     Raises:
-        StateStoreError: the store does not answer; or ``refused``: others kept changing it.
+        StateStoreError: The store does not answer; or ``refused``, because others kept changing it.
     """
     for _ in range(_TRIES):
         old = store.load_document(kind, name)
@@ -128,16 +132,16 @@ def change_document(
     raise refused
 
 
-# Of one table so many are stored; older ones are still in Kafka, if anywhere.
+# So many events per table are stored. Older ones may still be in Kafka.
 MOST_EVENTS: Final = 200
 MOST_QUERY: Final = 65_536
 _KIND: Final = "ddl_events"
 
 
 class StoredDdl(NamedTuple):
-    """A DDL event. ``time``: Kafka's, ms since 1970. ``commit_ts``: TiDB's TSO, where the event has it.
+    """A DDL event. ``time``: Kafka's timestamp, ms since 1970. ``commit_ts``: TiDB's TSO, or None.
 
-    ``kind`` is the codec's word: TiCDC's name of the change in canal-json, TiDB's number in flat-avro.
+    ``kind`` is the codec's value: TiCDC's name of the change in canal-json, TiDB's number in flat-avro.
     """
 
     topic: str
@@ -153,25 +157,25 @@ class StoredDdl(NamedTuple):
 
 
 def store_ddl(store: StateStore, progress: Progress, events: Iterable[StoredDdl]) -> None:
-    """Store the events of one batch beside those of its table, each once, however often it is read.
+    """Add the events of one batch to those of its table, each once, even if it is read several times.
 
     Raises:
-        StateStoreError: the store does not answer.
+        StateStoreError: The store does not answer.
     """
     change_document(
         store,
         _KIND,
         _name(progress.pipeline, progress.table),
         lambda old: _merged(old or [], events, progress.batch),
-        StateStoreError("others write the DDL events of the table all the time", table=str(progress.table)),
+        StateStoreError("Other processes keep changing the table's DDL events.", table=str(progress.table)),
     )
 
 
 def load_ddl(store: StateStore, pipeline: str, tables: Iterable[TableId]) -> list[StoredDdl]:
-    """The events of tables, by table, topic, partition and offset.
+    """Returns the events of tables, by table, topic, partition and offset.
 
     Raises:
-        StateStoreError: the store does not answer.
+        StateStoreError: The store does not answer.
     """
     found = [
         StoredDdl(*event)._replace(table=str(table))
@@ -186,7 +190,7 @@ def _merged(stored: Sequence[Any], events: Iterable[StoredDdl], batch: int) -> l
     for event in events:
         shown = event._replace(batch=batch, query=event.query[:MOST_QUERY], table="")
         known.setdefault(_identity(event), list(shown))
-    # Those of a batch come in Kafka's order of each partition.
+    # A batch's events are in Kafka's order per partition.
     return list(known.values())[-MOST_EVENTS:]
 
 
@@ -203,22 +207,23 @@ BATCHES_PER_EPOCH: Final = 2**40
 
 
 def txn_version(epoch: int, batch: int) -> int:
-    """One number that grows with every batch and jumps with every epoch (epoch × 2^40 + batch).
+    """Returns a number that grows with every batch and jumps with every epoch (epoch × 2^40 + batch).
 
-    Raises ValueError for a batch or an epoch that does not fit a signed 64-bit number.
+    Raises:
+        ValueError: The batch or the epoch does not fit a signed 64-bit number.
     """
     if not 0 <= batch < BATCHES_PER_EPOCH or not 0 <= epoch < 2**23:
-        raise ValueError(f"epoch {epoch} batch {batch} is no transaction version")
+        raise ValueError(f"epoch {epoch} batch {batch} is not a transaction version")
     return epoch * BATCHES_PER_EPOCH + batch
 
 
 def split_txn_version(version: int) -> tuple[int, int]:
-    """The epoch and the batch of a transaction version."""
+    """Returns the epoch and the batch of a transaction version."""
     return divmod(version, BATCHES_PER_EPOCH)
 
 
 class LastRecord(NamedTuple):
-    """A record that was seen in a partition's log, and the epoch of the leader that wrote it."""
+    """A record that was read in a partition's log, and the epoch of the leader that wrote it."""
 
     offset: int
     epoch: int
@@ -226,16 +231,19 @@ class LastRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionProgress:
-    """One topic-partition.
+    """The progress in one topic-partition.
 
-    ``next_offset`` is the first offset not yet read. ``low_water_offset`` is the first that has a row above
-    the bound of the progress, which waits (equal to ``next_offset`` where none does).
-    ``applied_commit_ts`` is the greatest commit_ts applied, ``watermark`` the greatest resolved ts read
-    (both TiDB TSO; None where the topic carries none).
-    ``again_to``: the offset up to which the partition was applied before it was rewound, until it is applied
-    up to there again; None else.
-    ``last``: the last record before ``next_offset``, which shows whether the log was cut since
-    (``kafka.leader_epochs``); None where records have no leader epoch, and in what earlier versions stored.
+    Attributes:
+        next_offset: The first offset that was not read yet.
+        low_water_offset: The first offset with a waiting row above the progress's bound; ``next_offset``
+            without such a row.
+        applied_commit_ts: The greatest applied commit_ts (TiDB TSO), or None.
+        watermark: The greatest resolved ts that was read (TiDB TSO), or None.
+        again_to: After a rewind, the offset up to which the partition was applied before, until it is applied
+            up to there again; else None.
+        last: The last record before ``next_offset``, which shows whether the log was cut since
+            (``kafka.leader_epochs``). None if records have no leader epoch, and in progress of earlier
+            versions.
     """
 
     next_offset: int
@@ -247,15 +255,15 @@ class PartitionProgress:
 
     @property
     def applied_to(self) -> int:
-        """The offset up to which the partition was ever applied."""
+        """The greatest offset up to which the partition was ever applied."""
         return max(self.next_offset, self.again_to or 0)
 
 
 @dataclass(frozen=True)
 class TopicProgress:
-    """One topic, by Kafka's own topic id, so that a topic deleted and made again is noticed.
+    """The progress in one topic, with Kafka's topic id, so that a recreated topic is noticed.
 
-    Without an id and partitions: the topic was not there yet, and is read from the beginning of each of its
+    Without an id and partitions, the topic did not exist yet, and is read from the beginning of all
     partitions.
     """
 
@@ -265,9 +273,9 @@ class TopicProgress:
 
     @property
     def read_again(self) -> dict[int, OffsetsAgain]:
-        """The offsets that are still to be read again after a rewind, by partition.
+        """The offsets that must still be read again after a rewind, by partition.
 
-        While there are some, rows may be older than they were before it.
+        Until then, rows may be older than they were before the rewind.
         """
         return {
             number: OffsetsAgain(at.next_offset, at.again_to)
@@ -278,7 +286,7 @@ class TopicProgress:
     @property
     def last_records(self) -> dict[int, LastRecord]:
         """The last applied record of each partition, if its leader epoch is known."""
-        # Earlier versions could keep a record behind what is applied, of which nothing is lost.
+        # Earlier versions could keep a record after the applied ones, which is not needed.
         return {
             number: at.last
             for number, at in self.partitions.items()
@@ -295,10 +303,12 @@ class OffsetsAgain(NamedTuple):
 
 @dataclass(frozen=True)
 class Sweep:
-    """How far the target's keys are looked up at the source, where a snapshot deletes what that has not.
+    """Progress of a snapshot's deletes: looking up the target's keys in the source.
 
-    The keys are looked up in ``parts`` parts, by their hashes; 0: rows are still read. ``done``: of so many
-    parts the deletes are applied, ``deletes`` of them.
+    Attributes:
+        parts: The keys are looked up in so many parts, by their hashes. 0: rows are still being read.
+        done: Number of parts whose deletes are applied.
+        deletes: Number of applied deletes.
     """
 
     parts: int = 0
@@ -307,26 +317,30 @@ class Sweep:
 
     @property
     def begun(self) -> bool:
-        """Whether all rows were read, so that keys come next."""
+        """True if all rows were read, so that the keys are next."""
         return self.parts > 0
 
 
-# Bounds of a key (``source_database.key_bounds``), all of which hold; none: no bounds.
+# Bounds of a key (``source_database.key_bounds``), all of which must hold; empty without bounds.
 Where = tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True)
 class SnapshotProgress:
-    """How far a snapshot of the source's table is applied.
+    """The progress of a snapshot of a source table.
 
-    ``key``: the columns by whose order the table is read. ``after``: the texts, as canal-json has them, of
-    the last key that was read; None: none was. ``rows``: how many rows were applied. ``done``: all were.
-    ``number``: tells it from others of the table, which rise; 0 for one that nobody asked for. ``sweep``: how
-    far rows that the target alone has are deleted, behind all rows; None: they stay. ``keys``: under which
-    name the state store has the keys that it is of; None: of all. Then ``after`` is one of those. ``where``:
-    within which bounds its rows are. ``seen``: under cuts, a commit_ts of the source that no row which was
-    applied is later than. ``order``: digest of the key's order, as of ``StoredTable``; None in a progress of
-    an earlier version.
+    Attributes:
+        key: The columns by which the table is read in order.
+        after: Texts, as in canal-json, of the last key that was read; None before the first.
+        rows: Number of applied rows.
+        done: True if all rows are applied.
+        number: Rising number of the table's snapshots; 0 for a snapshot that nobody requested.
+        sweep: Progress of deleting rows that exist only in the target, after all rows; None: they stay.
+        keys: Name of the document with the keys that the snapshot is limited to; None for all keys. ``after``
+            is one of these keys.
+        where: Bounds that the snapshot is limited to.
+        seen: Under cuts, a commit_ts of the source that is at or after all applied rows.
+        order: Digest of the key's order (``StoredTable``); None in progress of an earlier version.
     """
 
     key: tuple[str, ...]
@@ -342,16 +356,16 @@ class SnapshotProgress:
 
     @property
     def limited(self) -> bool:
-        """Whether it is of some rows alone, so that the table is whole however far it is."""
+        """True if the snapshot is limited to some rows. Then the table counts as complete meanwhile."""
         return self.keys is not None or bool(self.where)
 
 
 @dataclass(frozen=True)
 class DdlProgress:
-    """How far a table has come in the topic to which a connector writes its source's DDL (ADR 34).
+    """A table's progress in the topic to which a connector writes its source's DDL (ADR 34).
 
-    ``decided``: what stands before this offset was followed or passed over, and what stands before
-    ``followed`` had the table compared with its source.
+    ``decided``: the DDL before this offset was followed or skipped. ``followed``: for the DDL before this
+    offset the table was compared with its source.
     """
 
     topic_id: str
@@ -361,17 +375,21 @@ class DdlProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """All that is applied of one table after batch ``batch`` of epoch ``epoch``.
+    """All applied progress of one table after batch ``batch`` of epoch ``epoch``.
 
-    ``batch`` counts on over epochs and restarts; an epoch is one worker's hold on the table.
-    ``commit_ts`` is the greatest commit_ts in the table (TiDB TSO), None where the topic carries none.
-    ``snapshot`` is None where none was begun. ``emptied``: the TSO of the DDL that emptied the table last;
-    rows that were committed up to it are void, whenever they are read. ``decided``: the TSO of the newest DDL
-    that changes rows of the table and was followed, or passed over; 0 for none, None where none is read.
-    ``rewound``: the number of the last rewind, of those that people asked for; 0 for none.
-    ``bound``: rows that were committed after it wait (``batch.cuts``); None: none do. ``ddl``: None where
-    nothing of a connector's DDL was decided. ``source_reads``: the snapshots and resyncs that dead letters
-    must not undo; in Kafka's order alone.
+    Attributes:
+        epoch: Number of a worker's hold on the table.
+        batch: Counts batches across epochs and restarts.
+        commit_ts: The greatest commit_ts in the table (TiDB TSO), or None if the topic has none.
+        snapshot: None if no snapshot was started.
+        emptied: The TSO of the DDL that emptied the table last. Rows that were committed up to it are void,
+            whenever they are read.
+        decided: The TSO of the newest DDL that changes rows of the table and was followed or skipped. 0
+            without such DDL, None if no DDL is read.
+        rewound: The number of the last requested rewind; 0 without rewinds.
+        bound: Rows that were committed after it wait (``batch.cuts``); None: no rows wait.
+        ddl: None if no DDL of a connector was decided.
+        source_reads: The snapshots and resyncs that dead letters must not undo. Only in Kafka's order.
     """
 
     table: TableId
@@ -391,53 +409,53 @@ class Progress:
 
     @property
     def txn_version(self) -> int:
-        """The number targets order commits by."""
+        """The number by which targets order commits."""
         return txn_version(self.epoch, self.batch)
 
     def next_offset(self, topic: str, partition: int) -> int | None:
-        """The first offset of a partition not yet applied; None where it was never read."""
+        """Returns the first offset of a partition that is not applied yet; None if it was never read."""
         known = self.topics.get(topic)
         at = known.partitions.get(partition) if known else None
         return at.low_water_offset if at else None
 
 
 def check_follows(progress: Progress, applied: Progress | None) -> None:
-    """The law of every target: a batch is applied on what the batch before it left, and on nothing else.
+    """The law of every target: a batch is applied only to the result of the batch before it.
 
-    ``applied`` is what the target holds now, which is not this batch; None for nothing.
+    ``applied`` is the target's current progress, which is not this batch's; None for an empty target.
 
     Raises:
-        StaleProgressError: a later batch is applied; or the target went back while its worker held it, as a
-            database does whose standby takes over without the last commits.
+        StaleProgressError: A later batch is applied. Or the target went back while its worker held it, like a
+            database whose standby takes over without the last commits.
     """
     if applied is not None and applied.txn_version >= progress.txn_version:
         raise StaleProgressError(
-            f"a later batch is applied already (epoch {applied.epoch} batch {applied.batch}): start from the "
-            "committed progress, and run one worker a table",
+            f"A later batch is already applied (epoch {applied.epoch} batch {applied.batch}). Start from the "
+            "committed progress, and run one worker per table.",
             table=str(progress.table),
         )
     before = applied.batch if applied else 0
     if progress.batch != before + 1:
         raise StaleProgressError(
-            f"the target stands at batch {before}, and the next one is {progress.batch}: the batches between "
-            "were committed and are gone from it, as after a restored backup or a standby that took over. "
-            "Nothing was written. Start the worker again: it says how to go on",
+            f"The target is at batch {before}, but the next one is {progress.batch}. The batches between "
+            "were committed, and the target no longer has them, as after a restored backup or a standby that "
+            "took over. Nothing was written. Start the worker again: it shows how to continue.",
             table=str(progress.table),
         )
 
 
 Result = TypeVar("Result")
-# An epoch, and what else tells one claim from another.
+# An epoch, and further values that distinguish claims.
 Hold = tuple[int, ...]
 
 
 def done_before(progress: Progress, applied: Progress | None, result: Result | None) -> Result | None:
-    """What this very batch did where it is applied already; None where it is the next one to apply.
+    """Returns the result of this batch if it is already applied; None if it is the next one to apply.
 
-    ``applied`` and ``result`` are the newest batch's in the ledger; a claim forgets the result.
+    ``applied`` and ``result`` are the newest batch's in the ledger. A claim removes the result.
 
     Raises:
-        StaleProgressError: as ``check_follows`` says.
+        StaleProgressError: For the same reasons as ``check_follows``.
     """
     if applied == progress and result is not None:
         return result
@@ -446,26 +464,26 @@ def done_before(progress: Progress, applied: Progress | None, result: Result | N
 
 
 def check_held(ledger: Hold, claimed: Hold | None, *, table: TableId, batch: int | None = None) -> None:
-    """The law of every ledger: who claimed a table last, and nobody else, writes to it.
+    """The law of every ledger: only the worker that claimed a table last writes to it.
 
-    ``ledger`` is the hold that the ledger has, ``claimed`` the one that this worker was given (None: none),
-    ``batch`` the epoch of the batch to be applied.
+    ``ledger``: the hold in the ledger. ``claimed``: the hold that this worker was given, or None. ``batch``:
+    the epoch of the batch to apply.
 
     Raises:
-        StaleProgressError: the table is not claimed, another worker claimed it since, or the batch is of
+        StaleProgressError: The table is not claimed, another worker claimed it since, or the batch belongs to
             another epoch.
     """
     if claimed is None:
-        raise StaleProgressError("claim the table before writing to it", table=str(table))
+        raise StaleProgressError("Claim the table before writing to it.", table=str(table))
     if ledger != claimed:
         raise StaleProgressError(
-            f"another worker holds this table: its ledger is at epoch {_words(ledger)}, and this worker "
-            f"holds epoch {_words(claimed)}. Run one worker a table",
+            f"Another worker holds this table: its ledger is at epoch {_words(ledger)}, but this worker "
+            f"holds epoch {_words(claimed)}. Run one worker per table.",
             table=str(table),
         )
     if batch is not None and batch != claimed[0]:
         raise StaleProgressError(
-            f"this worker holds epoch {claimed[0]}, and the batch is of epoch {batch}", table=str(table)
+            f"This worker holds epoch {claimed[0]}, but the batch belongs to epoch {batch}.", table=str(table)
         )
 
 
@@ -475,24 +493,24 @@ def _words(hold: Hold) -> str:
 
 
 def to_json(progress: Progress) -> str:
-    """Progress as compact JSON text, keys in a fixed order."""
+    """Returns progress as compact JSON text with keys in a fixed order."""
     return json.dumps(as_document(progress), separators=(",", ":"), ensure_ascii=True)
 
 
 def from_json(text: str) -> Progress:
-    """The progress in a JSON text.
+    """Parse progress from a JSON text.
 
     Raises:
-        ProgressError: the text is no progress of a version this tidesink reads.
+        ProgressError: The text is not progress of a version that this tidesink reads.
     """
     try:
         return from_document(json.loads(text))
     except ValueError as exc:
-        raise ProgressError("the stored progress is not JSON; was it written by another program?") from exc
+        raise ProgressError("The stored progress is not JSON. Check if another program wrote it.") from exc
 
 
 def as_document(progress: Progress) -> dict[str, Any]:
-    """Progress as a JSON-able mapping."""
+    """Returns progress as a JSON-able mapping."""
     return {
         "version": FORMAT_VERSION,
         "pipeline": progress.pipeline,
@@ -508,7 +526,7 @@ def as_document(progress: Progress) -> dict[str, Any]:
         **({"rewound": progress.rewound} if progress.rewound else {}),
         **({} if progress.bound is None else {"bound": progress.bound}),
         **({} if progress.ddl is None else {"ddl": asdict(progress.ddl)}),
-        # With a snapshot also if there are none: what has a snapshot alone is of an earlier version.
+        # With a snapshot it is written even if empty: a snapshot without it is from an earlier version.
         **(
             {"source_reads": as_documents(progress.source_reads)}
             if progress.source_reads or progress.snapshot is not None
@@ -518,21 +536,21 @@ def as_document(progress: Progress) -> dict[str, Any]:
 
 
 def from_document(document: object) -> Progress:
-    """The progress in a mapping that ``as_document`` made.
+    """Restore progress from a mapping of ``as_document``.
 
     Raises:
-        ProgressError: the mapping is no progress of a version this tidesink reads.
+        ProgressError: The mapping is not progress of a version that this tidesink reads.
     """
     if not isinstance(document, dict) or document.get("version") != FORMAT_VERSION:
         found = document.get("version") if isinstance(document, dict) else None
         raise ProgressError(
-            f"the stored progress has format {found!r}, this tidesink reads {FORMAT_VERSION}; "
-            "run the tidesink version that wrote it, or a newer one"
+            f"The stored progress has format {found!r}, but this tidesink reads {FORMAT_VERSION}. "
+            "Run the tidesink version that wrote it, or a newer one."
         )
     try:
         return _read(document)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise ProgressError(f"the stored progress is damaged ({type(exc).__name__}: {exc})") from exc
+        raise ProgressError(f"The stored progress is damaged ({type(exc).__name__}: {exc}).") from exc
 
 
 def _topic_document(topic: TopicProgress) -> dict[str, Any]:
@@ -578,11 +596,11 @@ def _read(document: dict[str, Any]) -> Progress:
 
 
 def _may_have_read(progress: Progress) -> bool:
-    """Whether rows of a snapshot may be in the table that dead letters in Kafka's order must not undo."""
+    """Returns True if the table may have rows of a snapshot that dead letters must not undo."""
     found = progress.snapshot
     if progress.sequence_by != "kafka" or found is None:
         return False
-    # A first load of which nothing is applied yet has no key. Others have one, or follow earlier ones.
+    # A first load without applied rows has no key. Other snapshots have a key, or follow earlier ones.
     return bool(found.key or found.done or found.number)
 
 

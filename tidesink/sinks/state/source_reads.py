@@ -1,21 +1,21 @@
-"""Which rows of the source's database a table was given, and when: what that means for its dead letters.
+"""The database rows that a table received, and the consequences for its dead letters.
 
 A snapshot or resync reads rows in parts. Before a part is read, the offsets are fixed up to which the table's
-changes are applied (ADR 32). Each change before them was committed before the rows were read, so the rows
-show it, or what came after it. That holds for a change that could not be decoded, too: a dead letter. Applied
-later, it would undo what the part wrote.
+changes are applied (ADR 32). Each earlier change was committed before the rows were read, so the rows show
+this change or a later one. That also holds for a change that could not be decoded: a dead letter. If it were
+applied later, it would undo what the part wrote.
 
-So each snapshot and resync leaves two offsets of each partition in the table's progress: those of its first
-part and those of its last. With ``L`` the offset of a letter of a row that was read:
+So each snapshot and resync stores two offsets of each partition in the table's progress: the offsets of its
+first part and of its last. With ``L`` the offset of a letter about a row that was read:
 
-- ``L < first``: each part was read after the letter's change. A resync that is over *settles* the letter: it
-  wrote the row as it was later, or deleted it. A snapshot deletes nothing, so that the letter may be a delete
-  that is still to be applied, or one whose row came back: nothing tells.
-- ``first <= L < last``: nothing tells whether the row's part was read before the letter's change or after it.
-- ``last <= L``: the letter's change is applied after all parts, as any change is.
+- ``L < first``: each part was read after the letter's change. A finished resync *settles* the letter: it
+  wrote a later version of the row, or deleted it. A snapshot deletes nothing. So the letter may be a delete
+  that must still be applied, or one whose row came back: this is not known.
+- ``first <= L < last``: it is not known if the row's part was read before or after the letter's change.
+- ``last <= L``: the letter's change is applied after all parts, like any change.
 
-One of some keys, or of a range of the key, says nothing of other rows. Under ``sequence_by: source`` none of
-this is needed, since rows that are read have positions.
+A snapshot that is limited to some keys, or to a range of the key, has no consequence for other rows. Under
+``sequence_by: source`` none of this is needed, because rows that are read have positions.
 """
 
 from __future__ import annotations
@@ -24,32 +24,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
-# Of limited ones so many are remembered. What an older one read counts as read of any row.
+# So many limited reads are remembered. Rows of older ones count as reads of any row.
 MOST_LIMITED: Final = 8
 # Offsets by topic and partition.
 TopicOffsets = Mapping[str, Mapping[int, int]]
-# ``open``: to be applied, as far as this law is concerned. ``unsure``: nothing tells.
+# ``open``: to be applied, according to this law. ``unsure``: not known.
 Standing = Literal["open", "settled", "unsure"]
 
 
 class Span(NamedTuple):
-    """The offsets of a partition at which changes went on behind the first part, and behind the last."""
+    """The offsets in a partition at which changes continued after the first part, and after the last."""
 
     first: int
     last: int
 
 
 NOTHING: Final = Span(0, 0)
-# Number of what a version without source reads had read; snapshots have numbers from 0 on.
+# Number of the reads of a version that did not record them; snapshots have numbers from 0 on.
 _EARLIER: Final = -1
 
 
 @dataclass(frozen=True)
 class SourceRead:
-    """A snapshot or resync, of which at least a part was applied.
+    """A snapshot or resync with at least one applied part.
 
-    ``number``: as of ``SnapshotProgress``, as are ``keys`` and ``where``. ``spans``: by topic and partition;
-    of a partition that is not in it the span is (0, 0). ``settles``: it is a resync, and over.
+    Attributes:
+        number: See ``SnapshotProgress``, also for ``keys`` and ``where``.
+        spans: By topic and partition. A missing partition has the span (0, 0).
+        settles: True if it is a finished resync.
     """
 
     number: int
@@ -60,11 +62,11 @@ class SourceRead:
 
     @property
     def limited(self) -> bool:
-        """Whether it is of some rows alone."""
+        """True if it is limited to some rows."""
         return self.keys is not None or bool(self.where)
 
     def span(self, topic: str, partition: int) -> Span:
-        """The offsets of a partition."""
+        """Returns the offsets of a partition."""
         return self.spans.get(topic, {}).get(partition, NOTHING)
 
 
@@ -75,9 +77,9 @@ def standing_of(
     offset: int,
     has_read: Callable[[SourceRead], bool | None],
 ) -> Standing:
-    """How a letter of a row stands.
+    """Returns the standing of a letter about a row.
 
-    ``has_read``: whether the row is one of those that a limited read is of; None: unknown.
+    ``has_read``: returns True if a limited read includes the row; None if it is not known.
     """
     found: Standing = "open"
     for read in reads:
@@ -93,7 +95,7 @@ def standing_of(
 def earlier_reads(offsets: TopicOffsets) -> tuple[SourceRead, ...]:
     """Return the reads of a table whose snapshots were applied by a version that did not record them.
 
-    Of several snapshots that version recorded only the last one, so all of them count as one of all rows
+    That version recorded only the last of several snapshots. So all of them count as one read of all rows
     whose first part has unknown offsets. ``offsets``: those up to which changes are applied.
     """
     spans = {
@@ -106,15 +108,15 @@ def earlier_reads(offsets: TopicOffsets) -> tuple[SourceRead, ...]:
 def with_part(
     reads: Sequence[SourceRead], read: SourceRead, offsets: TopicOffsets, *, begins: bool
 ) -> tuple[SourceRead, ...]:
-    """The reads once another part of one is applied, behind which changes go on at ``offsets``.
+    """Returns the reads after another applied part, after which changes continue at ``offsets``.
 
-    ``read`` is without its spans. ``begins``: the part is its first one.
+    ``read``: the read, without its spans. ``begins``: True if the part is its first one.
     """
     before = next((one for one in reads if one.number == read.number), None)
 
     def span(topic: str, partition: int, offset: int) -> Span:
         if before is None:
-            # The offsets of the first part are not known where an earlier version applied it.
+            # The offsets of the first part are not known if an earlier version applied it.
             return Span(offset if begins else 0, offset)
         known = before.span(topic, partition)
         return Span(known.first, max(known.last, offset))
@@ -129,10 +131,10 @@ def with_part(
 
 
 def rewound(reads: Sequence[SourceRead], topic: str, offsets: Mapping[int, int]) -> tuple[SourceRead, ...]:
-    """The reads once partitions of a topic are read again from some offsets.
+    """Returns the reads after partitions of a topic are read again from some offsets.
 
-    Changes that are applied again may be older than what a part wrote: of letters behind these offsets
-    nothing tells any more.
+    Changes that are applied again may be older than the rows of a part. So the standing of letters after
+    these offsets is no longer known.
     """
     found = []
     for read in reads:
@@ -145,7 +147,7 @@ def rewound(reads: Sequence[SourceRead], topic: str, offsets: Mapping[int, int])
 
 
 def _few(reads: Sequence[SourceRead]) -> tuple[SourceRead, ...]:
-    """Those that still say something, the newest last."""
+    """Returns the reads that still have a consequence, newest last."""
     found = _without_replaced(reads)
     limited = [one for one in found if one.limited]
     for old in limited[: max(0, len(limited) - MOST_LIMITED)]:
@@ -160,7 +162,7 @@ def _without_replaced(reads: Sequence[SourceRead]) -> list[SourceRead]:
 
 
 def _replaces(later: SourceRead, read: SourceRead) -> bool:
-    """Whether all that one read says of letters follows from a later one."""
+    """Returns True if a later read implies all consequences of an earlier one."""
     if later.limited and (later.keys, later.where) != (read.keys, read.where):
         return False
     if read.settles and not later.settles:
@@ -170,7 +172,7 @@ def _replaces(later: SourceRead, read: SourceRead) -> bool:
 
 
 def as_documents(reads: Sequence[SourceRead]) -> list[dict[str, Any]]:
-    """JSON-able mappings; a span whose offsets are the same is one number."""
+    """Returns JSON-able mappings. A span with two equal offsets is one number."""
     return [
         {
             "number": one.number,
@@ -188,7 +190,7 @@ def _written(parts: Mapping[int, Span]) -> dict[str, Any]:
 
 
 def from_documents(documents: Sequence[Mapping[str, Any]]) -> tuple[SourceRead, ...]:
-    """The reads that ``as_documents`` wrote. Raises KeyError, TypeError or ValueError for others."""
+    """Restore reads from ``as_documents``. Raises KeyError, TypeError or ValueError for other input."""
     return tuple(
         SourceRead(
             int(one["number"]),

@@ -1,4 +1,4 @@
-"""The state store on SQLAlchemy: SQLite unless set otherwise.
+"""The state store on SQLAlchemy; the default is SQLite.
 
 Four tables, one version row. Each call is one short transaction on a connection of its
 own, so that threads of a worker share the store. Tested on SQLite, Postgres and MariaDB.
@@ -42,20 +42,20 @@ from tidesink.sinks.state.progress import (
 
 
 def open_state_store(url: str | Path) -> SqlStateStore:
-    """The state store at a SQLAlchemy URL, or in a SQLite file at a path; made when missing.
+    """Returns the state store at a SQLAlchemy URL, or in a SQLite file at a path. Creates it if missing.
 
     Raises:
-        ConfigError: SQLAlchemy is not installed, or the URL names no database it knows.
+        ConfigError: SQLAlchemy is not installed, or does not support the URL's database.
         UnusableStateStoreError: SQLite may not open or write the file.
-        StateStoreError: the store does not answer, or was written by a newer tidesink.
+        StateStoreError: The store does not answer, or was written by a newer tidesink.
     """
 
     return SqlStateStore(str(url))
 
 
 T = TypeVar("T")
-# What SQLite says of a file that it may not open or write, or that is none of its own (sqlite3ErrStr,
-# SQLite 3.40). Of a locked file, or a full disk, it says other things, which may pass.
+# SQLite's messages for a file that it may not open or write, or that is not a SQLite file (sqlite3ErrStr,
+# SQLite 3.40). A locked file, or a full disk, has other messages, and may pass.
 _FOR_GOOD: Final = (
     "unable to open database file",
     "attempt to write a readonly database",
@@ -64,25 +64,25 @@ _FOR_GOOD: Final = (
     "file is not a database",
 )
 STORE_VERSION: Final = 1
-# History of a table beyond this many batches is dropped: Delta keeps its own log for 30 days.
+# The history of a table is limited to so many batches: Delta keeps its own log for 30 days.
 KEPT_BATCHES: Final = 1000
 _LOCK_SECONDS: Final = 30
 _LOCK_PAUSE: Final = 0.02
 
 _MYSQL: Final = ("mysql", "mariadb")
-# A table, its type or its row in the catalog is there: Postgres' codes and MySQL's. Their words may be in
+# A table, its type or its row in the catalog already exists: codes of Postgres and MySQL. Messages may be in
 # any language.
 _IS_THERE: Final = ("42P07", "42710", "23505", 1050)
 
 
 def _key(width: int) -> sa.types.TypeEngine[str]:
-    """Text in a key: by its characters in MySQL too, where names that differ in case would else be one."""
+    """A text column in a key. It is case-sensitive in MySQL too, as names may differ only in case."""
     exact = mysql.VARCHAR(width, charset="utf8mb4", collation="utf8mb4_bin")
     return sa.String(width).with_variant(exact, *_MYSQL)
 
 
-# MySQL's TEXT ends at 64 KiB, and its DATETIME at seconds. The parts of a key together have at most 3072
-# bytes there (InnoDB), four a character.
+# MySQL's TEXT ends at 64 KiB, and its DATETIME at seconds. The parts of a key may have 3072 bytes together
+# (InnoDB), four per character.
 _PIPELINE: Final = _key(LONGEST_PIPELINE)
 _NAME: Final = _key(600)
 _DOCUMENT: Final = sa.Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), *_MYSQL)
@@ -117,7 +117,7 @@ _documents = sa.Table(
 
 
 class SqlStateStore:
-    """A state store in any database SQLAlchemy knows."""
+    """A state store in any database that SQLAlchemy supports."""
 
     def __init__(self, url: str) -> None:
         self._engine = _engine(url)
@@ -125,9 +125,9 @@ class SqlStateStore:
         self._make_tables()
 
     def record_progress(self, progress: Progress) -> None:
-        """Remember what a batch will have applied, before its commit."""
+        """Store the progress that a batch will have, before its commit."""
         place = progress.pipeline, progress.table
-        # The worker says it of each batch, and a Delta table says it itself.
+        # The worker records each batch, and a Delta table does so itself.
         if self._recorded.get(place) == progress:
             return
         name, now = _table_key(progress.table), datetime.now(timezone.utc)
@@ -143,7 +143,7 @@ class SqlStateStore:
         self._recorded[place] = progress
 
     def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
-        """The progress of one batch by its transaction version; None where it is not known."""
+        """Returns the progress of one batch by its transaction version; None if it is not known."""
         wanted = sa.select(_history.c.progress).where(
             _history.c.pipeline == pipeline,
             _history.c.table_name == _table_key(table),
@@ -154,26 +154,26 @@ class SqlStateStore:
         return None if text is None else from_json(text)
 
     def progress_of_batch(self, pipeline: str, table: TableId, batch: int) -> Progress | None:
-        """The progress of a batch that was applied, in whichever epoch; None where it is not known."""
+        """Returns the progress of an applied batch in any epoch; None if it is not known."""
         wanted = sa.select(_history.c.progress).where(
             _history.c.pipeline == pipeline,
             _history.c.table_name == _table_key(table),
             _history.c.txn_version % BATCHES_PER_EPOCH == batch,
         )
-        # By time: a table that was made again begins its epochs again.
+        # By time, because the epochs of a recreated table begin again.
         newest = wanted.order_by(_history.c.written.desc(), _history.c.txn_version.desc()).limit(1)
         with self._transaction() as connection:
             text = connection.execute(newest).scalar_one_or_none()
         return None if text is None else from_json(text)
 
     def save_status(self, status: TableStatus) -> bool:
-        """Replace a table's status in one step unless it has a greater rank; whether it was replaced."""
+        """Replace a table's status atomically unless it has a greater rank. Returns True if replaced."""
         return _though_another_was_first(partial(self._replace_status, status))
 
     def _replace_status(self, status: TableStatus) -> bool:
         mine = _status_row(status.pipeline, status.table)
         row = {"status": _status_text(status), "updated": datetime.now(timezone.utc)}
-        # A write that changes nothing: it locks the row, on SQLite too, where a SELECT takes no lock.
+        # This write changes nothing, but locks the row, also on SQLite, where a SELECT takes no lock.
         lock = sa.update(_status).where(mine).values(updated=_status.c.updated)
         with self._transaction() as connection:
             if connection.execute(lock).rowcount == 0:
@@ -187,21 +187,21 @@ class SqlStateStore:
             return True
 
     def statuses(self, pipeline: str) -> tuple[TableStatus, ...]:
-        """The status of every table of a pipeline, by table name."""
+        """Returns the status of every table of a pipeline, by table name."""
         wanted = sa.select(_status).where(_status.c.pipeline == pipeline).order_by(_status.c.table_name)
         with self._transaction() as connection:
             rows = connection.execute(wanted).all()
         return tuple(_read_status(pipeline, row.status, row.updated) for row in rows)
 
     def status_of(self, pipeline: str, table: TableId) -> TableStatus | None:
-        """The status of one table; None where none was saved."""
+        """Returns the status of one table; None if none was saved."""
         wanted = sa.select(_status).where(_status_row(pipeline, table))
         with self._transaction() as connection:
             row = connection.execute(wanted).one_or_none()
         return None if row is None else _read_status(pipeline, row.status, row.updated)
 
     def save_document(self, kind: str, name: str, document: Any) -> None:
-        """Keep a JSON-able document under kind and name."""
+        """Store a JSON-able document by kind and name."""
 
         def save() -> None:
             with self._transaction() as connection:
@@ -211,14 +211,17 @@ class SqlStateStore:
         _though_another_was_first(save)
 
     def load_document(self, kind: str, name: str) -> Any | None:
-        """The document kept under kind and name; None where there is none."""
+        """Returns the document with this kind and name, or None."""
         wanted = sa.select(_documents.c.document).where(_documents.c.kind == kind, _documents.c.name == name)
         with self._transaction() as connection:
             text = connection.execute(wanted).scalar_one_or_none()
         return None if text is None else json.loads(text)
 
     def swap_document(self, kind: str, name: str, *, old: Any | None, new: Any) -> bool:
-        """Replace a document in one step if it is still ``old`` (None: there is none); whether it was."""
+        """Replace a document atomically if it is still ``old`` (None: no document).
+
+        Returns True if replaced.
+        """
         mine = sa.and_(_documents.c.kind == kind, _documents.c.name == name)
         held = sa.select(_documents.c.document).where(mine).with_for_update()
         try:
@@ -230,33 +233,33 @@ class SqlStateStore:
                 text = connection.execute(held).scalar_one_or_none()
                 if text is None or json.loads(text) != old:
                     return False
-                # The text once more: SQLite has no lock that a SELECT takes.
+                # The text is compared again, because a SELECT takes no lock on SQLite.
                 same = sa.and_(mine, _documents.c.document == text)
                 changed = sa.update(_documents).where(same).values(document=json.dumps(new))
                 return bool(connection.execute(changed).rowcount)
         except StateStoreError as exc:
             if old is None and isinstance(exc.__cause__, IntegrityError):
-                return False  # somebody else's was there first
+                return False  # another process inserted it first
             raise
 
     def close(self) -> None:
-        """Give back connections."""
+        """Close all connections."""
         self._engine.dispose()
 
     def try_write(self) -> None:
-        """Write what is there once more, to know at once whether the store takes a worker's writes.
+        """Write an existing value again, to test if the store accepts a worker's writes.
 
         Raises:
             UnusableStateStoreError: SQLite may not write the file.
-            StateStoreError: the store does not answer.
+            StateStoreError: The store does not answer.
         """
         with _unusable_files_refused(self._engine.url), self._transaction() as connection:
             connection.execute(sa.update(_version).values(version=_version.c.version))
 
     def _make_tables(self) -> None:
-        """Create the missing tables; another process may create them at the same moment."""
+        """Create the missing tables. Another process may create them at the same moment."""
         retrying = Retrying(
-            # The next attempt finds what another process created, so each attempt gets further.
+            # The next attempt finds the tables that another process created, so each attempt gets further.
             retry=retry_if_exception(lambda error: _made_by_others(error.__cause__)),
             stop=stop_after_attempt(len(_metadata.tables) + 2),
             reraise=True,
@@ -273,10 +276,10 @@ class SqlStateStore:
             with self._engine.begin() as connection:
                 yield connection
         except SQLAlchemyError as exc:
-            # The text of some drivers' errors holds the connection string; hide_parameters and the
-            # URL below keep passwords out, which may stand behind its ? as well.
+            # Errors of some drivers have the connection string in their text. hide_parameters and the URL
+            # below hide passwords, which may also follow the question mark of a URL.
             raise StateStoreError(
-                f"the state store failed ({type(exc).__name__}): check if it is full, read-only or locked",
+                f"The state store failed ({type(exc).__name__}). Check if it is full, read-only or locked.",
                 url=without_secrets(self._engine.url.render_as_string(hide_password=True)),
             ) from exc
 
@@ -289,12 +292,12 @@ def _engine(url: str) -> sa.Engine:
         engine = sa.create_engine(parsed, hide_parameters=True, pool_pre_ping=True, **_options(parsed))
     except (NoSuchModuleError, ModuleNotFoundError) as exc:
         raise ConfigError(
-            f"state: SQLAlchemy has no driver here for {url.partition('://')[0]}: install one and name it, "
-            "as in postgresql+psycopg://user@host/database or mysql+pymysql://user@host/database"
+            f"state: SQLAlchemy has no driver here for {url.partition('://')[0]}. Install a driver and name "
+            "it, as in postgresql+psycopg://user@host/database or mysql+pymysql://user@host/database."
         ) from exc
-    except (ArgumentError, ValueError):  # ValueError: of the port
+    except (ArgumentError, ValueError):  # ValueError: an invalid port
         raise ConfigError(
-            "state is neither a path nor a SQLAlchemy URL, such as sqlite:////var/lib/t.db"
+            "state is neither a path nor a SQLAlchemy URL, such as sqlite:////var/lib/t.db."
         ) from None
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)
@@ -302,8 +305,8 @@ def _engine(url: str) -> sa.Engine:
 
 
 def _options(url: sa.URL) -> dict[str, Any]:
-    # What is locked is read after it is locked, in any of them; MySQL's usual level locks gaps besides, and
-    # two tables whose first rows fall into one would deadlock.
+    # Locked rows are read after the lock in all databases. MySQL's default level also locks gaps, and two
+    # tables whose first rows fall into one gap would deadlock.
     return {"isolation_level": "READ COMMITTED"} if url.get_backend_name() in _MYSQL else {}
 
 
@@ -317,9 +320,9 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
 
     @sa.event.listens_for(engine, "connect")
     def _set_pragmas(connection: Any, _record: Any) -> None:
-        # WAL lets `tidesink status` read while a worker writes.
+        # With WAL, `tidesink status` can read while a worker writes.
         cursor = connection.cursor()
-        # Only the retries wait: a try that did so besides could begin at the end of their time.
+        # Only the retries wait. If a try waited too, it could begin at the end of their time.
         cursor.execute("PRAGMA busy_timeout=0")
         _set_wal(cursor)
         cursor.execute(f"PRAGMA busy_timeout={_LOCK_SECONDS * 1000}")
@@ -328,7 +331,7 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
 
 @contextmanager
 def _unusable_files_refused(url: sa.URL) -> Iterator[None]:
-    """What SQLite says of a file that no later try can use is an error of its own."""
+    """Raise a separate error for a file that SQLite can never use, according to its message."""
     try:
         yield
     except StateStoreError as exc:
@@ -341,15 +344,15 @@ def _unusable_files_refused(url: sa.URL) -> Iterator[None]:
 
 def _unusable(path: str, reason: str) -> UnusableStateStoreError:
     return UnusableStateStoreError(
-        f"the state store {path} cannot be used ({reason}): let user {os.getuid()} write to this file and "
-        f"its folder {Path(path).parent} (in Kubernetes, fsGroup gives a volume to the group of the "
-        "container's user), or set state to another place",
+        f"The state store {path} cannot be used ({reason}). Allow user {os.getuid()} to write to this file "
+        f"and its folder {Path(path).parent} (in Kubernetes, fsGroup assigns a volume to the group of the "
+        "container's user), or set state to another location.",
         key="state",
     )
 
 
 def _set_wal(cursor: Any) -> None:
-    """Set WAL; on a new file SQLite refuses some concurrent callers at once, whatever the timeout."""
+    """Set WAL. On a new file SQLite refuses some concurrent callers at once, whatever the timeout."""
     retrying = Retrying(
         retry=retry_if_exception(_is_locked),
         stop=stop_after_delay(_LOCK_SECONDS),
@@ -364,7 +367,7 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _made_by_others(error: BaseException | None) -> bool:
-    """Whether another process has created a table or the version's row in the meantime."""
+    """Returns True if another process has created a table or the version's row in the meantime."""
     return isinstance(error, IntegrityError) or (
         isinstance(error, (OperationalError, ProgrammingError)) and _is_there(error.orig)
     )
@@ -372,7 +375,7 @@ def _made_by_others(error: BaseException | None) -> bool:
 
 def _is_there(error: BaseException | None) -> bool:
     if error is None or isinstance(error, sqlite3.Error):
-        return "already exists" in str(error)  # SQLite has no code of its own for it
+        return "already exists" in str(error)  # SQLite has no separate code for it
     codes = (getattr(error, "sqlstate", None), getattr(error, "pgcode", None), *error.args[:1])
     return any(code in _IS_THERE for code in codes)
 
@@ -383,13 +386,13 @@ def _check_version(connection: sa.Connection) -> None:
         connection.execute(sa.insert(_version).values(version=STORE_VERSION))
     elif found != STORE_VERSION:
         raise ConfigError(
-            f"the state store has version {found}, this tidesink writes {STORE_VERSION}; "
-            "use the tidesink version that created it, or set state to a new place"
+            f"The state store has version {found}, but this tidesink writes version {STORE_VERSION}. "
+            "Use the tidesink version that created it, or set state to a new location."
         )
 
 
 def _though_another_was_first(step: Callable[[], T]) -> T:
-    """Run a step that updates or inserts a row; again if another process inserted it in the meantime."""
+    """Run a step that updates or inserts a row, and again if another process inserted the row meanwhile."""
     try:
         return step()
     except StateStoreError as exc:
@@ -399,7 +402,7 @@ def _though_another_was_first(step: Callable[[], T]) -> T:
 
 
 def _replace(connection: sa.Connection, table: sa.Table, key: dict[str, Any], row: dict[str, Any]) -> None:
-    """Update, else insert: one statement in most calls, and the same on every database."""
+    """Update or insert a row. This is one statement in most calls, and the same on every database."""
     match = sa.and_(*(table.c[name] == value for name, value in key.items()))
     if connection.execute(sa.update(table).where(match).values(**row)).rowcount == 0:
         connection.execute(sa.insert(table).values(**key, **row))
@@ -407,7 +410,7 @@ def _replace(connection: sa.Connection, table: sa.Table, key: dict[str, Any], ro
 
 def _prune(connection: sa.Connection, pipeline: str, name: str) -> None:
     mine = sa.and_(_history.c.pipeline == pipeline, _history.c.table_name == name)
-    # By time: a table that was made again counts its batches again.
+    # By time, because a recreated table counts its batches from the start again.
     newest = sa.select(_history.c.written).where(mine).order_by(_history.c.written.desc())
     floor = connection.execute(newest.offset(KEPT_BATCHES).limit(1)).scalar_one_or_none()
     if floor is not None:
@@ -415,7 +418,7 @@ def _prune(connection: sa.Connection, pipeline: str, name: str) -> None:
 
 
 def _table_key(table: TableId) -> str:
-    """JSON, since both parts may hold a dot."""
+    """Returns the name as JSON, because both parts may have a dot."""
     return json.dumps(list(table), ensure_ascii=False)
 
 
@@ -447,6 +450,6 @@ def _read_status(pipeline: str, text: str, updated: datetime) -> TableStatus:
     document = json.loads(text)
     document["table"] = TableId(*document["table"])
     document["warnings"] = tuple(document["warnings"])
-    # SQLite gives times back without their zone.
+    # SQLite returns times without their zone.
     zoned = updated if updated.tzinfo else updated.replace(tzinfo=timezone.utc)
     return TableStatus(pipeline=pipeline, updated=zoned, **document)
