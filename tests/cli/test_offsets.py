@@ -181,14 +181,14 @@ def test_another_one_replaces_what_was_asked(bed: Bed) -> None:
 def test_what_is_refused(bed: Bed) -> None:
     bed.applies(15, 20)
     for words, reason in (
-        (["--to-offset", "0=16"], "offset 16 of partition 0 is ahead of what is applied"),
-        (["--to-offset", "0=15"], "from there already"),
+        (["--to-offset", "0=16"], "Offset 16 of partition 0 is after the applied offset"),
+        (["--to-offset", "0=15"], "already about to continue from there"),
         (["--to-offset", "0=-1"], "give PARTITION=OFFSET"),
-        (["--to-offset", "2=1"], "partition 2 is not one that the table has read"),
+        (["--to-offset", "2=1"], "The table has not read partition 2"),
         (["--to-time", "yesterday"], "give ISO 8601"),
-        (["--to-time", "2026-11-26T09:00:00Z"], "from there already"),
+        (["--to-time", "2026-11-26T09:00:00Z"], "already about to continue from there"),
         (["--to-commit-ts", str(TSO + 8)], "which is older"),
-        (["--to-commit-ts", str(EIGHT * 1000)], "is no commit_ts"),
+        (["--to-commit-ts", str(EIGHT * 1000)], "is not a commit_ts"),
         ([], "say in one way where to go back to"),
         (["--to-beginning", "--to-offset", "0=1"], "say in one way"),
     ):
@@ -202,7 +202,7 @@ def test_what_expired_is_refused(bed: Bed) -> None:
     admin = AdminClient({"bootstrap.servers": bed.brokers})
     for done in admin.delete_records([TopicPartition(bed.topic, 0, 6)]).values():
         done.result(60)
-    assert "does not hold offset 5 of partition 0" in bed.run(
+    assert "no longer has offset 5 of partition 0" in bed.run(
         "rewind", "shop.orders", "--to-offset", "0=5", code=2
     )
     older = bed.run("rewind", "shop.orders", "--to-time", "2026-11-26T08:03:00Z", code=2)

@@ -82,9 +82,9 @@ def test_the_newest_offset_of_the_connector_is_read(bed: _Bed) -> None:
     assert another.newest == _checkpoint(8)
     another.close()
     bed.commit(_at(9, snapshot="INITIAL"))
-    _comes(bed.reader, None, "the connector's snapshot is not over")
+    _comes(bed.reader, None, "The connector's snapshot is not finished.")
     bed.commit(None)
-    _comes(bed.reader, None, "the connector's offset was removed")
+    _comes(bed.reader, None, "The connector's offset was removed.")
 
 
 def test_an_offset_in_an_open_transaction_is_none_yet_and_its_rows_are_before_the_ends(bed: _Bed) -> None:

@@ -78,7 +78,7 @@ def test_a_table_that_stood_still_for_too_long_stops_until_it_is_accepted(
         status = _offer(table, table_task, 3)
         assert status.state == "FAILING"
         assert str(status.error).startswith("SourceError: ")
-        assert "deletes may be missing" in str(status.error)
+        assert "Deletes may be missing" in str(status.error)
         missed = status.details["missed-deletes"]
     # Another worker stops too, until a person says that it may go on.
     with table.table_task() as table_task:

@@ -48,7 +48,7 @@ def test_a_value_that_nobody_has_is_refused_and_nothing_written(
 ) -> None:
     batch = bed.batch(SHAPE, [row(number, None, 10)], kept=("name",), after_delete=after_delete)
     with pytest.raises(
-        ValueNotStoredError, match=r"value of name.*filter left it out.*REPLICA IDENTITY FULL"
+        ValueNotStoredError, match=r"value of name.*filter removed it.*REPLICA IDENTITY FULL"
     ) as caught:
         table.apply(batch, progress(1, 2))
     assert caught.value.context["table"] == "shop.orders"

@@ -105,7 +105,7 @@ def test_a_delete_that_was_removed_unread_stops_its_table(
         brokers, topic, lambda: produce(str(time.time()).encode(), b"rolls the segment"), offset=1
     )
     for known in (caught_up, CaughtUp()):
-        with pytest.raises(SourceError, match=r"deletes may be missing: .* delete\.retention\.ms=500"):
+        with pytest.raises(SourceError, match=r"Deletes may be missing: .* delete\.retention\.ms=500"):
             checks.check(progress, found, batch=1, caught_up=known, pauses=pauses)
     # A table that had read to the end before the newest record lacks nothing.
     produce(b"new", b"one")

@@ -152,4 +152,4 @@ def test_a_cut_is_compared_with_the_source_as_of_its_instant(
         path = _config(tmp_path, servers, accounts, mariadb_url, place.target)
         refused = CliRunner().invoke(app, ["diff", "-c", str(path), "--at", str(second), str(accounts.name)])
         assert refused.exit_code == 2
-        assert "cannot be read as of a moment that is over" in refused.output + str(refused.exception)
+        assert "cannot be read as of an earlier moment" in refused.output + str(refused.exception)

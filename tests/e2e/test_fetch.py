@@ -120,7 +120,7 @@ def test_what_is_not_there_is_named_with_the_way_out(repository: Path) -> None:
         fetch(JarSet("x", (ONE, missing)), progress=said.append)
     assert "org.example:three:3.0" in str(caught.value)
     assert "TIDESINK_IVY_SETTINGS" in str(caught.value)
-    assert [line for line in said if "not everything arrived" in line] == said[-2:]
+    assert [line for line in said if "not all files arrived" in line] == said[-2:]
     _publish(repository, missing)
     assert "three-3.0.jar" in _names(fetch(JarSet("x", (ONE, missing))))
 

@@ -249,7 +249,7 @@ def test_a_topic_that_is_not_there_yet(
         table.make_topic()
         (error,) = _drain(config).values()
         assert error is not None
-        assert "the topic was deleted and made again" in error
+        assert "The topic was deleted and recreated" in error
 
 
 # test_a_topic_that_is_not_there_yet reads a topic that comes behind a snapshot, test_worker_stops.py one that

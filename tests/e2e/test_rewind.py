@@ -122,7 +122,7 @@ def test_what_the_target_lost_comes_back(
     config, writer = _loaded(tmp_path, servers, place)
     _damage(kind, place, spark, tmp_path, *DAMAGE)
     assert _rows(place) == dict.fromkeys(range(6, 10), "wrong")
-    assert "is ahead of what is applied" in _forward(config)
+    assert "is after the applied offset" in _forward(config)
 
     _rewind(config, "--to-offset", "0=10")
     writer.upsert({"id": 0, "name": "third"}, partition=0)

@@ -91,7 +91,7 @@ def _spoil(servers: Servers, writers: dict[str, TableWriter]) -> None:
 def _check_messages(tables: dict[str, TableReport]) -> None:
     expected = {
         "deleted": "the topic was deleted",
-        "remade": "deleted and made again",
+        "remade": "deleted and recreated",
         "expired": "offsets 1 to 1 expired before they were read",
     }
     for name, text in expected.items():
@@ -113,7 +113,7 @@ def test_a_table_that_is_given_another_topic_stops(
     assert [table.state for table in reports] == ["IDLE", "FAILING", "IDLE"]
     error = str(reports[1].error)
     assert error.startswith("ConfigError: ")
-    assert f"was fed from topic {old.topic} until now, and the config says {new.topic}" in error
+    assert f"was fed from topic {old.topic} until now, but the config has {new.topic}" in error
     assert set(lake_rows(tmp_path, "moved")) == {1}
 
 

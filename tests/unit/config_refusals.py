@@ -223,7 +223,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "upstream url",
         changed(CANAL_JSON, source__upstream_url="tidb:4000"),
         "source.upstream-url",
-        "is no SQLAlchemy URL",
+        "is not a SQLAlchemy URL",
         "mysql+pymysql://",
     ),
     (

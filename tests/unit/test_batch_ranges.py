@@ -113,10 +113,10 @@ GROWN_LATE = TopicOffsets("t", "id", {0: PartitionOffsets(0, 100), 1: PartitionO
     [
         (_at(50), GROWN_LATE, "offsets 0 to 6 expired before they were read"),
         (_at(50), None, "the topic was deleted"),
-        (_at(50), _found(topic_id="other"), "deleted and made again"),
+        (_at(50), _found(topic_id="other"), "deleted and recreated"),
         (_at(50), _found(earliest=60), "offsets 50 to 59 expired before they were read"),
-        (_at(500), _found(), "ends at 100, before what was already applied"),
-        (_at(50, partition=3), _found(), "the partition is gone"),
+        (_at(500), _found(), "ends at 100, before the offset that was already applied"),
+        (_at(50, partition=3), _found(), "The partition no longer exists"),
     ],
 )
 def test_a_gap_stops_the_table(progress: TopicProgress, found: TopicOffsets | None, message: str) -> None:

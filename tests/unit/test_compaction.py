@@ -221,17 +221,17 @@ def store(tmp_path: Path) -> Iterator[SqlStateStore]:
 
 
 REFUSED: Final = [
-    (CANAL_JSON, "records have no key"),
+    (CANAL_JSON, "Records of canal-json have no key"),
     (_avro(mode="append"), "mode: append keeps every change"),
     (
         changed(_avro(mode="history"), source__enable_tidb_extension=True),
         "mode: history keeps every change",
     ),
-    (_avro(ignore_null_updates=True), "makes a row of all its changes"),
-    (_debezium("debezium-json"), "no delete among envelopes: set source.debezium.unwrapped: true"),
+    (_avro(ignore_null_updates=True), "builds a row from all its changes"),
+    (_debezium("debezium-json"), "not a delete among envelopes. Remedy: set source.debezium.unwrapped: true"),
     (
         _debezium("debezium-avro", **{"schema-registry": "http://127.0.0.1:1"}),
-        "no delete among envelopes: set cleanup.policy=delete",
+        "not a delete among envelopes. Remedy: set cleanup.policy=delete",
     ),
 ]
 
@@ -291,17 +291,17 @@ def test_a_person_may_accept_that_deletes_are_missing(store: SqlStateStore) -> N
         checks.check(progress, _found(), batch=3, caught_up=caught_up, pauses=pauses)
         return caught_up
 
-    with pytest.raises(SourceError, match=r"deletes may be missing.*tidesink resume shop\.orders --accept"):
+    with pytest.raises(SourceError, match=r"Deletes may be missing.*tidesink resume shop\.orders --accept"):
         check(progress, CaughtUp())
     shown = pauses.details()[MISSED]
-    assert shown["text"].startswith("deletes may be missing")
+    assert shown["text"].startswith("Deletes may be missing")
     pauses.accepted = {shown["digest"]: "apply"}
     accepted = check(progress, CaughtUp())
     assert accepted.holds(COMPACTED, accepted.time or 0.0)
     assert pauses.details() == {}
     # It was of this gap: the next one is another.
     later = TopicProgress("t", "id", {0: PartitionProgress(6, 6)})
-    with pytest.raises(SourceError, match="deletes may be missing"):
+    with pytest.raises(SourceError, match="Deletes may be missing"):
         check(later, CaughtUp())
     brokers.first = {0: 6}
     assert check(later, CaughtUp()).time is not None

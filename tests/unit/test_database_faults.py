@@ -109,19 +109,19 @@ _REFUSED = "Connection refused\n\tIs the server running on that host and accepti
             f"{_AT}FATAL:  sorry, too many clients already",
             TransientTargetError,
             "too many",
-            "raise the limit",
+            "raise the server's limit",
         ),
         (
             f"{_AT}FATAL:  the database system is starting up",
             TransientTargetError,
             "is starting up",
-            "It is tried again",
+            "The connection is retried",
         ),
         (
             f"{_AT}FATAL:  the database system is shutting down",
             TransientTargetError,
             "is shutting down",
-            "It is tried again",
+            "The connection is retried",
         ),
         (
             f"{_AT}server does not support SSL, but SSL was required",
@@ -216,7 +216,7 @@ def _socket_error(cause: OSError) -> pymysql.OperationalError:
             pymysql.OperationalError(1040, "Too many connections"),
             TransientTargetError,
             "Too many connections",
-            "raise the limit",
+            "raise the server's limit",
         ),
         (
             pymysql.OperationalError(1130, "Host '10.0.0.9' is not allowed to connect to this server"),

@@ -174,7 +174,7 @@ def test_a_record_that_was_a_letter_or_a_mark_itself_is_a_letter() -> None:
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, "stop", "describe, read and write the topic"),
         (KafkaError.CLUSTER_AUTHORIZATION_FAILED, "stop", "create"),
         (KafkaError.MSG_SIZE_TOO_LARGE, "stop", "max.message.bytes"),
-        (KafkaError.UNKNOWN_TOPIC_OR_PART, "retry", "is not there"),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, "retry", "does not exist"),
         (KafkaError._ALL_BROKERS_DOWN, "retry", "source.brokers"),
     ],
 )

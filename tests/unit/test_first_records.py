@@ -116,7 +116,7 @@ def test_a_broker_that_learns_to_give_ids_makes_no_topic_again(store: SqlStateSt
     check_continuity(_read(), _found("id"))
     _check(store, _Brokers(p0=(0, 1000)), _read())
     _check(store, _Brokers(p0=(0, 1000)), _read(), _found("id"))
-    with pytest.raises(SourceError, match="made again"):
+    with pytest.raises(SourceError, match="recreated"):
         _check(store, _Brokers(p0=(0, 2000)), _read(), _found("id"))
 
 

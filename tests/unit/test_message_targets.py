@@ -291,7 +291,7 @@ def test_a_store_from_a_backup_gives_no_worker_its_table_back(store: SqlStateSto
     store.save_document(KIND, name, backup)
     _, now = claimed(store, at=700)
     assert (now.epoch, now.sent_epoch) == (before.epoch, 700)
-    with pytest.raises(StaleProgressError, match="another worker holds this table"):
+    with pytest.raises(StaleProgressError, match="Another worker holds this table"):
         lost.write(progress(2, 1), sent_result(1, 0, "600/1"))
 
 

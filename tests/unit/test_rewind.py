@@ -69,16 +69,16 @@ def test_what_goes_back_and_what_stands_already() -> None:
 @pytest.mark.parametrize(
     ("wanted", "more", "reason"),
     [
-        ({0: 91}, {}, "offset 91 of partition 0 is ahead of what is applied, which goes up to 90"),
-        ({0: 20, 1: 41}, {}, "ahead of what is applied, which goes up to 40"),
-        ({0: 9}, {}, "Kafka does not hold offset 9 of partition 0 any more, which begins with 10"),
-        ({2: 0}, {}, "partition 2 is not one that the table has read: it has read 0, 1"),
+        ({0: 91}, {}, "Offset 91 of partition 0 is after the applied offset 90"),
+        ({0: 20, 1: 41}, {}, "after the applied offset 40"),
+        ({0: 9}, {}, "Kafka no longer has offset 9 of partition 0, which begins with 10"),
+        ({2: 0}, {}, "The table has not read partition 2. It has read 0, 1"),
         ({7: 0}, {}, "partition 7 is not one"),
-        ({0: 90}, {}, "from there already"),
-        ({}, {}, "from there already"),
-        ({0: 20}, {"progress": None}, "nothing of the table is applied yet"),
-        ({0: 20}, {"found": FOUND._replace(topic_id="new")}, "the topic was made again"),
-        ({0: 20}, {"topic_id": "old"}, "the topic was made again"),
+        ({0: 90}, {}, "already about to continue from there"),
+        ({}, {}, "already about to continue from there"),
+        ({0: 20}, {"progress": None}, "Nothing of the table is applied yet"),
+        ({0: 20}, {"found": FOUND._replace(topic_id="new")}, "The topic was recreated"),
+        ({0: 20}, {"topic_id": "old"}, "The topic was recreated"),
         ({0: 79}, {"grown": GROWN}, "when partition 0 ended at 80"),
         ({0: 85, 1: 29}, {"grown": GROWN}, "when partition 1 ended at 30"),
     ],
@@ -96,11 +96,11 @@ def test_what_expired_while_it_was_read_again_is_passed_over() -> None:
     assert _next(back, {0: (10, 10)}).read_again == {0: (10, 90)}
     assert beginning(back, FOUND)[0] == 10
     # What Kafka still holds is read again: rows from before it stepped back.
-    assert "ahead of what is applied" in _refused({0: 11}, progress=back)
+    assert "after the applied offset" in _refused({0: 11}, progress=back)
     gone = FOUND._replace(partitions={0: PartitionOffsets(95, 100)})
-    assert "does not hold" in _refused({0: 90}, progress=back, found=gone)
-    assert "ahead of what is applied" in _refused({0: 95}, progress=back, found=gone)
-    assert "from there already" in _refused(
+    assert "no longer has" in _refused({0: 90}, progress=back, found=gone)
+    assert "after the applied offset" in _refused({0: 95}, progress=back, found=gone)
+    assert "already about to continue from there" in _refused(
         {0: 2}, progress=back, found=FOUND._replace(partitions={0: PartitionOffsets(0, 95)})
     )
 
@@ -110,12 +110,12 @@ def test_a_pipeline_with_cuts_is_not_rewound_nor_a_table_that_is_loaded() -> Non
     refuse_meanwhile(right(changed(CANAL_JSON, **own)), ORDERS, loads=False)
     with pytest.raises(ConfigError, match="remove cuts from the config"):
         refuse_meanwhile(right(changed(CANAL_JSON, **own, cuts={"every": "1m"})), ORDERS, loads=False)
-    with pytest.raises(ConfigError, match="a snapshot of the table is under way"):
+    with pytest.raises(ConfigError, match="A snapshot of the table is running"):
         refuse_meanwhile(right(changed(CANAL_JSON, **own)), ORDERS, loads=True)
 
 
 def test_modes_and_orders() -> None:
-    assert "would be there twice" in _refused({0: 20}, _settings(mode="append"))
+    assert "would be doubled" in _refused({0: 20}, _settings(mode="append"))
     for sound in (
         _settings(mode="history"),
         _settings(sequence_by="source"),
@@ -167,9 +167,9 @@ TSO: Final = 1_795_230_876_969 << 18
 def test_a_commit_is_sent_after_it_by_other_clocks() -> None:
     assert time_of_commit(TSO, TSO + 5) == 1_795_230_876.969 - 600
     for commit_ts, applied, reason in (
-        (TSO, TSO - 1, f"applied has commit_ts {TSO - 1}"),
-        (TSO, None, "has a commit_ts: name a time"),
-        (1_795_230_876_969, TSO, "is no commit_ts"),
+        (TSO, TSO - 1, f"newest applied change has commit_ts {TSO - 1}"),
+        (TSO, None, "has a commit_ts. Specify a time"),
+        (1_795_230_876_969, TSO, "is not a commit_ts"),
     ):
         with pytest.raises(ConfigError, match=reason):
             time_of_commit(commit_ts, applied)
@@ -234,7 +234,7 @@ def test_a_rewind_is_done_once_and_a_refused_one_is_over(tmp_path: Path) -> None
     assert read_controls(store, "shop")[ORDERS].rewind == second
     rewinds.asked = second
     assert rewinds.is_due(done)
-    with pytest.raises(ConfigError, match="does not hold offset 30"):
+    with pytest.raises(ConfigError, match="no longer has offset 30"):
         rewinds.plan(done, FOUND._replace(partitions={**FOUND.partitions, 0: PartitionOffsets(31, 100)}))
     assert read_controls(store, "shop")[ORDERS] == TableControl(rests=True)
     # What the worker read before the store took it is over, too.

@@ -70,7 +70,7 @@ def test_a_store_that_can_only_be_read_is_refused_to_a_worker(tmp_path: Path) ->
     place = tmp_path / "s.db"
     SqlStateStore(str(place)).close()
     store = SqlStateStore(f"sqlite:///file:{place}?mode=ro&uri=true")
-    with pytest.raises(UnusableStateStoreError, match=r"readonly database.* set state to another place"):
+    with pytest.raises(UnusableStateStoreError, match=r"readonly database.* set state to another location"):
         store.try_write()
     store.close()
 

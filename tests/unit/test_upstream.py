@@ -240,8 +240,8 @@ def test_tidb_is_moved_by_its_own_variable() -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("no url", "is no SQLAlchemy URL"),
-        ("mysql+pymysql://u:SECRET@host:port/", "is no SQLAlchemy URL"),
+        ("no url", "is not a SQLAlchemy URL"),
+        ("mysql+pymysql://u:SECRET@host:port/", "is not a SQLAlchemy URL"),
         ("nothing://u:SECRET@host/", "there is no driver for nothing"),
         ("mysql+aiomysqlx://u:SECRET@host/", "there is no driver"),
     ],

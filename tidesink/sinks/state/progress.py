@@ -474,7 +474,7 @@ def check_held(ledger: Hold, claimed: Hold | None, *, table: TableId, batch: int
             another epoch.
     """
     if claimed is None:
-        raise StaleProgressError("Claim the table before writing to it.", table=str(table))
+        raise StaleProgressError("The table must be claimed before it is written.", table=str(table))
     if ledger != claimed:
         raise StaleProgressError(
             f"Another worker holds this table: its ledger is at epoch {_words(ledger)}, but this worker "
