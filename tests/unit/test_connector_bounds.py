@@ -46,9 +46,9 @@ def test_an_offset_is_a_checkpoint(offset: dict[str, Any], found: Checkpoint) ->
 @pytest.mark.parametrize(
     ("offset", "reason"),
     [
-        ({**_MARIADB, "snapshot": "INITIAL"}, "snapshot is not finished"),
-        ({**_POSTGRES, "snapshot": True, "last_snapshot_record": True}, "snapshot is not finished"),
-        ({**_POSTGRES, "incremental_snapshot_collections": "[]"}, "snapshot is not finished"),
+        ({**_MARIADB, "snapshot": "INITIAL"}, "snapshot has not finished"),
+        ({**_POSTGRES, "snapshot": True, "last_snapshot_record": True}, "snapshot has not finished"),
+        ({**_POSTGRES, "incremental_snapshot_collections": "[]"}, "snapshot has not finished"),
         ({**_MARIADB, "file": "binlog"}, "no position"),
         ({"lsn": 26377080, "txId": 750, "ts_usec": 1}, "no position"),
         ({"scn": "12345", "commit_scn": "12346"}, "no position"),

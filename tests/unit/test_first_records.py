@@ -122,7 +122,7 @@ def test_a_broker_that_learns_to_give_ids_makes_no_topic_again(store: SqlStateSt
 
 def test_an_end_below_what_was_read_is_another_topic_too() -> None:
     with pytest.raises(
-        SourceError, match=r"made again \(partition 0 ends at 9, and was read to 12; it has no"
+        SourceError, match=r"recreated \(partition 0 ends at 9, but was read to 12; it has no"
     ):
         check_continuity(_read(offset=12), _found())
     check_continuity(_read(offset=9), _found())

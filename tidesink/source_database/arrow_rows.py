@@ -1,6 +1,6 @@
 """Rows of a query as Arrow columns, from a driver's rows or from the bytes of MySQL's text protocol.
 
-PyMySQL builds a tuple of each row, which takes longer than all later steps. So the bytes of many rows are
+PyMySQL builds a tuple of each row, which is slower than all later steps. So the bytes of many rows are
 read from its connection at once, without a Python object per value. A row is a packet: three bytes of length,
 one byte of its number, then for each column a length and a text (MySQL's Client/Server Protocol, "Text
 Resultset Row"; "Sending More Than 16Mb" for a row of several packets). The starts of packets are found one by

@@ -267,7 +267,7 @@ def _words(line: str) -> str:
 
 
 _UNREACHABLE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
-# PyMySQL's codes: TLS is required, but the server has none; the connection was lost.
+# PyMySQL's codes: TLS is required, but not supported by the server; the connection was lost.
 _NO_TLS: Final = 2026
 _OF_CLIENT: Final = range(2000, 3000)
 

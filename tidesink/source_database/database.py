@@ -179,7 +179,7 @@ def _not_connected(
 ) -> ConfigError | SourceUnavailableError:
     """Returns the error for a failed or interrupted connection, by the driver's reason.
 
-    Quoted parts of server messages are left out: they may be a part of a password that was taken for a name.
+    Quoted parts of server messages are left out: a part of a password may have been parsed as a name.
     """
     fault = _fault_of(cause)
     if fault is None:

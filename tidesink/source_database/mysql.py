@@ -133,7 +133,7 @@ _GRANT: Final = "If applications use XA, grant the user XA_RECOVER_ADMIN"
 _STOPPED_CHANNELS: Final = (
     "The source's server has replication channels, none of which runs, and accepts writes. It is treated as "
     "the primary server. If it is a replica whose replication is stopped, stop the worker and configure "
-    "the address of the primary; otherwise remove the channels (RESET REPLICA ALL)"
+    "the address of the primary; otherwise remove the channels (RESET REPLICA ALL)."
 )
 
 

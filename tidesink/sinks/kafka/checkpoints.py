@@ -36,7 +36,7 @@ _ENDS: Final = {**_CONSUMER, "isolation.level": "read_uncommitted"}
 _RECORDS: Final = 1000
 _LATEST: Final = -1
 _OPEN: Final = "incremental_snapshot_"
-_LOADS: Final = "The connector's snapshot is not finished."
+_LOADS: Final = "The connector's snapshot has not finished."
 _NO_POSITION: Final = (
     "The connector's offset has no position that rows can be compared with. Connectors for MySQL, MariaDB "
     "and Postgres have one, once they have sent a transaction or a heartbeat."

@@ -114,7 +114,7 @@ class OpenConsumer:
         return self._admin
 
     def close(self) -> None:
-        """Close the connections. This takes up to a second."""
+        """Close the connections. It can last a second."""
         self.consumer.close()
 
     def leak(self) -> None:
@@ -187,7 +187,7 @@ def open_consumer(properties: Mapping[str, Any]) -> Iterator[OpenConsumer]:
     used = _CONSUMERS.take(properties)
     try:
         yield used
-    except GeneratorExit:  # the caller needs no more records: nothing is wrong with the consumer
+    except GeneratorExit:  # the caller stops early, but the consumer is sound
         _CONSUMERS.give_back(used)
         raise
     except BaseException:
@@ -197,7 +197,7 @@ def open_consumer(properties: Mapping[str, Any]) -> Iterator[OpenConsumer]:
 
 
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-# Column names as in Spark's Kafka source. timestamp is ms since 1970, null if the record has none.
+# Column names as in Spark's Kafka source. timestamp is ms since 1970, null for a record without one.
 SCHEMA: Final = pa.schema(
     [
         ("topic", pa.dictionary(pa.int32(), pa.string())),
@@ -207,7 +207,7 @@ SCHEMA: Final = pa.schema(
         ("key", pa.binary()),
         ("value", pa.binary()),
         ("headers", HEADERS),
-        # The epoch of the leader that wrote the record; null if Kafka or the record has none.
+        # The epoch of the leader that wrote the record; null if it is not known.
         ("leader_epoch", pa.int32()),
     ]
 )

@@ -412,7 +412,8 @@ class _Look:
             raise translated_error(error, self._topic)
 
 
-# Answers to a look-up. With the policy ``error``, a cut log is an error of the second or third kind.
+# Answers to a look-up. With the policy ``error``, a cut log is an _AUTO_OFFSET_RESET or a
+# _LOG_TRUNCATION.
 _ANSWERS: Final = frozenset(
     {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION}
 )

@@ -242,7 +242,7 @@ class KafkaOffsets:
     ) -> Look:
         """Returns the current ends of the topics that ``choose`` selects from all names.
 
-        This takes two calls while nothing changes. Ends and partitions are always current. A topic's id and
+        Two calls suffice while nothing changes. Ends and partitions are always current. A topic's id and
         first offsets are requested if the topic is new, if its partitions or an end changed, or if ``unread``
         reports that a table may read earlier records; and for every topic each 15 s. So a topic that was
         deleted, recreated or expired is noticed within that time, even if its tables have nothing to read. A
@@ -629,7 +629,7 @@ def furthest(places: Iterable[Mapping[int, int]]) -> dict[int, int]:
 def up_to(available: Sequence[OffsetRange], meeting: Mapping[int, int]) -> tuple[OffsetRange, ...]:
     """Cut ranges at the offsets ``meeting``; unchanged if nothing would be left to read.
 
-    A table that is behind other tables ends its batch at their offsets, and then continues with them.
+    A lagging table ends its batch at the offsets of other tables, and then continues with them.
     """
     cut = tuple(
         part._replace(end=min(part.end, max(part.start, meeting.get(part.partition, part.start))))

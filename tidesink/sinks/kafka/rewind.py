@@ -94,7 +94,7 @@ def rewound_offsets(
     ``topic_id``: id of the topic in the request. ``grown``: the ends at each growth (``TopicGrowth``).
 
     Raises:
-        ConfigError: The table may not be rewound, or no offset goes back.
+        ConfigError: The table may not be rewound, or no offset is earlier.
     """
     where = {"table": str(settings.table), "topic": found.topic}
     refuse_mode(settings)
@@ -121,7 +121,7 @@ def _offset_refusal(progress: TopicProgress, found: TopicOffsets, number: int, o
     if applied is None or there is None:
         return _UNKNOWN.format(number, ", ".join(map(str, sorted(progress.partitions))))
     # Records that expired during the rewind are skipped, because they were applied before. Nothing else may
-    # be skipped, because rows that went back would stay.
+    # be skipped, because outdated rows would stay.
     if offset > max(applied.next_offset, min(there.earliest, applied.again_to or 0)):
         return _AHEAD.format(offset, number, applied.next_offset)
     if offset < there.earliest:

@@ -156,7 +156,7 @@ def read_value_schema(text: str) -> ValueSchema:
     """Parse a value schema, which is an envelope's, or of records that change no row.
 
     Raises:
-        SchemaMismatchError: It is not an Avro record of Debezium that a worker reads. The message says why.
+        SchemaMismatchError: A worker cannot read such records, for the reason in the message.
     """
     schema = _parsed(text)
     names = {one.name for one in schema.fields}

@@ -156,7 +156,7 @@ class Writers:
         reported_later: Names of columns of these rows that were found after the first plan was built.
         reported_ticdc: True if TiCDC wrote some of these rows.
         connector: The connector of the newest writer whose source block was read.
-        newest: The identity of the writer in use; None: the last one that was found.
+        newest: The identity of the writer in use; None: the writer that was found last.
     """
 
     with_schema: tuple[JsonWriter, ...] = ()
@@ -598,7 +598,7 @@ def _dropped(writers: Writers, fold: NameFold) -> DroppedByColumns:
 
 
 def _started_again(writers: Sequence[JsonWriter]) -> bool:
-    """Returns True if a later writer's rows have lower positions. Then the positions are of two servers."""
+    """Returns True if a later writer's rows have lower positions. Then two servers wrote them."""
     placed = [one for one in writers if one.place != _NOWHERE and one.source is not None]
     return any(
         a.source > b.source and _is_earlier(a.place, b.place)

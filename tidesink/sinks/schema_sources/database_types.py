@@ -7,7 +7,7 @@ table that has batches but no stored answer keeps the types of its words, becaus
 
 The database has the present types, and a record may be older or newer. So an answer only completes a word
 that it agrees with, and never supplies the members of an ENUM or SET. If a record does not fit, the database
-is queried again. The type then becomes one that holds the values of both types.
+is queried again. The column then gets a type that holds the values of both.
 
 Records without schemas (debezium-json) do not even have type words. Their columns are the table's columns in
 the database, as if they were in a definition (``DatabaseColumns``).
@@ -149,8 +149,8 @@ class DatabaseColumns:
         look: Queries the database; None without a database.
         store: Keeps the answers; None to keep nothing.
         keeps: False to only read the store.
-        was_text: True if columns without a type are text. A table that has batches from the time before the
-            database was configured keeps them as text.
+        was_text: True if columns without a type were text before a database was configured. If the table has
+            batches from that time, such columns stay text.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ def look_into(settings: DatabaseSettings | None) -> Look | None:
 
 
 def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, ColumnType]:
-    # Imported here: these modules import what Spark's tasks need, which takes a second to load.
+    # Imported here: these modules import what Spark's tasks need, and need a second to load.
     from tidesink.sinks.batch.source_rows import OPTION, connected
     from tidesink.source_database.database import stored_table, translated
 

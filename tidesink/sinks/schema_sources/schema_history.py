@@ -97,12 +97,12 @@ class SchemaUse(Generic[W]):
             self._greatest[member] = {one: value for one, value in best.items() if value is not None}
 
     def first_rows_in(self, versions: Sequence[W]) -> dict[W, FirstRows]:
-        """Returns ``first_rows``, with a flag that tells if positions are comparable (``started_again``)."""
+        """Returns ``first_rows``, with a flag for comparable positions (``started_again``)."""
         comparable = not self.started_again(versions)
         return {one: rows._replace(are_comparable=comparable) for one, rows in self.first_rows.items()}
 
     def started_again(self, versions: Sequence[W]) -> bool:
-        """Returns True if source positions started again. They are of two servers, and not comparable.
+        """Returns True if source positions started again. Two servers wrote them, without a common order.
 
         A position does not name its server. The sign is a pair of versions with rows in one partition, where
         the first row of the newer version has a lower position than an earlier row of the older version: its

@@ -420,7 +420,7 @@ class WriterSchemas:
         self._subject_of = subject_of
         self._of_no_table = of_no_table
         self._unknown: dict[tuple[SubjectPart, int], _Unknown] = {}
-        # True if every version belongs to the table; else only those that are found in records.
+        # True if every version belongs to the table; else only versions that occur in records.
         self.takes_all = True
         self._offered: dict[SubjectPart, dict[int, str]] = {"key": {}, "value": {}}
         self._versions: dict[SubjectPart, list[int]] = {"key": [], "value": []}
@@ -732,7 +732,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         self._writers = Writers()
         # By the writers' identities. Rows without a schema are not included, because they may lack columns.
         self._use = SchemaUse[tuple[str, ...]]()
-        # The first undecodable record among those that were read to find the table's columns.
+        # The first undecodable record during the search for the table's columns.
         self._fault: DecodeError | None = None
         # The ends of partitions up to which last records were read to find newer columns.
         self._looked_to: Mapping[int, int] = {}

@@ -78,7 +78,7 @@ def registered_columns(
     protocol: str,
     definitions: TableDefinitions,
 ) -> RowColumns | None:
-    """Returns the columns in the latest schemas of a topic's subjects; None if the registry has none.
+    """Returns the columns in the latest schemas of a topic's subjects; None if they are not registered.
 
     Raises:
         SchemaMismatchError: The schemas are not the protocol's.
@@ -558,7 +558,7 @@ class RangePartition(InputPartition):
 
 
 class _Task(NamedTuple):
-    """What a task needs in addition to its range: the rows' schema, and the table if known."""
+    """Settings of a task in addition to its range: the rows' schema, and the table if known."""
 
     options: ReadOptions
     schema: StructType

@@ -287,7 +287,7 @@ _TOKENS: Final = re.compile(
 # Longer exponents stay as they are written: Python's int() refuses numbers of several thousand digits.
 _LONGEST_EXPONENT: Final = 1000
 _DIGITS: Final = frozenset("0123456789")
-# What may come next: a value, a member's name, the colon after it, or the token after a value.
+# The next expected token: a value, a member's name, the colon after it, or the token after a value.
 _VALUE, _FIRST, _NAME, _FIRST_NAME, _COLON, _AFTER = range(6)
 _Piece = str | list["_Piece"]
 

@@ -353,8 +353,8 @@ def check_jvm(session: SparkSession, seconds: float = 0.0) -> None:
     room = "" if limit is None else f" This container may use {_shown_bytes(limit)} of memory."
     killed = "was killed, usually for lack of memory" if code == -signal.SIGKILL else f"ended with {code}"
     raise SparkEndedError(
-        f"Spark's JVM {killed}.{room} Nothing is lost: a restarted worker continues. If it happens "
-        "again, give the container more memory, or lower spark.driver.memory under spark.conf."
+        f"Spark's JVM {killed}.{room} Nothing is lost: a restarted worker continues. If this is repeated, "
+        " give the container more memory, or lower spark.driver.memory under spark.conf."
     )
 
 

@@ -2,8 +2,8 @@
 
 A snapshot or resync reads rows in parts. Before a part is read, the offsets are fixed up to which the table's
 changes are applied (ADR 32). Each earlier change was committed before the rows were read, so the rows show
-this change or a later one. That also holds for a change that could not be decoded: a dead letter. If it were
-applied later, it would undo what the part wrote.
+this change or a later one. This also holds for a dead letter, which is a change that could not be decoded. If
+it were applied later, it would undo the part's rows.
 
 So each snapshot and resync stores two offsets of each partition in the table's progress: the offsets of its
 first part and of its last. With ``L`` the offset of a letter about a row that was read:
@@ -95,7 +95,7 @@ def standing_of(
 def earlier_reads(offsets: TopicOffsets) -> tuple[SourceRead, ...]:
     """Return the reads of a table whose snapshots were applied by a version that did not record them.
 
-    That version recorded only the last of several snapshots. So all of them count as one read of all rows
+    Such a version recorded only the last of several snapshots. So all of them count as one read of all rows
     whose first part has unknown offsets. ``offsets``: those up to which changes are applied.
     """
     spans = {
