@@ -101,7 +101,7 @@ def test_what_was_read_is_known_by_the_ranges_after_a_restart() -> None:
     with pytest.raises(SourceError, match="delete the newest file in the folder `offsets`"):
         new.partitions(_offset(100), end)
     # As often as Spark tries the batch, and whatever the end is by then.
-    with pytest.raises(SourceError, match="stands at 100"):
+    with pytest.raises(SourceError, match="the stream is at 100"):
         stream((120,)).partitions(_offset(100), end)
 
 

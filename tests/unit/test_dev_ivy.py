@@ -136,5 +136,5 @@ def test_proxies_are_honoured(
 
 def test_settings_that_do_not_exist_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDESINK_IVY_SETTINGS", str(tmp_path / "nowhere.xml"))
-    with pytest.raises(ConfigError, match=r"TIDESINK_IVY_SETTINGS names .*nowhere\.xml"):
+    with pytest.raises(ConfigError, match=r"TIDESINK_IVY_SETTINGS is .*nowhere\.xml"):
         ivy._ivy_command(tmp_path, [])
