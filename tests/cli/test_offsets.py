@@ -112,7 +112,7 @@ def test_a_topic_that_is_gone_or_another_one(bed: Bed) -> None:
     bed.topic_id = "other"
     bed.applies(15, 20)
     (table,) = json.loads(bed.run("show", "-o", "json"))["tables"]
-    assert "recreated" in table["reason"]
+    assert "made again" in table["reason"]
     assert "recreated" in bed.run("rewind", "shop.orders", "--to-beginning", code=2)
     bed.topic += "-gone"
     bed.applies(15, 20)

@@ -131,4 +131,4 @@ def test_a_jar_that_is_not_there_is_said_and_spark_starts_without_kept_classes(t
     with capture_logs() as said:
         assert archive_options([missing]) == ""
     assert [(one["log_level"], one["jar"]) for one in said] == [("warning", str(missing))]
-    assert "check its path" in said[0]["event"]
+    assert "is its path right?" in said[0]["event"]

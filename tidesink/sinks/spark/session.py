@@ -578,7 +578,7 @@ def archive_options(connectors: Sequence[Path]) -> str:
     missing = next((jar for jar in connectors if not jar.is_file()), None)
     if missing is not None:
         # Spark starts without it, and reports which class it does not find.
-        _log.warning("a jar does not exist, so code that needs it fails: check its path", jar=str(missing))
+        _log.warning("a jar is not there, so that what needs it fails: is its path right?", jar=str(missing))
         return ""
     archive = class_archive(connectors)
     # The JVM splits its options at spaces.
