@@ -330,7 +330,7 @@ class CanalJsonDecoding(PlannedDecoding):
         self._plan = plan.with_rows_in(_with_replaced(plan.shape, self._words, reported))
 
     def _by_row_key(self, schema: TableSchema) -> bool:
-        """Returns True if the table's only key is the row keys that TiCDC is declared to send."""
+        """Whether rows are identified by TiDB's row key: no keys are configured, and the table has none."""
         keyed = self._settings.keys or schema.handle_columns or self._settings.mode == "append"
         return self._options.sends_row_keys and not keyed
 

@@ -431,7 +431,7 @@ def check_follows(progress: Progress, applied: Progress | None) -> None:
     if applied is not None and applied.txn_version >= progress.txn_version:
         raise StaleProgressError(
             f"A later batch is already applied (epoch {applied.epoch} batch {applied.batch}). Start from the "
-            "committed progress, and run one worker per table.",
+            "committed progress, and run only one worker per table.",
             table=str(progress.table),
         )
     before = applied.batch if applied else 0
@@ -478,7 +478,7 @@ def check_held(ledger: Hold, claimed: Hold | None, *, table: TableId, batch: int
     if ledger != claimed:
         raise StaleProgressError(
             f"Another worker holds this table: its ledger is at epoch {_words(ledger)}, but this worker "
-            f"holds epoch {_words(claimed)}. Run one worker per table.",
+            f"holds epoch {_words(claimed)}. Run only one worker per table.",
             table=str(table),
         )
     if batch is not None and batch != claimed[0]:
