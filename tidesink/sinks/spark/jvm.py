@@ -110,7 +110,7 @@ def _parse_version(text: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-INSTALL_SPARK: Final = "install it with: pip install 'tidesink[spark]'"
+INSTALL_SPARK: Final = "Install it with: pip install 'tidesink[spark]'"
 
 
 class Coordinate(NamedTuple):
@@ -158,7 +158,7 @@ def spark_version() -> str:
     try:
         return importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError as exc:
-        raise ConfigError(f"pyspark is not installed; {INSTALL_SPARK}") from exc
+        raise ConfigError(f"pyspark is not installed. {INSTALL_SPARK}") from exc
 
 
 def minor_version(version: str) -> str:
@@ -190,7 +190,7 @@ def spark_jars_directory() -> Path:
         jars = Path(location) / "jars"
         if jars.is_dir():
             return jars
-    raise ConfigError(f"pyspark with its jars is not installed; {INSTALL_SPARK}")
+    raise ConfigError(f"pyspark with its jars is not installed. {INSTALL_SPARK}")
 
 
 # No root: for a Maven-compatible ibiblio resolver, Ivy's default is Maven Central.
