@@ -1,9 +1,9 @@
-"""A table's change log (``mode: append``): its columns, and decoded changes as its rows.
+"""The change log of a table (``mode: append``): its columns, and the conversion of changes into its rows.
 
-Each row is one image of one event, named as in Delta's change data feed: ``insert``, ``delete``,
-``update_preimage`` and ``update_postimage``. In addition there are ``truncate``, and ``upsert`` for records
-that do not distinguish an insert from an update (flat-avro without the TiDB extension, a connector's
-snapshot). Rows of one record are numbered in the order in which they took effect.
+Each row of the log is one image of one event. Its operation has the name that Delta's change data feed uses:
+``insert``, ``delete``, ``update_preimage`` or ``update_postimage``. Two names are added: ``truncate``, and
+``upsert`` for records that do not distinguish an insert from an update (flat-avro without the TiDB extension,
+a connector's snapshot). The rows of one record are numbered in the order in which they took effect.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class LogRows:
-    """Rows of a log: arrays and structs of one length, with one element per row.
+    """Rows of a change log, as Arrow arrays with one element per row.
 
     Attributes:
-        events: The index of each row's event in its table.
-        old: True for the row before an update. Its event is counted with the row after the update.
-        key: A struct of the key columns of ``log_shape``.
-        after: A struct of the columns of ``log_shape``.
-        marks: For each of ``MARKS``, lists of the columns that carry the mark.
+        events: The index of each row's event in the ``ChangeTable``.
+        old: True for the preimage of an update. The event is counted with its postimage.
+        key: The key columns of ``log_shape``, as a struct.
+        after: All columns of ``log_shape``, as a struct.
+        marks: For each mark in ``MARKS`` (such as zero dates): the names of each row's columns that carry it.
     """
 
     events: pa.Array
@@ -61,7 +61,7 @@ class LogRows:
 
 
 def log_rows(table: ChangeTable, rows: TargetRows, decoder: TableDecoder, *, keeps_values: bool) -> LogRows:
-    """Returns the changes of one table as rows of its log, in their order.
+    """Returns the changes of one table as rows of its change log, in the order of the changes.
 
     ``keeps_values``: True if rows may lack values that the source did not send.
     """
@@ -69,10 +69,10 @@ def log_rows(table: ChangeTable, rows: TargetRows, decoder: TableDecoder, *, kee
 
 
 class _LoggedTable:
-    """The images of one table's changes.
+    """The log rows of one table's changes.
 
-    ``_at``: the index of each log row's event. ``_old``: True for the row before an update. ``_shows_old``:
-    True for that row, and for the row that a delete removed.
+    ``_at``: the index of each log row's event. ``_old``: True for the preimage of an update. ``_shows_old``:
+    True for the preimage of an update, and for the row that a delete removed.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class _LoggedTable:
         self._at = np.repeat(np.arange(len(both)), 1 + both)
         self._old = np.append(self._at[1:] == self._at[:-1], [False])[: len(self._at)]
         self._shows_old = self._old | self._is(Op.DELETE)[self._at]
-        # Only the key of these rows is known.
+        # True for old rows of which the record has only the key.
         self._key_alone = self._shows_old & ~_there(self._before)[self._at]
 
     @property
@@ -105,7 +105,7 @@ class _LoggedTable:
 
     @cached_property
     def _own(self) -> dict[str, pa.Array]:
-        """The columns that the log adds, by name."""
+        """The columns that the log has in addition to the table's columns, by name."""
         whole = self._changes.rows
         words = [PREIMAGE, *WORDS.values()]
         codes = pc.index_in(self._ops, pa.array(list(WORDS))).to_numpy()[self._at] + 1
@@ -119,14 +119,17 @@ class _LoggedTable:
         }
 
     def _row_numbers(self) -> pa.Array:
-        """Numbers a record's rows in the order they took effect; an update uses both numbers of its event."""
+        """Returns the numbers of the rows of each record, in the order in which they took effect.
+
+        Each event has two numbers. Only an update uses both: for its preimage and its postimage.
+        """
         first = self._changes.rows["index"].to_numpy()[self._at] * IMAGES_AN_EVENT
         second = self._is(Op.UPDATE)[self._at] & ~self._old
         return pa.array((first + second).astype(np.int32))
 
     @cached_property
     def _image(self) -> pa.StructArray:
-        """The known image of each row, in the target's columns."""
+        """The known image of each row as a struct of the target's columns; null if only its key is known."""
         after = self._changes.rows["after"].combine_chunks()
         return self._chosen(self._shows_old, self._before, self._rows.row(self._changes, after))
 
@@ -135,14 +138,20 @@ class _LoggedTable:
         return self._chosen(self._old, self._old_key, self._key)
 
     def _value(self, column: ShapeColumn) -> pa.Array:
-        """Returns a column of the image. If only the key of a row is known, its key columns are used."""
+        """Returns a column's values.
+
+        Where only the key of a row is known, a key column's values come from the key.
+        """
         found = pc.struct_field(self._image, [column.name])
         if column.name not in self._rows.target_shape.keys or not self._key_alone.any():
             return found
         return pc.if_else(pa.array(self._key_alone), pc.struct_field(self._image_key, [column.name]), found)
 
     def _unavailable(self) -> pa.Array:
-        """JSON lists of the columns whose values the source did not send; null if it sent all."""
+        """JSON lists of the columns whose values the source did not send.
+
+        Null for a row with all its values.
+        """
         names = [*self._rows.value_sources]
         left = self._lists(self._changes.rows["unavailable"].combine_chunks() if self._keeps_values else None)
         old = self._lists(self._before_left)
@@ -158,7 +167,7 @@ class _LoggedTable:
         return self._rows.names(names)
 
     def _marked(self, mark: str) -> pa.Array:
-        """Names of the columns that carry one of ``MARKS``, for rows that an event wrote."""
+        """Returns for each row the columns that carry ``mark``. Null for old rows."""
         lists = self._lists(self._changes.rows[mark].combine_chunks()).take(self._events)
         return pc.if_else(pa.array(self._shows_old), pa.scalar(None, lists.type), lists)
 
@@ -181,9 +190,12 @@ class _LoggedTable:
 def change_keys(
     table: ChangeTable, rows: TargetRows, *, old_keys: bool
 ) -> tuple[pa.StructArray, pa.StructArray]:
-    """Returns each change's key in the target's columns, and its old key, which is null if it is the same.
+    """Returns the keys and the old keys of the changes, in the target's columns.
 
-    ``old_keys``: see ``reduce_tables``. An event that empties the table has no key.
+    An old key is null if the key did not change. A truncate has neither.
+
+    ``old_keys``: True if an update's old row contains the old key. False if the protocol sends a key change
+    as two records.
     """
     if not rows.keys:
         nothing = pa.nulls(table.rows.num_rows, key_type(rows.target_shape))
@@ -195,7 +207,7 @@ def change_keys(
 
 
 def _where(flags: pa.Array, values: pa.Array) -> pa.Array:
-    """Returns the values whose flag is set, and null for the others."""
+    """Returns the values with null in place of each value whose flag is not set."""
     return pc.if_else(flags, values, pa.scalar(None, values.type))
 
 
@@ -205,7 +217,7 @@ def _there(array: pa.Array) -> Flags:
 
 
 def _json(lists: pa.Array) -> pa.Array:
-    """Returns lists of names as JSON text. Texts are cached, because few lists differ."""
+    """Returns each list of names as JSON text. Each distinct list is converted only once."""
     texts: dict[tuple[str, ...], str] = {}
     found: list[str | None] = [None] * len(lists)
     for at in np.flatnonzero(_there(lists)).tolist():

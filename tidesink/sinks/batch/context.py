@@ -1,4 +1,4 @@
-"""Shared parts of a running worker: retries, stop requests, and failpoints for tests."""
+"""Shared parts of a running worker: its context, retries, stop requests, and failpoints for tests."""
 
 from __future__ import annotations
 
@@ -49,26 +49,27 @@ LONGEST_PAUSE: Final = 15.0
 
 
 def may_pass(error: BaseException) -> bool:
-    """Returns True if the same step may succeed a little later.
+    """Returns True if a step that failed with ``error`` may succeed when it is tried again.
 
-    This includes a commit whose outcome is unknown: every step that commits first asks the target for its
-    progress, so a second try reads the progress again.
+    This includes a commit whose outcome is unknown. Every step that commits asks the target for its progress
+    first, so a second try finds out whether the first one was committed.
     """
     return isinstance(error, TidesinkError) and error.remedy in ("retry", "re-read progress")
 
 
 class RetryPolicy:
-    """Retries with growing, jittered pauses until ``seconds`` have passed since the first failure.
+    """Tries a step again, with growing, jittered pauses, for ``seconds`` after its first failure.
 
     A stop request ends a pause at once.
 
     Args:
-        seconds: The time after the first failure during which the step is tried again.
+        seconds: How long after the first failure the step is tried again.
         stop: The flag that a stop request sets.
-        on_retry: Called with each error and the pause that follows it.
-        on_success: Called when a step succeeds that failed before.
+        on_retry: Called after each failure that is followed by another try, with the error and the length of
+            the pause in seconds.
+        on_success: Called when a step succeeds after at least one failure.
         first_pause: The length of the first pause in seconds.
-        passes: Returns True for errors that may disappear on their own.
+        passes: Returns True for errors after which the step is tried again.
     """
 
     def __init__(
@@ -89,11 +90,11 @@ class RetryPolicy:
         self._passes = passes
 
     def call(self, step: Callable[[], T]) -> T:
-        """Returns the result of ``step``, trying it again as long as it fails.
+        """Calls ``step``, again after each failure that may pass, and returns its result.
 
         Raises:
             StopRequestedError: A stop was requested during a pause.
-            TidesinkError: The last error, if the time is over or the error will not disappear on its own.
+            TidesinkError: The error of the last try, if the time is over or this error will not pass.
         """
         retrying = Retrying(
             retry=retry_if_exception(self._passes),
@@ -121,7 +122,11 @@ class RetryPolicy:
 
 
 def _after_the_first_failure(seconds: float) -> Callable[[RetryCallState], bool]:
-    """Ends the tries some seconds after the first failure: one try of a large batch may take longer."""
+    """Returns a tenacity stop condition: True once ``seconds`` have passed since the first failure.
+
+    The time does not count from the first start, because one try of a large batch may take longer than
+    ``seconds``.
+    """
     first: list[float] = []
 
     def is_over(state: RetryCallState) -> bool:
@@ -133,7 +138,11 @@ def _after_the_first_failure(seconds: float) -> Callable[[RetryCallState], bool]
 
 
 class Cooldown:
-    """The wait of a failing table in an endless run: once the retry time is over, it waits as long again."""
+    """The pause of a failing table in an endless run.
+
+    After ``retry.for`` is over, the worker leaves the table alone for the same time (at least 15 seconds),
+    then tries it again.
+    """
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = max(seconds, LONGEST_PAUSE)
@@ -142,26 +151,26 @@ class Cooldown:
 
     @property
     def seconds(self) -> float:
-        """The length of a wait."""
+        """The length of a pause in seconds."""
         return self._seconds
 
     def start(self) -> None:
-        """Start the wait."""
+        """Start a pause."""
         self._until = self._clock() + self._seconds
 
     @property
     def started(self) -> bool:
-        """True once a wait was started, even if it is over."""
+        """True once a pause was started, even after its end."""
         return self._until is not None
 
     @property
     def running(self) -> bool:
-        """True while a wait is running."""
+        """True during a pause."""
         return self._until is not None and not self.over
 
     @property
     def over(self) -> bool:
-        """True if a wait was started and is over."""
+        """True if a pause was started and has ended."""
         return self._until is not None and self._clock() >= self._until
 
 
@@ -169,11 +178,11 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequestedError(Exception):
-    """A stop was requested while a step waited. The batch is abandoned, and nothing is lost."""
+    """A stop was requested while a step waited. The batch is abandoned without a commit; nothing is lost."""
 
 
 class StopFlag:
-    """A request to stop. Once it is set, all waits end at once."""
+    """A flag for a stop request. Once it is set, all calls of ``wait`` return at once."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -182,15 +191,15 @@ class StopFlag:
         self.signal: int | None = None
 
     def hurry(self) -> None:
-        """Request the stop a second time, so that running batches are not waited for.
+        """Record a second stop request: the worker then ends without waiting for running batches.
 
-        This only sets a flag: a signal can arrive during a call into the JVM, and the JVM must not be called
-        again at that moment.
+        This only sets a flag. A signal can arrive while the main thread is in a call into the JVM, and the
+        JVM must not be called a second time at that moment.
         """
         self.hurried = True
 
     def set(self, number: int | None = None) -> None:
-        """Ask the worker to stop. ``number``: the signal that requests it, if any."""
+        """Record a stop request. ``number``: the signal that requests it, or None."""
         if not self:
             self.signal = number
         self._event.set()
@@ -210,7 +219,7 @@ class StopFlag:
 
 @contextmanager
 def signals_kept() -> Iterator[None]:
-    """Restore the signal handlers on exit: PySpark's handlers fail once Spark is stopped."""
+    """Restore the current signal handlers on exit, because PySpark's handlers fail after Spark is stopped."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -223,10 +232,11 @@ def signals_kept() -> Iterator[None]:
 
 
 def raise_on_interrupt() -> None:
-    """Make an interrupt raise only KeyboardInterrupt. Call it where ``stop_on_signals`` may be called.
+    """Make SIGINT raise KeyboardInterrupt and nothing else, for commands without ``stop_on_signals``.
 
-    PySpark's handler first cancels every job. It uses the connection on which the main thread may wait for
-    an answer, so an error of that connection would be raised instead.
+    Call it in the main thread within ``signals_kept``, after Spark has started. PySpark's own SIGINT handler
+    cancels every job first. It uses the connection on which the main thread may be waiting for an answer.
+    Then an error of that connection would be raised in place of KeyboardInterrupt.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -263,15 +273,16 @@ class WorkerContext:
         source: Reads records from Kafka.
         target: The pipeline's target.
         store: The state store.
-        dead_letters: Opens the pipeline's dead letters, when the first one is written.
+        dead_letters: Returns the pipeline's dead letters. They are opened when the first one is written.
         registry: The schema registry, or None if the config names none.
-        topics: Shared state of the pipeline's topics.
-        failpoints: Points at which a test can end the worker.
+        topics: State that the tables of a topic share, for example their reads.
+        failpoints: Steps at which a test can kill or suspend the worker.
         listeners: The observers of the worker.
         stop: The flag that a stop request sets.
         failures: Current failures of tables and of shared steps.
-        heartbeat: The heartbeat among the listeners, if the worker reports its end.
-        ends: True if the run ends on its own. Then nothing is tried again once ``retry.for`` is over.
+        heartbeat: The listener that stores the heartbeat, or None if the worker does not report its end.
+        ends: True if the run ends on its own, for example at the end of the topics. Then a failing table is
+            not tried again after ``retry.for``.
     """
 
     config: Config
@@ -291,7 +302,7 @@ class WorkerContext:
 
     @cached_property
     def choices(self) -> PolicyChoices:
-        """Decisions that the policies of tables made without a person."""
+        """The store of decisions on schema changes that the tables' policies made without a person."""
         return PolicyChoices(self.store)
 
     @property
@@ -313,16 +324,17 @@ class WorkerContext:
         return found if found is not None else TopicOffsets(topic, "", {})
 
     def place_of(self, table: TableId) -> str:
-        """Returns the location of a table in the target, as text for people."""
+        """Returns the location of a table in the target as text for messages."""
         return target_module(self.config.target).place_of(
             self.config.target, self.config.destination(table).table
         )
 
     def noted(self, table: TableId, step: Callable[[], T], *, unless: str) -> T | None:
-        """Returns the result of a state store step, with retries, or None if the store does not answer.
+        """Runs a step on the state store, with retries, and returns its result.
 
-        In that case the text ``unless`` is logged, and the task continues: applied rows are in the target.
-        The table's own failure is not changed, because this step may be about to save it.
+        If the store does not answer, the text ``unless`` is logged, the result is None, and the table
+        continues, because its rows are already in the target. The table's recorded failure does not change,
+        because this step may be about to save it.
         """
         retries = RetryPolicy(
             self.config.retry.for_, stop=self.stop, on_retry=partial(self.listeners.retried, table)
@@ -340,9 +352,11 @@ class WorkerContext:
         seconds: float | None = None,
         passes: Callable[[BaseException], bool] = may_pass,
     ) -> RetryPolicy:
-        """Returns a retry policy, by default with the config's ``retry.for``.
+        """Returns a retry policy.
 
-        It reports each retry to the listeners, and records the table's failure.
+        It records each failure for ``table`` and reports each retry to the listeners.
+
+        ``table``: None for a step that all tables share. ``seconds``: by default the config's ``retry.for``.
         """
 
         def tell(error: TidesinkError, pause: float) -> None:
@@ -361,10 +375,10 @@ class WorkerContext:
 VARIABLE: Final = "TIDESINK_FAILPOINT"
 LOG_VARIABLE: Final = "TIDESINK_FAILPOINT_LOG"
 
-# A worker that was suspended stays at its failpoint for so long after it is woken up.
+# After SIGCONT, a suspended worker stays at its failpoint for this time.
 GRACE_SECONDS: Final = 1.0
 
-# In the order of a batch; each name is the step that was just done.
+# The steps of a batch in order. A failpoint is reached when its step is done.
 FAILPOINTS: Final = (
     "planned",  # the offsets of the batch are fixed
     "read",  # Spark's frame over those offsets is set up
@@ -387,13 +401,13 @@ LAKE_FAILPOINTS: Final = (
 )
 # For a cut.
 CUT_FAILPOINTS: Final = (
-    "kept",  # the version of one more table is kept for the cut
-    "cutting",  # every table is at the cut, and its version is kept
-    "cut",  # the cut is committed, and no table has continued to read
+    "kept",  # one more table's version is protected from cleanup for the cut
+    "cutting",  # every table is at the cut, and its version is protected
+    "cut",  # the cut is committed, and no table has read beyond it
 )
 # For a replay of dead letters.
 REPLAY_FAILPOINTS: Final = (
-    "replayed",  # the rows are applied, and the letters still exist
+    "replayed",  # the rows are applied, and the dead letters still exist
 )
 
 
@@ -401,7 +415,10 @@ _ARMED: Final = re.compile(r"(?P<name>[a-z]+)(:(?P<hit>[1-9][0-9]*)(?P<stop>:sto
 
 
 class Armed(NamedTuple):
-    """A failpoint at which the process ends or is suspended: its name and the number of the hit."""
+    """The failpoint that a test chose.
+
+    ``name``: its name. ``hit``: the number of the hit at which it acts. ``signal``: the signal that it sends.
+    """
 
     name: str
     hit: int
@@ -409,10 +426,10 @@ class Armed(NamedTuple):
 
 
 def parse_failpoint(text: str) -> Armed:
-    """Parses ``name``, ``name:N`` or ``name:N:stop``.
+    """Parses ``name``, ``name:N`` or ``name:N:stop``: kill, or with ``stop`` suspend, the process at hit N.
 
     Raises:
-        ConfigError: There is no such failpoint, or N is not a positive number.
+        ConfigError: There is no failpoint with this name, or N is not a positive number.
     """
     known = (*FAILPOINTS, *LAKE_FAILPOINTS, *CUT_FAILPOINTS, *REPLAY_FAILPOINTS)
     found = _ARMED.fullmatch(text)
@@ -425,7 +442,10 @@ def parse_failpoint(text: str) -> Armed:
 
 
 class Failpoints:
-    """Counts hits, and kills or suspends the process at the armed hit. Shared by the worker's threads."""
+    """Counts the hits of the armed failpoint, and kills or suspends the process at the chosen hit.
+
+    The object is shared by all threads of the worker.
+    """
 
     def __init__(self, armed: Armed | None, log: Path | None = None) -> None:
         self._armed = armed
@@ -435,7 +455,7 @@ class Failpoints:
 
     @classmethod
     def from_environment(cls) -> Failpoints:
-        """Reads the armed failpoint from the environment. Normally nothing is armed.
+        """Returns the failpoint that is armed by the environment variable TIDESINK_FAILPOINT; usually none.
 
         Raises:
             ConfigError: The variable does not name a failpoint.
@@ -444,7 +464,7 @@ class Failpoints:
         return cls(parse_failpoint(text) if text else None, Path(log) if log else None)
 
     def reach(self, name: str) -> None:
-        """Record that a step is done. Does not return if the process ends at this hit."""
+        """Record that the step ``name`` is done. If this is the armed hit, kill or suspend the process."""
         armed = self._armed
         if armed is None or armed.name != name:
             return
@@ -454,7 +474,7 @@ class Failpoints:
                 self._end(armed)
 
     def if_armed(self, name: str) -> Callable[[], None] | None:
-        """Returns a callable that records the step, or None if this failpoint is not armed."""
+        """Returns a function that calls ``reach(name)``, or None if another failpoint or none is armed."""
         armed = self._armed is not None and self._armed.name == name
         return partial(self.reach, name) if armed else None
 
@@ -469,5 +489,5 @@ class Failpoints:
                 file.flush()
                 os.fsync(file.fileno())
         os.killpg(os.getpgid(0), armed.signal)
-        # After a suspension, a test can let the other threads run for a moment, so that they release a lock.
+        # After a suspension this thread waits, so that a test can let other threads run and release a lock.
         time.sleep(GRACE_SECONDS)

@@ -1,8 +1,11 @@
 """The counts of a batch, and the law over them: read = applied + superseded + without-row + dead-lettered.
 
-All counts are in events. ``read`` is counted when the records are fetched. ``applied`` comes from the
-numbers that the target reports for its commit. The reduction counts the rest. The three counts share no
-code, so that a fault in one of them breaks the law.
+All counts are in events. The three sources of the numbers share no code, so a fault in one of them breaks the
+law:
+
+- ``read`` is counted while the records are fetched.
+- ``applied`` is computed from the numbers that the target reports for its commit.
+- The reduction to one row per key counts ``superseded``, ``without-row`` and ``dead-lettered``.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     # This import loads Arrow, and the command line starts without it.
     from tidesink.sinks.batch.schema_rows import RowSpan
 
-# The members of a ``BatchSummary`` that are sums over its topic-partitions.
+# The counters of ``BatchSummary``: for a whole batch, each is the sum over its topic-partitions.
 SUMS: Final = (
     "messages",
     "read",
@@ -53,12 +56,12 @@ class PlaceSummary:
         max_offset: The largest offset of an event.
         max_commit_ts: The greatest commit_ts of a row event.
         watermark: The greatest watermark.
-        waits: The first offset with a row above the bound.
-        passed: The offset of the first watermark at or above the bound. Nothing after it was read
-            (``batch.cuts``).
-        writers: The span of the rows that were written with each value schema, by registry id.
-        last: The last record that was read, of any table, with its leader epoch. None if the records have
-            no epoch.
+        waits: The first offset with a row above the bound, which waits for a higher bound (``batch.cuts``).
+            None if no row waits.
+        passed: The offset of the first watermark at or above the bound, or None. No later record was used.
+        writers: By registry id of a value schema: the first and the last row written with this schema.
+        last: Offset and leader epoch of the last record that was read, of any table. None if the records
+            have no epoch.
     """
 
     messages: int
@@ -72,17 +75,17 @@ class PlaceSummary:
 
 
 class UnplannedRecord(NamedTuple):
-    """The first record of a topic-partition with a schema id that the plan lacks."""
+    """The first record of a topic-partition with a schema id that the ``DecodePlan`` does not contain."""
 
     place: Place
     offset: int
 
 
 class BadRecord(NamedTuple):
-    """The first undecodable record of a topic-partition: its location and the reason.
+    """The first record of a topic-partition that cannot be decoded or applied: its location and the reason.
 
-    ``schema_id``: the id in the bytes of the value, or of the key if there is no value. None if the key or
-    the value has no id.
+    ``schema_id``: the registry id in the value's header, or in the key's header if the record has no value.
+    None if the key or the value has no such header.
     """
 
     place: Place
@@ -104,7 +107,7 @@ class Doubt(NamedTuple):
 
 
 class Truncate(NamedTuple):
-    """The first record of a topic-partition that empties the table."""
+    """The first record of a topic-partition that truncates the table."""
 
     place: Place
     offset: int
@@ -114,24 +117,29 @@ class Truncate(NamedTuple):
 class BatchSummary:
     """The counts of one reduced batch, in events unless stated otherwise.
 
-    ``read = row_events + filtered + bad + unplanned`` and
-    ``row_events = upserts + deletes - split_halves + superseded``. A key change is one event with two rows.
-    So ``upserts`` and ``deletes`` count rows to apply. ``split_halves`` counts the deletes that are one half
-    of a key change, because their event is counted with the other half.
+    Two equations hold: ``read = row_events + filtered + bad + unplanned`` and ``row_events = upserts +
+    deletes - split_halves + superseded``. A change of a primary key is one event, but two rows to apply: a
+    delete of the old key and an upsert of the new key.
 
-    ``messages`` counts Kafka records, to be compared with the records that were fetched. ``ddl`` and
-    ``watermarks`` are part of ``filtered``. ``unmatched`` counts row events, applied or superseded, whose
-    row the table's filter removed.
+    Counters:
 
-    These are about the rows to apply:
-
-    - ``doubted`` counts rows with a warning: their checksum does not match, or a column of a delete's key
+    - ``messages``: Kafka records, to be compared with the number of fetched records.
+    - ``upserts``, ``deletes``: rows to apply.
+    - ``split_halves``: deletes of old keys. Their events are counted with the upserts of the new keys.
+    - ``filtered``: events without a row, among them ``ddl`` and ``watermarks``.
+    - ``unmatched``: row events, applied or superseded, whose row does not match the table's filter.
+    - ``doubted``: rows to apply with a warning: their checksum does not match, or a key column of a delete
       may not have been sent.
-    - ``omitted`` counts rows that omit values which the target keeps.
-    - ``min_commit_ts`` is their least commit_ts. ``max_commit_ts`` is the greatest of every row event.
-    - ``key_range`` is the smallest and the largest value of the first key column.
-    - ``zero_dates`` counts values that were set to null, by column.
-    - ``ambiguous_times`` counts local times that occur twice, of which the policy chose one, by column.
+    - ``omitted``: rows to apply without some values, so that the target keeps its stored values.
+
+    Other members:
+
+    - ``min_commit_ts``: the smallest commit_ts of the rows to apply.
+    - ``max_commit_ts``: the greatest commit_ts of all row events.
+    - ``key_range``: the smallest and the greatest value of the first key column in the rows to apply.
+    - ``zero_dates``: by column, the number of impossible dates that were set to null in the rows to apply.
+    - ``ambiguous_times``: by column, the number of local times in the rows to apply that occur twice, because
+      clocks were set back. The table's policy chose one of the two.
     """
 
     messages: int = 0
@@ -165,22 +173,26 @@ class BatchSummary:
 
     @property
     def is_to_learn(self) -> bool:
-        """True if the batch shows something new: what the plan lacks, or which schemas its rows have."""
+        """True if the driver must check the decode plan after the batch.
+
+        This is so if records are unplanned or bad, or if the batch reports which writer schemas its rows
+        have.
+        """
         return bool(self.unplanned or self.bad) or any(one.writers for one in self.places.values())
 
     @property
     def rows(self) -> int:
-        """The number of rows that a merge applies: one per key."""
+        """The number of rows to apply: one per key."""
         return self.upserts + self.deletes
 
     @property
     def applied(self) -> int:
-        """The number of row events that the rows to apply represent."""
+        """The number of row events that are represented by the rows to apply."""
         return self.rows - self.split_halves
 
 
 def distinct(found: Iterable[Any]) -> tuple[Any, ...]:
-    """Returns the distinct values in order, without None."""
+    """Returns the distinct values in ascending order, without None."""
     return tuple(sorted({one for one in found if one is not None}))
 
 
@@ -199,20 +211,27 @@ def least(moments: Iterable[int | None]) -> int | None:
     return min((one for one in moments if one is not None), default=None)
 
 
-# Names of the counters in documents of earlier versions.
+# Previous names of counters, which stored statuses may still have.
 _FORMER: Final = {"without_row": "filtered", "filtered_out": "unmatched", "row_by_row": "row_codec"}
 
 
 @dataclass(frozen=True)
 class Account:
-    """The numbers of one batch, or the sums of many batches, in events.
+    """The counts of one batch in events, or the sums of several batches.
 
-    A key change is one event, and the delete of an absent row counts as applied. ``without_row``: DDL,
-    watermarks and messages that change no row.
+    A change of a primary key is one event. The delete of a row that the target does not have counts as
+    applied.
 
-    Two numbers are not part of the law's sum. ``filtered_out``: applied and superseded changes whose row the
-    table's filter removed. ``row_by_row``: records that were decoded one at a time, which is slower, because
-    no columnar step could prove their values.
+    Attributes:
+        read: Events that were read from Kafka.
+        applied: Row events whose row was written or deleted.
+        superseded: Row events that were replaced by a newer event of their key.
+        without_row: DDL, watermarks and messages that change no row.
+        dead_lettered: Bad events that were written as dead letters.
+        filtered_out: Row events, applied or superseded, whose row does not match the table's filter. Not part
+            of the law's sum.
+        row_by_row: Records that were decoded one at a time by the slower row codec, because the columnar
+            decoder could not prove their values. Not part of the law's sum.
     """
 
     read: int = 0
@@ -228,21 +247,29 @@ class Account:
         return Account(**{name: count + theirs[name] for name, count in mine.items()})
 
     def values(self) -> tuple[int, int, int, int, int]:
-        """The numbers in the order of the law."""
+        """Terms of the law: ``read``, ``applied``, ``superseded``, ``without_row``, ``dead_lettered``."""
         return self.read, self.applied, self.superseded, self.without_row, self.dead_lettered
 
     def as_counters(self) -> dict[str, int]:
-        """The numbers by name."""
+        """The counts by name."""
         return asdict(self)
 
     @classmethod
     def from_counters(cls, counters: Mapping[str, int]) -> Account:
-        """Reads the numbers from a mapping by their current or earlier names; missing ones are 0."""
+        """Returns the account of a mapping from counter names to counts.
+
+        Previous names of counters are accepted. Missing counts are 0.
+        """
         names = cls.__dataclass_fields__
         return cls(**{name: counters.get(name, counters.get(_FORMER.get(name, name), 0)) for name in names})
 
     def check(self, *, table: str) -> None:
-        """Raise AccountingError if the law does not hold."""
+        """Check the law over the counts.
+
+        Raises:
+            AccountingError: The counts do not add up to ``read``, or ``filtered_out`` is not between 0 and
+                the applied and superseded events.
+        """
         accounted = self.read - sum(self.values()[1:])
         numbers = ", ".join(f"{name} {count}" for name, count in self.as_counters().items())
         if accounted == 0:
@@ -256,7 +283,10 @@ class Account:
         )
 
     def _check_filtered_out(self, numbers: str, table: str) -> None:
-        """A row that the filter removed is a delete, so it was applied or superseded."""
+        """Raises AccountingError if ``filtered_out`` is impossible.
+
+        A row that does not match the table's filter is a delete, so it must be applied or superseded.
+        """
         if 0 <= self.filtered_out <= self.applied + self.superseded:
             return
         raise AccountingError(
@@ -280,15 +310,16 @@ def account_of(
 
     Args:
         summary: The counts of the tasks.
-        kafka_records: Records that Kafka returned. A record may hold several events, so the summary's
-            additional events are added.
-        applied_rows: Rows by the target's own numbers. A key change is two rows and one event.
-        rejected: Bad events whose dead letters were acknowledged.
-        stale_rows: Rows that were not applied because the target had newer ones.
-        row_by_row: Records that were decoded one at a time.
+        kafka_records: The number of records that Kafka returned. A record may hold several events. Its events
+            after the first are added from the summary.
+        applied_rows: The number of rows that the target reports as written or deleted. A change of a primary
+            key is two rows and one event.
+        rejected: The number of bad events whose dead letters Kafka acknowledged.
+        stale_rows: The number of rows that were not applied because the target had newer ones.
+        row_by_row: The number of records that were decoded one at a time.
     """
     applied = applied_rows - summary.split_halves
-    # If the target had newer rows of a key change, both halves are stale, but it is one event.
+    # If the target had newer rows for both keys of a key change, two rows are stale, but they are one event.
     stale = stale_rows + min(applied, 0)
     return Account(
         read=kafka_records + summary.read - summary.messages,
@@ -307,7 +338,7 @@ WITHOUT_ROW: Final = "without_row"
 
 @dataclass(frozen=True)
 class Filtered:
-    """Events that the law counts as without a row, by kind, of one batch or of many batches.
+    """The number of events without a row, by kind, in one batch or in several batches.
 
     ``last_ddl``: ``commit_ts``, ``kind`` and ``query`` of the newest stored DDL event, or None.
     """
@@ -325,13 +356,16 @@ class Filtered:
         return self.ddl, self.watermarks, self.messages
 
     def as_details(self) -> dict[str, Any]:
-        """Returns the document that the state store keeps."""
+        """Returns the counts and the last DDL event as a JSON document for the state store."""
         counts = dict(zip(("ddl", "watermarks", "messages"), self._counts(), strict=True))
         return {WITHOUT_ROW: counts, "last_ddl": None if self.last_ddl is None else dict(self.last_ddl)}
 
     @classmethod
     def from_details(cls, details: Mapping[str, Any]) -> Filtered:
-        """Reads a document of ``as_details``, of this or an earlier version. Missing counts are 0."""
+        """Returns the counts of a document that ``as_details`` of this or an earlier version made.
+
+        Missing counts are 0.
+        """
         counts = details.get(WITHOUT_ROW) or details.get("filtered") or {}
         return cls(**counts, last_ddl=details.get("last_ddl"))
 
@@ -343,9 +377,10 @@ def filtered_of(summary: BatchSummary, last_ddl: Mapping[str, Any] | None = None
 
 
 def passed(progress: Progress | None, topic: str, filtered: Filtered) -> dict[str, Any]:
-    """Returns the events without a row, and the watermark that every partition has passed, for ``status``.
+    """Returns a table's watermark and its events without a row, as details for ``tidesink status``.
 
-    The watermark is None while earlier changes are read again.
+    ``watermark`` is the commit_ts that every partition has passed. It is None after a rewind, until the
+    partitions are applied up to the offsets that they had before the rewind.
     """
     at = progress.topics.get(topic) if progress else None
     watermark = least_watermark(progress, topic) if progress and at and not at.read_again else None
@@ -353,10 +388,10 @@ def passed(progress: Progress | None, topic: str, filtered: Filtered) -> dict[st
 
 
 def least_watermark(progress: Progress, topic: str) -> int | None:
-    """Returns the commit_ts (TiDB TSO) that every partition of a topic has passed.
+    """Returns the commit_ts (TiDB TSO) up to which all changes of a topic were read.
 
-    All changes up to it were read. So a DDL event committed at or before it may be applied, and a cut may be
-    made at it. None if some partition has not sent a watermark yet.
+    This is the smallest of the partitions' watermarks. A DDL event up to it may be applied, and a cut may be
+    made at it. The result is None if some partition has not sent a watermark yet.
     """
     at = progress.topics.get(topic)
     marks = [part.watermark for part in at.partitions.values()] if at else []

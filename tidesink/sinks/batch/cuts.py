@@ -1,16 +1,21 @@
-"""Reading a table up to a bound, so that all tables show one instant of their source (ADR 36).
+"""Reading all tables up to one shared commit_ts, so that they show one instant of the source (ADR 36).
 
-A bound W is a commit_ts that all tables of a pipeline share until the cut at W is published. A batch under
-this bound applies the rows up to W. Rows above W wait. In each partition, nothing is read after the first
-watermark that is W or later. At this watermark every row up to W was sent, and repetitions of rows that the
-producer began earlier are complete. Any later row up to W is another repetition.
+The bound W is the commit_ts that all tables of a pipeline are read up to until the cut at W is published. A
+batch applies rows with a commit_ts up to W. Rows with a greater commit_ts are not applied: they wait and are
+read again under a higher bound.
 
-Progress contains the bound, and for each partition the offset up to which it was read and the first offset
-that waits. Under another bound the partition is read again from the offset that waits, in the order of its
-offsets. Rows that are applied once more have the same final state (L2).
+In each partition, reading ends at the first watermark with a commit_ts of W or more. This watermark proves
+that the producer has sent every row up to W, and that all of its re-sends that began in front of the
+watermark are complete. A row up to W after this watermark can only be a re-send of a row that was already
+sent.
 
-So a table whose partitions have all passed W holds exactly the changes up to W. The bound may be raised at
-any time, because nothing above it was applied.
+A table's progress records the bound W. For each partition it also records the offset up to which the
+partition was read, and the offset of the first waiting row. When the bound changes, the partition is read
+again from the first waiting row. Some rows are then applied a second time, which leaves the same final state
+(L2).
+
+Once all partitions of a table have passed W, the table holds exactly the changes up to W. The bound may be
+raised at any time, because no row above it was applied.
 """
 
 from __future__ import annotations
@@ -35,9 +40,15 @@ NO_MARKS: Final[Marks] = {}
 def up_to_bound(
     batches: Iterable[pa.RecordBatch], decode: Callable[[pa.RecordBatch], DecodedRecords], bound: int | None
 ) -> Iterator[DecodedRecords]:
-    """Decodes the records of a range, up to the first watermark that is at the bound or later.
+    """Decodes the records of a range up to its first watermark with a commit_ts at or above ``bound``.
 
-    The batches are in the order of their offsets. If a batch is split, the part with watermarks comes first.
+    The batches must be in the order of their offsets. A batch may have been split by table
+    (``SplitByTable``). Then the part with the watermarks must come first.
+
+    Args:
+        batches: Kafka records of one range.
+        decode: Decodes one batch.
+        bound: A commit_ts, or None to decode all records.
     """
     if bound is None:
         yield from map(decode, batches)
@@ -64,9 +75,9 @@ def _read_to(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
 
 
 def _ddl_above(found: DecodedRecords, bound: int) -> Iterator[int]:
-    """Yields the offsets of DDL events above the bound, which wait like rows.
+    """Yields the offsets of DDL events with a commit time above the bound. They wait, as rows do.
 
-    An event with an impossible time is treated as one without a time, because no bound would ever reach it.
+    An event with an impossible commit time is not yielded, because no bound would ever reach that time.
     """
     for one in found.others:
         moment = ddl_moment(one.commit_ts, None, one.time) if one.kind == DDL else None
@@ -75,20 +86,27 @@ def _ddl_above(found: DecodedRecords, bound: int) -> Iterator[int]:
 
 
 def _first_at(found: DecodedRecords, bound: int) -> int | None:
-    """Returns the offset of the first watermark at or above the bound."""
+    """Returns the offset of the first watermark with a commit_ts at or above the bound, or None."""
     marks = (one for one in found.others if one.kind == WATERMARK and one.commit_ts is not None)
     return min((one.offset for one in marks if (one.commit_ts or 0) >= bound), default=None)
 
 
 def starts(progress: Progress, topic: str, bound: int | None) -> dict[int, int]:
-    """Returns the next offset to read in each partition of a topic under a bound (None: no bound)."""
+    """Returns the next offset to read in each partition of a topic when it is read under ``bound``.
+
+    ``bound``: a commit_ts, or None to read without a bound.
+    """
     known = progress.topics.get(topic)
     parts = known.partitions if known else {}
     return {number: _under(at, progress.bound, bound).next_offset for number, at in parts.items()}
 
 
 def settled(topic: TopicProgress | None, applied: Mapping[int, int], bound: int | None) -> dict[int, int]:
-    """Returns the offsets up to which a topic is applied under a bound, with no earlier row waiting."""
+    """Returns, for each partition, the offset below which all records are applied.
+
+    ``applied``: the next offset to read in each partition. If a row of the partition waits for a higher
+    bound, the result is the offset of the first waiting row instead.
+    """
     known = topic.partitions if topic is not None and bound is not None else {}
     low = {number: at.low_water_offset for number, at in known.items()}
     return {number: min(at, low.get(number, at)) for number, at in applied.items()}
@@ -102,10 +120,15 @@ def topic_after(
     bound: int | None,
     *last: Mapping[int, LastRecord],
 ) -> TopicProgress:
-    """Returns a topic's progress after ranges of it are applied.
+    """Returns a topic's progress after a batch of its ranges is applied.
 
-    ``read``: the end of each partition's range, and the summary of its records. ``last``: last records of
-    the partitions that are not part of these summaries.
+    Args:
+        before: The table's progress before the batch.
+        topic: The topic's name.
+        topic_id: Kafka's id of the topic.
+        read: The end offset and the summary of the range that was read, by partition.
+        bound: The commit_ts that the batch was read up to, or None.
+        last: Last records by partition, in addition to the last records in the summaries.
     """
     old = before.topics[topic].partitions if topic in before.topics else {}
     stands = {number: _under(at, before.bound, bound) for number, at in old.items()}
@@ -137,20 +160,22 @@ def _after(
 
 
 def _last_before(following: int, *records: LastRecord | None) -> LastRecord | None:
-    """Returns the last record before the next offset.
+    """Returns the newest of the records with an offset below ``following``, the next offset to read.
 
-    A batch can end before the range that was read: at a bad record, a truncate, or a bound.
+    The batch may end before the end of the range that was read: at a bad record, a truncate, or a watermark
+    at the bound. Records after that point do not count.
     """
     return latest(*(one for one in records if one is not None and one.offset < following))
 
 
 def _under(at: PartitionProgress, former: int | None, bound: int | None) -> PartitionProgress:
-    """Returns the progress under ``bound`` of a partition that was read under the bound ``former``.
+    """Returns a partition's progress, which was made under the bound ``former``, for reading under ``bound``.
 
-    Rows that waited are read again, and so is the watermark that ended the read.
+    If the bound changes, rows that waited are read again, and so is the watermark at which reading ended.
     """
     if former is None and bound is not None:
-        # Without a bound, records after a watermark were read. They may be the first part of a repetition.
+        # Without a bound, the worker also read records after the watermark. These may be the beginning of a
+        # re-send, so the watermark no longer proves that no re-send is open.
         return replace(at, watermark=None)
     if bound == former or at.low_water_offset >= at.next_offset:
         return at
@@ -159,9 +184,10 @@ def _under(at: PartitionProgress, former: int | None, bound: int | None) -> Part
 
 
 def marks_at(progress: Progress, topic: str, bound: int | None, ends: Mapping[int, int]) -> Marks:
-    """Returns the bound as the watermark of each partition that is read up to its offset in ``ends``.
+    """Returns ``bound`` as the watermark of each partition that was read up to its offset in ``ends``.
 
-    ``ends``: the ends that the partitions had after the source passed the bound.
+    ``ends``: the end offsets of the partitions, looked up after the source had passed the bound. So all rows
+    up to the bound are below them. Without a bound, the result is empty.
     """
     if bound is None:
         return NO_MARKS
@@ -170,11 +196,11 @@ def marks_at(progress: Progress, topic: str, bound: int | None, ends: Mapping[in
 
 
 def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: Marks = NO_MARKS) -> set[int]:
-    """Returns the numbers of the partitions that have nothing more to apply up to a bound.
+    """Returns the numbers of the partitions in which every change up to ``bound`` is applied.
 
-    They are not read further: records after the watermark that passed the bound may be the first part of a
-    repetition. ``marks``: the newest watermark of each partition beyond the committed offset, if only
-    watermarks lie between.
+    These partitions are not read further under this bound: records after the watermark that passed it may be
+    the beginning of a re-send. ``marks``: for each partition, its newest watermark after the committed
+    offset, if only watermarks lie between that offset and the watermark.
     """
     known = progress.topics.get(topic)
     if known is None or bound is None:
@@ -183,7 +209,7 @@ def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: 
     return {
         number
         for number, at in known.partitions.items()
-        # Rows that wait under another bound may be at or below this bound.
+        # Rows that waited under the previous bound may have a commit_ts up to this bound.
         if (same or at.low_water_offset >= at.next_offset)
         and (greatest([_under(at, progress.bound, bound).watermark, marks.get(number)]) or 0) >= bound
     }
@@ -192,9 +218,10 @@ def passed_partitions(progress: Progress, topic: str, bound: int | None, marks: 
 def stands_at(
     progress: Progress, topic: str, partitions: Collection[int], bound: int, marks: Marks = NO_MARKS
 ) -> bool:
-    """Returns True if a table holds exactly the changes up to a bound: all partitions have passed it.
+    """Returns True if the table holds exactly the changes up to ``bound``: all partitions have passed it.
 
-    ``marks``: see ``passed_partitions``.
+    ``marks``: for each partition, its newest watermark after the committed offset, if only watermarks lie
+    between that offset and the watermark.
     """
     known = progress.topics.get(topic)
     numbers = {*partitions, *(known.partitions if known else ())}
@@ -202,31 +229,35 @@ def stands_at(
 
 
 def is_outside(progress: Progress, bound: int | None, *, loads: bool) -> bool:
-    """Returns True if a cut at a bound omits a table, because it has database rows that may be later.
+    """Returns True if the cut at ``bound`` has to omit the table.
 
-    ``loads``: True while the table's snapshot is not complete.
+    A table is omitted while its snapshot is loading, and as long as the snapshot's rows may be newer than the
+    bound. ``loads``: True while the table's snapshot is not complete.
     """
     seen = progress.snapshot.seen if progress.snapshot is not None else None
     return loads or (seen is not None and (bound is None or seen > bound))
 
 
 def least_bound(progress: Progress, *, outside: bool = False) -> int | None:
-    """Returns the least bound under which a table can be read, or None if any bound is possible.
+    """Returns the smallest bound (a commit_ts) under which a table can be read, or None for any bound.
 
-    Nothing above the bound may be applied already. ``outside``: True if cuts omit the table, so that applied
-    changes do not matter.
+    The bound must not be smaller than the greatest commit_ts that was applied. ``outside``: True if cuts omit
+    the table. Then the applied changes do not restrict the bound.
     """
     return progress.bound if outside else greatest([progress.bound, progress.commit_ts])
 
 
 def next_bound(newest: int, *, every: float, above: int | None, least: int | None) -> int:
-    """Returns the bound of the next cut: the last of the instants ``every`` seconds apart up to ``newest``.
+    """Returns the bound (commit_ts) of the next cut.
+
+    Bounds are multiples of ``every``. The result is the last multiple up to ``newest``, unless ``above`` or
+    ``least`` requires a later multiple.
 
     Args:
         newest: A commit_ts that the source has passed.
         every: The interval between cuts in seconds.
-        above: The bound of the last cut. The new bound is greater, even if this needs a later instant.
-        least: The least bound that the tables can be read under. The new bound is not smaller.
+        above: The bound of the last cut, or None. The new bound is greater.
+        least: The smallest bound that the tables can be read under, or None. The new bound is not smaller.
     """
     step = max(1, round(every * 1000)) << LOGICAL_BITS
     found = newest - newest % step

@@ -1,7 +1,7 @@
-"""Decode plans, and writer schemas by registry id.
+"""Decode plans, and the writer schemas of records by registry id.
 
-Tasks do not call the schema registry. A record whose schema the driver does not know yet is returned as
-*unplanned*. The driver then looks the schema up and runs the batch again.
+Tasks do not call the schema registry. A task returns a record as *unplanned* if the plan does not contain the
+record's schema. The driver then looks the schema up in the registry and runs the batch again with a new plan.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidesink.sinks.targets.modes import log_shape
 from tidesink.typemap.target_schema import TableShape
 
 _NO_ID = -1
-# By protocol: the remedy for records with AWS Glue's header.
+# The remedy for records with AWS Glue's header, by protocol.
 UNDER_CONFLUENT: Final = {
     "flat-avro": (
         "Configure the changefeed with a schema-registry URL. Without a worker, tidesink decode and "
@@ -42,20 +42,21 @@ UNDER_CONFLUENT: Final = {
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """A table's conversion from records to rows of the target, based on its known writer schemas.
+    """How the records of a table are converted into rows of the target, based on the known writer schemas.
 
     Attributes:
-        rows: Converts rows of every planned writer schema into one shape. The shape has the columns of the
-            base shape and of all these schemas.
+        rows: Converts rows of every known writer schema into one shape (``TableShape``), which has the
+            columns of all these schemas.
         decoder: Decodes the table's records.
-        keeps_values: True if a row may lack values, so that stored values are kept. It does not depend on
-            the records of a topic, so a config that conflicts with it is refused at once.
+        keeps_values: True if a row may omit values, so that the target keeps its stored values. This depends
+            only on the protocol and the config. So a conflicting setting is rejected before any record is
+            read.
         gone: Columns of ``shape``, in lower case, that the source no longer has.
-        logs: True if every change is a row of a log.
-        rules: Conditions of a batch on its events.
-        row_filter: The table's filter. A row that does not satisfy it is a delete.
-        ignores_nulls: True if a null keeps the stored value, like a value that was not sent.
-        warnings: Warnings about properties of columns that the topic does not report.
+        logs: True if every change becomes a row of a change log (``mode: append``).
+        rules: Conditions that the batch sets for its events.
+        row_filter: The table's filter, or None. A row that does not match it is a delete.
+        ignores_nulls: True if a null is treated like a value that was not sent: the stored value is kept.
+        warnings: Warnings about columns, for properties that the topic's records do not contain.
     """
 
     rows: TargetRows
@@ -70,20 +71,24 @@ class DecodePlan:
 
     @property
     def shape(self) -> TableShape:
-        """The table as in the target, without the columns that its mode adds."""
+        """The table's columns in the target, without the columns that its mode adds."""
         return self.rows.target_shape
 
     @property
     def packed_shape(self) -> TableShape:
-        """The shape of the rows that tasks return."""
+        """The columns of the rows that tasks return. For a change log these include the log's own columns."""
         return log_shape(self.shape) if self.logs else self.shape
 
     def with_rows_in(self, shape: TableShape) -> DecodePlan:
-        """Returns the plan with another shape of the same columns for its rows."""
+        """Returns the plan with rows in ``shape``, which has the same columns with other properties."""
         return replace(self, rows=replace(self.rows, shape=shape))
 
     def for_batch(self, number: int, rules: EventRules, *, marks_deletes: bool) -> DecodePlan:
-        """Returns the plan of batch ``number``. ``marks_deletes``: True if deleted rows stay, marked."""
+        """Returns the plan for the batch with this number.
+
+        ``rules``: the batch's conditions on its events. ``marks_deletes``: True if a deleted row stays in the
+        target and is marked as deleted.
+        """
         rows = self.rows
         if rows.metadata is not None:
             metadata = replace(rows.metadata, batch=number, marks_deletes=marks_deletes)
@@ -93,10 +98,10 @@ class DecodePlan:
 
 @dataclass(frozen=True)
 class SideSchemas:
-    """The schemas of a topic's keys, or of its values, by registry id.
+    """The writer schemas of a topic's keys, or of its values, by registry id.
 
-    ``texts``: schemas that can be used. ``refused``: reasons for schemas that cannot be used. ``unknown``:
-    reasons for ids that were not found.
+    ``texts``: texts of the schemas that can be used. ``refused``: reasons why a schema cannot be used.
+    ``unknown``: reasons why an id was not found in the registry.
     """
 
     texts: Mapping[int, str]
@@ -104,7 +109,7 @@ class SideSchemas:
     unknown: Mapping[int, str] = field(default_factory=dict)
 
     def fault(self, schema_id: int, part: str) -> TidesinkError | None:
-        """Returns the error for records of a schema, or None if the schema was not looked up yet."""
+        """Returns the error for records with this schema id, or None if the id was not looked up yet."""
         if schema_id in self.refused:
             return SchemaMismatchError(f"{part}: {self.refused[schema_id]}")
         if schema_id in self.unknown:
@@ -114,13 +119,16 @@ class SideSchemas:
 
 @dataclass(frozen=True)
 class RegisteredSchemas:
-    """The schemas of a topic's records."""
+    """The writer schemas of a topic's keys and values."""
 
     keys: SideSchemas
     values: SideSchemas
 
     def unplanned(self, records: pa.RecordBatch, *, first: str = "key") -> Iterator[Unplanned]:
-        """Yields the records with an id that cannot be used. ``first``: the part that is checked first."""
+        """Yields the records whose key or value has a schema id without a usable schema.
+
+        ``first``: the side (``key`` or ``value``) whose error is reported if both sides have one.
+        """
         sides = {"key": self.keys, "value": self.values}
         parts = [first, *(part for part in sides if part != first)]
         ids = {part: schema_ids(records.column(part)) for part in parts}
@@ -138,31 +146,42 @@ class RegisteredSchemas:
 
     @property
     def texts(self) -> dict[int, str]:
-        """All usable schemas by id."""
+        """The texts of all usable schemas of keys and values, by id."""
         return {**self.keys.texts, **self.values.texts}
 
 
 def in_order(history: Sequence[int], ids: Iterable[int]) -> tuple[int, ...]:
-    """Returns ``ids`` in the order of a history, with repetitions. Other ids follow in ascending order."""
+    """Returns ``ids`` in the order of ``history``, with the repetitions there.
+
+    Ids that are not part of the history follow in ascending order.
+    """
     wanted = set(ids)
     return (*(one for one in history if one in wanted), *sorted(wanted - set(history)))
 
 
 class KnownSchemas(MemorySchemaRegistry):
-    """A registry in memory with schemas under the ids of another registry."""
+    """A schema registry in memory. It returns already known schemas under the ids of the real registry."""
 
     def __init__(self, texts: Mapping[int, str]) -> None:
         super().__init__()
         self._known = texts
 
     def schema_by_id(self, schema_id: int) -> str:
-        """Returns the text of a schema; raises SchemaNotFoundError."""
+        """Returns the text of a schema.
+
+        Raises:
+            SchemaNotFoundError: The id is not known.
+        """
         known = self._known.get(schema_id)
         return super().schema_by_id(schema_id) if known is None else known
 
 
 def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str) -> Iterator[Fault]:
-    """Rewords faults for a worker, which reads only Confluent's framing."""
+    """Yields the faults. Those caused by a header that workers do not read get a message that says so.
+
+    Workers read a schema id only from Confluent's header in front of a key or a value. They do not read ids
+    from record headers or from AWS Glue's header.
+    """
     for fault in faults:
         elsewhere = record_ids_in_headers(records, fault.record)
         glue = (
@@ -178,20 +197,23 @@ def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str
 
 
 def named_unplanned(records: pa.RecordBatch, found: Iterable[Unplanned]) -> Iterator[Unplanned]:
-    """Yields records with a new or unusable id. If the real id is in a header, the fault reports this."""
+    """Yields the records.
+
+    A record with schema ids in its Kafka headers gets an error, as workers do not read them.
+    """
     for one in found:
         elsewhere = record_ids_in_headers(records, one.record)
         yield one if elsewhere is None else replace(one, fault=FramingError(elsewhere))
 
 
 def record_ids_in_headers(records: pa.RecordBatch, record: int) -> str | None:
-    """Returns why a record's schema ids in headers cannot be read, or None if it has no such headers."""
+    """Returns the error message for a record with schema ids in its Kafka headers, or None without them."""
     headers = records.column("headers")[record].as_py() if "headers" in records.schema.names else None
     return None if not headers else ids_in_headers((one["key"], one["value"]) for one in headers)
 
 
 def under_glue(part: str, protocol: str) -> str:
-    """Returns the message for a key or a value with AWS Glue's header."""
+    """Returns the error message for a key or a value (``part``) with AWS Glue's header."""
     return (
         f"The {part} has an AWS Glue schema registry header, but workers read only Confluent's header. "
         f"{UNDER_CONFLUENT[protocol]}"
@@ -199,19 +221,22 @@ def under_glue(part: str, protocol: str) -> str:
 
 
 def folded_keys(shape: TableShape) -> frozenset[str] | None:
-    """Returns the folded names of the table's key columns for ``ValueOptions``; None without a key."""
+    """Returns the folded names of the table's key columns, or None if the table has no key."""
     return frozenset(shape.fold(name) for name in shape.keys) or None
 
 
 def schema_id_of(part: bytes | None) -> int | None:
-    """Returns the schema id in a Confluent header, or None without such a header. Ids start at 1."""
+    """Returns the schema id in the Confluent header of a key or a value, or None without this header.
+
+    Ids start at 1.
+    """
     if part is None or len(part) < HEADER_SIZE or part[0] != 0:
         return None
     return int.from_bytes(part[1:HEADER_SIZE], "big") or None
 
 
 def schema_ids(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Returns the schema id in the Confluent header of each value; -1 without a header."""
+    """Returns the schema id in the Confluent header of each element. An element without one has -1."""
     lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
     found = np.full(len(column), _NO_ID, np.int64)
     framed = np.nonzero(lengths >= HEADER_SIZE)[0]

@@ -1,15 +1,15 @@
-"""A table's row filter: Spark SQL evaluates it on each row between two parts of a task, without a shuffle.
+"""A table's row filter: a condition in Spark SQL that Spark evaluates in the middle of each task.
 
-A filter is a condition in Spark SQL, so Spark evaluates it. One stage has three steps:
+One Spark stage without a shuffle has three steps:
 
-1. The first part of the task fetches and decodes. It returns a *chunk* for each batch of records
-   (``decoded_chunk``): the decoded records as bytes, and one row per change that has only the columns that
+1. The first half of the task fetches and decodes. For each batch of records it returns a *chunk*
+   (``decoded_chunk``): the decoded records, pickled, and one row per row change with only the columns that
    the filter uses.
-2. Spark evaluates the condition for each row.
-3. The second part joins chunks and verdicts (``verdicts_of``, ``RowFilterRule.applied``), then reduces and
-   packs.
+2. Spark evaluates the condition on each of these rows. The result is the row's *verdict*.
+3. The second half of the task joins the chunks with their verdicts (``verdicts_of``), applies them to the
+   decoded records (``RowFilterRule.applied``), reduces the changes, and packs the rows.
 
-A row that does not satisfy the filter deletes its key.
+A row that does not match the filter deletes its key in the target.
 """
 
 from __future__ import annotations
@@ -41,26 +41,29 @@ if TYPE_CHECKING:
 Flags = npt.NDArray[np.bool_]
 
 _ROW: Final = "_row"
-# Columns of the first part's result: the chunk, and the struct with a row's columns.
+# Columns that the first half of the task returns: a chunk, and a struct of the columns that the filter uses.
 CHUNK: Final = "chunk"
 FILTERED: Final = "filtered"
 _FAILED: Final = (
-    "The table's filter ({text}) fails on this row, for example in a cast, a division or an overflow. Use "
-    "try_cast, try_divide and similar functions, which return NULL for such rows."
+    "Spark could not evaluate the table's filter ({text}) on this row, for example because of a cast, a "
+    "division by zero or an overflow. Use try_cast, try_divide and similar functions in the filter. They "
+    "return NULL instead of an error."
 )
 _NOT_SENT: Final = (
-    "The table's filter ({text}) needs a value that the source did not send, because it did not change. Set "
-    "REPLICA IDENTITY FULL on the table, or filter by columns whose values are always sent."
+    "The table's filter ({text}) needs a column whose value is not in this event: the source omits values "
+    "that did not change. Set REPLICA IDENTITY FULL on the source table, or filter by columns whose values "
+    "are always sent."
 )
 _MATCHES: Final = "true"
 _ROW_OPS: Final = (Op.INSERT.value, Op.UPDATE.value, Op.UPSERT.value)
 
 
 class Verdicts(NamedTuple):
-    """A chunk of the records of the range ``wanted``, and Spark's verdict on each of its row changes.
+    """A chunk, and Spark's verdict on each of its row changes.
 
-    ``chunk``: the decoded records, or the error. ``said``: the text ``true``, ``false`` or ``null`` for each
-    row; null if evaluating the condition failed.
+    ``wanted``: the range of offsets that the chunk belongs to. ``chunk``: the decoded records, or the error
+    that decoding raised. ``said``: for each row change the text ``true``, ``false`` or ``null``, or a null
+    value if Spark could not evaluate the condition.
     """
 
     wanted: FetchRange
@@ -70,13 +73,15 @@ class Verdicts(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFilterRule:
-    """A table's filter.
+    """A table's filter, in the form that tasks use.
 
     Attributes:
-        text: The filter in the config.
-        expression: The filter in Spark SQL over the struct ``FILTERED``.
-        columns: The columns that the filter uses, with the names of the source's shape.
-        ddl: These columns as Spark DDL.
+        text: The filter as written in the config.
+        expression: The filter in Spark SQL, with the columns as members of the struct ``FILTERED``. Its
+            result is the text ``true``, ``false`` or ``null``, or a null value if the filter cannot be
+            evaluated.
+        columns: The names of the columns that the filter uses, as in the table's own shape.
+        ddl: These columns and their types as Spark DDL.
     """
 
     text: str
@@ -86,11 +91,16 @@ class RowFilterRule:
 
     @property
     def chunks_ddl(self) -> str:
-        """The columns of the first part's result, as Spark DDL."""
+        """The columns that the first half of the task returns, as Spark DDL."""
         return f"{CHUNK} binary, {FILTERED} struct<{self.ddl}>"
 
     def applied(self, found: DecodedRecords, said: pa.Array, rows: TargetRows) -> DecodedRecords:
-        """Applies the verdicts to decoded records. ``said``: one verdict per row change, in their order."""
+        """Returns the decoded records after applying the verdicts.
+
+        Row changes get the column ``UNMATCHED``: True if the row does not match the filter. Row changes for
+        which the filter cannot be evaluated become bad records. ``said``: one verdict per row change, in
+        their order.
+        """
         tables, others, at = [], [*found.others], 0
         for table in found.tables:
             sound, bad = self._applied(table, said.slice(at, table.rows.num_rows), rows)
@@ -103,7 +113,7 @@ class RowFilterRule:
     def _applied(
         self, table: ChangeTable, said: pa.Array, rows: TargetRows
     ) -> tuple[ChangeTable, list[OtherRecord]]:
-        """Returns the rows with the column ``UNMATCHED``, and the rows on which the filter fails."""
+        """Returns the row changes with the column ``UNMATCHED``, and the bad records."""
         ops = table.rows["op"].combine_chunks().dictionary_decode()
         written = _flags(pc.is_in(ops, pa.array(_ROW_OPS)))
         unsent = written & self._unsent(table, rows)
@@ -117,7 +127,7 @@ class RowFilterRule:
         return replace(table, rows=whole.filter(pa.array(~(unsent | failed)))), bad
 
     def _unsent(self, table: ChangeTable, rows: TargetRows) -> Flags:
-        """Returns True for rows without a value that the filter needs, because the source did not send it."""
+        """Returns True for row changes that omit the value of a column that the filter uses."""
         lists = rows.source_names(table.rows["unavailable"].combine_chunks())
         found = np.zeros(len(lists), np.bool_)
         needed = _flags(pc.is_in(lists.flatten(), pa.array(self.columns)))
@@ -126,16 +136,19 @@ class RowFilterRule:
 
 
 def condition(row_filter: RowFilter, shape: TableShape) -> str:
-    """Returns the filter over a struct ``_row`` of a shape's columns. The text may end with a comment."""
+    """Returns the filter in Spark SQL, with the columns of ``shape`` as members of a struct ``_row``.
+
+    The filter is on its own lines, because it may end with a comment.
+    """
     names = {name: column.name for name, column in shape.by_name.items()}
     return f"(\n{row_filter.bound(_ROW, names, shape.fold)}\n)"
 
 
 def filter_rule(row_filter: RowFilter, shape: TableShape, session: SparkSession) -> RowFilterRule:
-    """Returns the rule by which the tasks of a range apply a filter to rows of a shape.
+    """Returns the rule with which tasks apply a filter to rows in the columns of ``shape``.
 
     Raises:
-        ConfigError: Spark does not accept the filter, or it is not a condition.
+        ConfigError: Spark does not accept the filter, or its type is not boolean.
     """
     check_condition(row_filter, shape, session)
     named = {shape.by_name[shape.fold(name)].name for name in row_filter.columns}
@@ -149,10 +162,10 @@ def filter_rule(row_filter: RowFilter, shape: TableShape, session: SparkSession)
 
 
 def check_condition(row_filter: RowFilter, shape: TableShape, session: SparkSession) -> None:
-    """Have Spark analyse the filter without rows.
+    """Check that Spark accepts the filter as a condition on rows of ``shape``, without evaluating it.
 
     Raises:
-        ConfigError: Spark does not accept the filter, or it is not a condition.
+        ConfigError: Spark does not accept the filter, or its type is not boolean.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
@@ -181,7 +194,11 @@ def _tried(text: str) -> str:
 def decoded_chunk(
     wanted: FetchRange, found: DecodedRecords | TidesinkError, rule: RowFilterRule, rows: TargetRows
 ) -> pa.RecordBatch:
-    """Returns a chunk as rows for Spark: one per row change, at least one. The first row has the chunk."""
+    """Returns a chunk as rows for Spark: one row per row change, and at least one row.
+
+    The first row contains the whole chunk, pickled. ``found``: the decoded records, or the error that
+    decoding raised.
+    """
     tables = [] if isinstance(found, TidesinkError) else found.tables
     parts = [rows.source_row(one, one.rows["after"].combine_chunks(), rule.columns) for one in tables]
     images = pa.concat_arrays(parts) if parts else _no_row(rows, rule)
@@ -191,7 +208,11 @@ def decoded_chunk(
 
 
 def verdicts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Verdicts]:
-    """Yields the chunks with their verdicts, no matter how Spark split them into batches."""
+    """Yields each chunk with the verdicts on its row changes.
+
+    A chunk begins at each row that contains one, so it does not matter how Spark divided the rows into
+    batches.
+    """
     chunk, said = None, list[Any]()
     for batch in batches:
         chunks, verdicts = batch.columns

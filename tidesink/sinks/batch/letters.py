@@ -1,6 +1,6 @@
-"""Side records of a batch: dead letters in their topic, and stored DDL events for people to read.
+"""Side records of a batch: dead letters, and stored DDL events that people can list.
 
-This module also reads dead letters for a replay: their records, and the later records in Kafka.
+This module also reads dead letters for a replay, together with the later Kafka records of the same rows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _OUTCOME_DDL: Final = "found bigint, written bigint"
 
 
 class WrittenLetters(NamedTuple):
-    """The number of bad records in a batch, and the number of letters that Kafka acknowledged."""
+    """The number of bad records in a batch, and the number of their letters that Kafka acknowledged."""
 
     records: int
     acknowledged: int
@@ -65,13 +65,15 @@ class WrittenLetters(NamedTuple):
 def write_bad_records(
     reduced: DataFrame, fetch: Fetch, topic: LetterTopic, stamp: LetterStamp
 ) -> WrittenLetters:
-    """Write the bad records of a reduced frame as letters, from the tasks.
+    """Write the bad records of a reduced batch to the dead-letter topic, from Spark tasks.
 
-    The records are read again, with their headers, because good batches do not carry the bytes. A record
-    with several bad events is one letter, with the fault of one of them.
+    The tasks read the bad records from Kafka a second time, with headers, because batches do not carry the
+    records' bytes. A record with several bad events becomes one letter, with the error of one of these
+    events.
 
     Raises:
-        SourceError: The first error of a task, with its own class.
+        SourceError: Kafka refuses a task's request, or does not answer. The first task's error is raised with
+            its own class.
     """
     place = (F.col(f"_{name}").alias(name) for name in _PLACE)
     fault = (F.col("_detail").getField(name).alias(name) for name in _FAULT)
@@ -83,20 +85,23 @@ def write_bad_records(
 
 @dataclass(frozen=True)
 class LetterTask:
-    """Writes letters for rows with a location and a fault."""
+    """Writes the dead letters for rows that consist of a record's location and its error."""
 
     fetch: Fetch
     topic: LetterTopic
     stamp: LetterStamp
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Writes the letters. Yields the numbers of bad records and of written letters."""
+        """Writes the letters.
+
+        Yields one row: the number of bad records, and the number of written letters.
+        """
         bad = faults_by_place(batches)
         written = write_letters(self.topic, self.stamp, self.letters(bad), task=task_number())
         yield pa.record_batch({"found": [len(bad)], "written": [written]})
 
     def letters(self, bad: Mapping[tuple[str, int, int], Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
-        """Yields the bad records with their faults, in the columns of ``LETTER_SCHEMA``."""
+        """Yields the bad records in the columns of ``LETTER_SCHEMA``: the Kafka record and its error."""
         for (topic, partition), places in groupby(sorted(bad), lambda place: place[:2]):
             offsets = np.array([offset for _, _, offset in places], np.int64)
             wanted = FetchRange(topic, partition, int(offsets[0]), int(offsets[-1]) + 1, self.stamp.topic_id)
@@ -107,7 +112,7 @@ class LetterTask:
 
 
 def faults_by_place(batches: Iterable[pa.RecordBatch]) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """Returns one row for each topic, partition and offset."""
+    """Returns the rows by topic, partition and offset. If a record has several rows, the last one counts."""
     rows = (row for batch in batches for row in batch.to_pylist())
     return {(row["topic"], row["partition"], row["offset"]): row for row in rows}
 
@@ -118,7 +123,7 @@ def _offsets_of(records: pa.RecordBatch) -> list[int]:
 
 
 def _at_offsets(records: pa.RecordBatch, offsets: Offsets, *, other: bool = False) -> pa.RecordBatch:
-    """Returns the records at these offsets, or with ``other`` all other records."""
+    """Returns the records whose offset is one of ``offsets``; with ``other=True`` all other records."""
     return records.filter(pa.array(np.isin(records.column("offset").to_numpy(), offsets, invert=other)))
 
 
@@ -133,9 +138,10 @@ def _as_letters(records: pa.RecordBatch, faults: Sequence[Mapping[str, Any]]) ->
     return pa.RecordBatch.from_arrays(columns, schema=LETTER_SCHEMA)
 
 
-# The length of a statement in the status.
+# The maximum length of a DDL statement in ``tidesink status``.
 _SHOWN: Final = 200
-# The DDL of one page is collected in this process. An event needs memory for its bytes, and this overhead.
+# DDL events are collected in this process, one page at a time. An event needs memory for its bytes and for
+# this overhead.
 _PAGE_BYTES: Final = 64 << 20
 _EVENT_BYTES: Final = 1 << 10
 
@@ -143,13 +149,14 @@ _EVENT_BYTES: Final = 1 << 10
 def keep_ddl(
     context: WorkerContext, reduced: DataFrame, topic_id: str, progress: Progress
 ) -> dict[str, Any] | None:
-    """Store the DDL events of a reduced frame. Returns the newest event's commit_ts, kind and query.
+    """Store the DDL events of a reduced batch. Returns the newest event's commit_ts, kind and query.
 
-    Each event is a row of the frame with its bytes, and is decoded here, one page at a time.
+    The rows of the reduced frame contain the bytes of DDL events. This process decodes them, one page at a
+    time. The result is None if the batch has no DDL events.
 
     Raises:
         StateStoreError: The state store does not answer.
-        SourceError: Kafka does not answer.
+        SourceError: Kafka refuses the request, or does not answer.
     """
     source = context.config.source
     codec = open_codec(source.protocol, options=source.codec_options(), registry=context.registry)
@@ -169,7 +176,10 @@ def keep_ddl(
 
 
 def _pages(ddl: DataFrame) -> Iterator[DataFrame]:
-    """Yields the events in Kafka's order, in pages of limited size. A larger event is its own page."""
+    """Yields the DDL events in Kafka's order, in pages of at most 64 MiB.
+
+    A larger event is a page of its own.
+    """
     place = F.struct("_partition", "_offset")
     sizes = (F.coalesce(F.octet_length(f"_detail.{name}"), F.lit(0)) for name in ("key", "value"))
     weighed = ddl.select(place.alias("place"), (F.lit(_EVENT_BYTES) + sum(sizes)).alias("weight"))
@@ -192,7 +202,9 @@ def _message(row: Any) -> Message:
 
 
 def with_time(message: Message, source: KafkaSource) -> Message:
-    """Returns the record with Kafka's timestamp, which tasks read only if their decoder uses it.
+    """Returns the message with Kafka's timestamp, which is read from Kafka if the message does not have it.
+
+    Tasks read timestamps only if their decoder uses them.
 
     Raises:
         SourceError: Kafka refuses the request, or does not answer.
@@ -205,7 +217,7 @@ def with_time(message: Message, source: KafkaSource) -> Message:
 
 
 def _event(codec: Codec, message: Message) -> DdlEvent | None:
-    """Returns the DDL event of a record, or None if the row codec cannot read it. Both cases are stored."""
+    """Returns the DDL event of a record, or None if the row codec cannot decode it."""
     try:
         found = (event for event in codec.decode(message) if isinstance(event, DdlEvent))
         return next(found, None)
@@ -218,26 +230,31 @@ def _stored(message: Message, topic_id: str, event: DdlEvent | None) -> StoredDd
     return StoredDdl(message.topic, topic_id, message.partition, message.offset, *said, message.timestamp)
 
 
-# Letters read again
+# Dead letters for a replay
 
 
 class Bounds(NamedTuple):
-    """Offsets ``[since, below)`` of a partition's letters that can be replayed."""
+    """The offsets of a partition at which dead letters can be replayed.
+
+    ``since``: the first offset from which Kafka still has all later records. ``below``: the offset up to
+    which the partition was applied.
+    """
 
     since: int
     below: int
 
 
 class SortedLetters(NamedTuple):
-    """The letters of a topic, grouped by whether they can be replayed.
+    """The dead letters of a topic, grouped by whether they can be replayed.
 
     Attributes:
         ready: Letters that can be replayed now.
-        waiting: The number of letters after the applied offsets. The worker reads them on its own.
-        expired: The number of letters of which Kafka no longer has all later records.
-        settled: Letters whose rows a later resync repaired.
-        unsure: The number of letters whose rows may have been read from the source either before or after
-            the change.
+        waiting: The number of letters at offsets that the table has not applied yet. The worker still reads
+            these records itself.
+        expired: The number of letters that cannot be replayed, because Kafka no longer has all later records.
+        settled: Letters whose rows a later resync repaired. They need no replay.
+        unsure: The number of letters that cannot be replayed, because a snapshot may have read their rows
+            either before or after the letter's change.
     """
 
     ready: tuple[Letter, ...]
@@ -248,7 +265,7 @@ class SortedLetters(NamedTuple):
 
     @property
     def first(self) -> dict[int, int]:
-        """The offset of the first ready letter in each partition."""
+        """The offset of the first ``ready`` letter in each partition."""
         newest_first = sorted(self.ready, key=lambda letter: -letter.offset)
         return {letter.partition: letter.offset for letter in newest_first}
 
@@ -256,11 +273,14 @@ class SortedLetters(NamedTuple):
 def sorted_letters(
     letters: Iterable[Letter], bounds: Mapping[int, Bounds], reads: Sequence[SourceRead] = ()
 ) -> SortedLetters:
-    """Sorts the letters of one topic.
+    """Groups the letters of one topic by whether they can be replayed.
 
-    ``bounds``: by partition; nothing was applied in a partition without bounds. ``reads``: the snapshots and
-    resyncs of the table. If a resync of some rows may have read a letter's row, the letter counts as ready.
-    Its keys decide later (``EventKeys``).
+    Args:
+        letters: The letters.
+        bounds: The offsets at which letters can be replayed, by partition. In a partition without bounds
+            nothing was applied yet.
+        reads: The snapshots and resyncs of the table. If a resync of selected rows may have read a letter's
+            row, the letter still counts as ready. Its keys decide later (``EventKeys``).
     """
     ready, settled = list[Letter](), list[Letter]()
     waiting = expired = unsure = 0
@@ -281,7 +301,7 @@ def sorted_letters(
 
 
 def limited_reads(letter: Letter, reads: Iterable[SourceRead]) -> list[SourceRead]:
-    """Returns the reads of only some rows that may have read a letter's row after the letter's change."""
+    """Returns the resyncs of selected rows that may have read a letter's row after the letter's change."""
     return [
         one for one in reads if one.limited and letter.offset < one.span(letter.topic, letter.partition).last
     ]
@@ -289,17 +309,17 @@ def limited_reads(letter: Letter, reads: Iterable[SourceRead]) -> list[SourceRea
 
 @dataclass(frozen=True)
 class EventKeys:
-    """Returns the keys of the letters' row events from a task, in the target's columns, with the location.
+    """Finds the keys of the letters' row events in a Spark task, in the target's columns.
 
-    An update that changes its key has both keys. Records that cannot be decoded or are not row events are
-    omitted. ``plan``: the decode plan of the letters' batch.
+    Each key has the location of its event. An update that changes the primary key has two keys. Records that
+    cannot be decoded or are not row events are skipped. ``plan``: the decode plan of the letters' batch.
     """
 
     plan: DecodePlan
 
     @property
     def columns(self) -> tuple[ShapeColumn, ...]:
-        """The key columns, which come first in a row."""
+        """The key columns. In a row of the result they come first."""
         return self.plan.shape.key_columns
 
     @property
@@ -309,7 +329,7 @@ class EventKeys:
         return ", ".join([*keys, "partition int", "offset bigint", "commit_ts bigint"])
 
     def __call__(self, _wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields a row for each key of each event."""
+        """Yields one row per key: the key columns, then partition, offset and commit_ts of the event."""
         plan = replace(self.plan, rules=replace(self.plan.rules, bound=None))
         for batch in records:
             found = decoded_records(batch, plan.decoder, plan.rows, rules=plan.rules)
@@ -331,9 +351,10 @@ class EventKeys:
 
 @dataclass(frozen=True)
 class LetterFetch:
-    """Provides the records of letters to tasks.
+    """Reads the records of dead letters in Spark tasks.
 
-    ``places``: by partition, the letters' offsets in their topic.
+    ``topic``: the dead-letter topic. ``places``: by partition of the source topic, the offsets of its letters
+    in the dead-letter topic.
     """
 
     topic: LetterTopic
@@ -341,14 +362,14 @@ class LetterFetch:
 
     @classmethod
     def of(cls, topic: LetterTopic, letters: Iterable[Letter]) -> LetterFetch:
-        """Returns the fetch for letters of one topic."""
+        """Returns a ``LetterFetch`` for letters of one topic."""
         places: dict[int, set[int]] = {}
         for letter in letters:
             places.setdefault(letter.partition, set()).add(letter.at)
         return cls(topic, {partition: frozenset(found) for partition, found in places.items()})
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """Yields the records of a partition's letters.
+        """Yields the original records of a partition's letters.
 
         Raises:
             SourceError: A letter no longer exists, or Kafka refuses the request.
@@ -361,18 +382,21 @@ class LetterFetch:
         if found != len(places):
             raise SourceError(
                 f"{len(places) - found} dead letters of {wanted.topic}[{wanted.partition}] no longer exist. "
-                "List the current ones with tidesink dlq list.",
+                "List the current letters with tidesink dlq list.",
                 topic=self.topic.name,
             )
 
 
 @dataclass(frozen=True)
 class FollowedFetch:
-    """Provides letters and later Kafka records to tasks.
+    """Reads the records of dead letters, and then later Kafka records, in Spark tasks.
 
-    ``letters``: the fetch for the letters. ``fetch``: the fetch for Kafka. ``following``: the range of later
-    records in each partition. ``skipped``: offsets of records that are dead letters, chosen or not, and were
-    never applied.
+    Attributes:
+        letters: Reads the letters.
+        fetch: Reads Kafka records.
+        following: The range of later Kafka records in each partition.
+        skipped: By partition, the offsets of all dead letters of the table, whether they are part of the
+            replay or not. They are omitted from the later records, because they were never applied.
     """
 
     letters: LetterFetch
@@ -381,7 +405,7 @@ class FollowedFetch:
     skipped: Mapping[int, Offsets]
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """Yields the records of a partition's letters, then the later records."""
+        """Yields the records of a partition's letters, then the later Kafka records."""
         yield from self.letters(wanted)
         following = self.following.get(wanted.partition)
         if following is not None:
@@ -392,17 +416,17 @@ class FollowedFetch:
 
 @dataclass(frozen=True)
 class LetterRows:
-    """Restricts the records of a replay to the letters, and to changes of the rows that the letters name.
+    """Restricts a replay to its letters, and to later changes of the rows that the letters change.
 
-    Unplanned records and events that empty the table are kept too, because they must be handled first.
-    ``hashes``: hashes of the rows' keys (``reduce.key_hashes``). ``own``: the letters' offsets by partition.
+    Unplanned records and truncates are kept as well, because the driver must handle them first. ``hashes``:
+    hashes of the keys of these rows (``reduce.key_hashes``). ``own``: the letters' offsets by partition.
     """
 
     hashes: npt.NDArray[np.uint64]
     own: Mapping[int, Offsets]
 
     def of(self, found: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
-        """Returns the records that are kept. The counts of records do not change."""
+        """Returns the decoded records without other rows. The counts of records do not change."""
         rows, old_keys = plan.rows, plan.decoder.old_keys
         masks = (
             changes_of_keys(one, self.hashes, rows.keys, convert=rows.key_values, old_keys=old_keys)
@@ -426,10 +450,10 @@ class LetterRows:
         return replace(found, tables=tables, others=others, silent=silent)
 
     def rows(self, reduction: Reduction) -> Reduction:
-        """Returns the rows that letters name.
+        """Returns the reduced rows whose keys are keys of the letters.
 
-        A change of a key to or from such a row also changes another row. The other row is omitted: the target
-        may have a newer one, and its later changes were not kept.
+        A change of a primary key changes two rows. If only one of them belongs to the letters, the other row
+        is omitted: the target may have a newer version of it, and this replay did not read its later changes.
         """
         return rows_of_keys(reduction, self.hashes)
 
@@ -439,7 +463,7 @@ class LetterRows:
 
 
 def offsets_by_partition(letters: Iterable[Letter]) -> dict[int, Offsets]:
-    """Returns the Kafka offsets of one topic's letters, by partition."""
+    """Returns the letters' offsets in the source topic, sorted, by partition."""
     found: dict[int, list[int]] = {}
     for letter in letters:
         found.setdefault(letter.partition, []).append(letter.offset)
@@ -447,7 +471,7 @@ def offsets_by_partition(letters: Iterable[Letter]) -> dict[int, Offsets]:
 
 
 def faults_in(reduced: DataFrame) -> dict[tuple[int, int], tuple[str, str]]:
-    """Returns the error class and reason of each bad record's first bad event, by partition and offset."""
+    """Returns error class and reason of each bad record's first bad event, by partition and offset."""
     rows = reduced.where(F.col("_op") == BAD)
     found = dict[tuple[int, int], tuple[str, str]]()
     for row in rows.select("_partition", "_offset", "_detail.error", "_detail.reason").collect():
@@ -456,17 +480,23 @@ def faults_in(reduced: DataFrame) -> dict[tuple[int, int], tuple[str, str]]:
 
 
 def event_places(reduced: DataFrame) -> list[tuple[int, int]]:
-    """Returns partition and offset of each applied row's event, without the delete halves of key changes."""
+    """Returns partition and offset of the event of each row to apply.
+
+    A key change is listed once, not twice.
+    """
     rows = reduced.where(F.col("_op").isin(*ROW_KINDS) & ~F.col("_half"))
     return [(row[0], row[1]) for row in rows.select("_partition", "_offset").collect()]
 
 
 @dataclass(frozen=True)
 class LetterReader:
-    """Reads the letters of a replay and the later records, for tasks.
+    """Reads the letters of a replay and the later Kafka records for Spark tasks.
 
-    ``letters`` reads only the letters. ``whole`` also reads the ranges ``following``, which are empty if the
-    target itself knows which rows are newer.
+    Attributes:
+        chosen: The letters of the replay.
+        letters: Reads only the letters.
+        whole: Reads the letters and then the ranges ``following``.
+        following: The ranges of later Kafka records. Empty if the target itself knows which rows are newer.
     """
 
     chosen: tuple[Letter, ...]
@@ -475,11 +505,14 @@ class LetterReader:
     following: tuple[FetchRange, ...]
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """Returns the results of ``work`` on the letters and the later records; see ``KafkaSource.over``."""
+        """Returns a lazy frame with the results of ``work`` on the letters and the later records."""
         return self.whole.over(session, ranges, work, ddl)
 
     def of_some(self, topic: LetterTopic, chosen: tuple[Letter, ...]) -> LetterReader:
-        """Returns a reader of some of the letters, and of the records after them."""
+        """Returns a reader of only the letters ``chosen``, and of the same later records.
+
+        Without letters, of none.
+        """
         found, letters = self.whole.fetch, LetterFetch.of(topic, chosen)
         assert isinstance(found, FollowedFetch)  # noqa: S101  (``of`` makes it)
         following = self.following if chosen else ()
@@ -495,7 +528,15 @@ class LetterReader:
         every: Iterable[Letter],
         following: Sequence[FetchRange],
     ) -> LetterReader:
-        """Makes a reader. ``every``: the table's letters in this topic, omitted from the later records."""
+        """Returns a reader.
+
+        Args:
+            source: Reads Kafka records.
+            topic: The dead-letter topic.
+            chosen: The letters of the replay.
+            every: All letters of the table in this topic. They are omitted from the later records.
+            following: The ranges of later Kafka records.
+        """
         letters = LetterFetch.of(topic, chosen)
         behind = {one.partition: one for one in following if one.start < one.end}
         whole = FollowedFetch(letters, source.fetch, behind, offsets_by_partition(every))

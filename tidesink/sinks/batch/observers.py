@@ -1,4 +1,4 @@
-"""Observers of a worker: log, metrics, run report and heartbeat. None of them can fail a batch."""
+"""Observers of a worker: log, metrics, run report and heartbeat. A failing observer never fails a batch."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _log = structlog.get_logger("tidesink.worker")
 
 @dataclass(frozen=True)
 class Waiting:
-    """The worker is starting and waits for ``what``: jars, Spark, or Kafka's first answer."""
+    """The worker is starting. ``what`` names what it waits for: jars, Spark, or Kafka's first answer."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Turned:
-    """The worker starts another look at the topics."""
+    """The worker begins the next turn of its loop, in which it looks up the topics' offsets."""
 
 
 @dataclass(frozen=True)
 class StillAtWork:
-    """A slow step is still running. Sent each second as a sign of life."""
+    """A slow step is still running. Sent every second, so that observers can see that the worker is alive."""
 
 
 @dataclass(frozen=True)
 class BatchStarted:
     """The offsets of a batch are fixed.
 
-    ``records``: the number of records between the offsets. ``left``: the number of later records in the
-    topic, as of the last look.
+    ``records``: the number of offsets in the batch. ``left``: the number of records in the topic after the
+    batch, when the topic was last looked up.
     """
 
     table: TableId
@@ -51,10 +51,10 @@ class BatchStarted:
 
 @dataclass(frozen=True)
 class BatchApplied:
-    """A batch and its progress are in the target.
+    """A batch and its progress are committed in the target.
 
-    ``seconds``: the duration of each step, in the order of the batch. ``doubted``: the number of rows that
-    were applied with a warning. ``doubts``: the first such row of each partition.
+    ``seconds``: the duration of each step in seconds, in the order of the steps. ``doubted``: the number of
+    rows that were applied with a warning. ``doubts``: for each partition, its first row with a warning.
     """
 
     table: TableId
@@ -70,7 +70,10 @@ class BatchApplied:
 
 @dataclass(frozen=True)
 class StepRetried:
-    """A step failed and is tried again after ``pause`` seconds. ``table``: None for a step of all tables."""
+    """A step failed and will be tried again after ``pause`` seconds.
+
+    ``table``: None for a step that all tables share.
+    """
 
     table: TableId | None
     error: TidesinkError
@@ -79,7 +82,7 @@ class StepRetried:
 
 @dataclass(frozen=True)
 class TableChanged:
-    """A table's status changed."""
+    """The status of a table changed."""
 
     status: TableStatus
 
@@ -88,24 +91,27 @@ WorkerEvent = Waiting | Turned | StillAtWork | BatchStarted | BatchApplied | Ste
 
 
 class Listener(Protocol):
-    """Receives the events of a worker. Called from several threads; its exceptions are logged and ignored."""
+    """Receives the events of a worker, from several threads.
+
+    Exceptions of a listener are logged and ignored.
+    """
 
     def hear(self, event: WorkerEvent) -> None:
-        """Handle one event."""
+        """Handle an event."""
 
 
 class Listeners:
-    """All observers of a worker as one."""
+    """Passes each event to all listeners of a worker."""
 
     def __init__(self, listeners: Sequence[Listener] = ()) -> None:
         self._listeners = tuple(listeners)
 
     def retried(self, table: TableId | None, error: TidesinkError, pause: float) -> None:
-        """Send every observer the event that a step is tried again."""
+        """Report to all listeners that a step will be tried again."""
         self.hear(StepRetried(table, error, pause))
 
     def hear(self, event: WorkerEvent) -> None:
-        """Send an event to every observer."""
+        """Report an event to all listeners."""
         for listener in self._listeners:
             try:
                 listener.hear(event)
@@ -114,10 +120,13 @@ class Listeners:
 
 
 class LogListener:
-    """Writes each event as one structured log line."""
+    """Writes events to the log, one structured line each."""
 
     def hear(self, event: WorkerEvent) -> None:
-        """Log one event, but not signs of life: looks at the topics happen several times a second."""
+        """Log an event.
+
+        ``Turned`` and ``StillAtWork`` are not logged, because they occur up to several times a second.
+        """
         if not isinstance(event, Turned | StillAtWork):
             _LINES[type(event)](_log, event)
 
@@ -173,7 +182,7 @@ _LINES: dict[type, Callable[[Any, Any], None]] = {
 
 
 class MetricsListener:
-    """Counts events in its own Prometheus registry, ``registry``."""
+    """Counts events as Prometheus metrics. ``registry`` is the Prometheus registry of these metrics."""
 
     def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -199,7 +208,7 @@ class MetricsListener:
         self._state = Gauge("tidesink_table_state", "1 for a table's current state", about, registry=place)
 
     def hear(self, event: WorkerEvent) -> None:
-        """Count one event."""
+        """Update the metrics with an event."""
         if isinstance(event, Turned):
             self._turned.set_to_current_time()
         elif isinstance(event, BatchApplied):
@@ -213,11 +222,11 @@ class MetricsListener:
     def _applied(self, event: BatchApplied) -> None:
         table = str(event.table)
         counters = event.account.as_counters()
-        # These are part of other fates, and would be counted twice among them.
+        # These two are also counted under another fate, so they are separate metrics.
         self._filtered_out.labels(table).inc(max(counters.pop("filtered_out"), 0))
         self._row_by_row.labels(table).inc(counters.pop("row_by_row"))
         for fate, count in counters.items():
-            # A counter cannot decrease. A negative number would raise, and the other numbers would be lost.
+            # Prometheus counters raise for negative numbers, and the numbers after it would not be counted.
             self._events.labels(table, fate).inc(max(count, 0))
         self._batches.labels(table).inc()
         self._bytes.labels(table).inc(event.bytes_read)
@@ -236,12 +245,22 @@ TERMINATED: Final = 143  # by SIGTERM
 
 @dataclass(frozen=True)
 class TableReport:
-    """One table at the end of a run.
+    """A table's numbers at the end of a run.
 
-    ``batches`` and ``counters`` cover only this run. ``batch`` and ``commit_ts`` cover the table's whole
-    life. ``lag``: messages in Kafka that were not applied at the last look. ``zero_dates``: impossible dates
-    that were set to null in this run, by column. ``ambiguous_times``: local times of this run that occur
-    twice, by column.
+    Attributes:
+        table: The table.
+        topic: Its topic.
+        state: Its state at the end.
+        batch: The number of its last batch, counted over all runs.
+        batches: The number of batches in this run.
+        commit_ts: The greatest commit_ts that was ever applied, or None.
+        lag: The number of records in Kafka that were not applied when the topic was last looked up.
+        counters: The counts of this run (``Account.as_counters``).
+        zero_dates: By column, the number of impossible dates that this run set to null.
+        ambiguous_times: By column, the number of local times in this run that occur twice, because clocks
+            were set back.
+        warnings: The table's warnings.
+        error: The table's error, or None.
     """
 
     table: TableId
@@ -260,10 +279,16 @@ class TableReport:
 
 @dataclass(frozen=True)
 class RunReport:
-    """All tables at the end of a run.
+    """The result of a run.
 
-    ``interrupted``: a stop was requested. ``terminated``: SIGTERM requested it. ``abandoned``: a running
-    batch was not waited for. ``error``: the error of the run as a whole, or None.
+    Attributes:
+        pipeline: The pipeline's name.
+        tables: The numbers of each table.
+        interrupted: True if a stop was requested.
+        terminated: True if the stop was requested by SIGTERM.
+        abandoned: True if the worker ended while a batch was still running.
+        seconds: The duration of the run in seconds.
+        error: The error of the run as a whole, or None.
     """
 
     pipeline: str
@@ -278,13 +303,13 @@ class RunReport:
     def exit_code(self) -> int:
         """The exit code of the process.
 
-        - 0: done, or stopped by SIGTERM.
-        - 3: done, but the run has an error, or a table is paused or failing.
-        - 130: interrupted by Ctrl-C.
-        - 143: stopped by SIGTERM, and a batch was abandoned.
+        - 0: the run is done, or was stopped by SIGTERM without abandoning a batch.
+        - 3: the run has an error, or a table is paused or failing.
+        - 130: the run was interrupted by Ctrl-C.
+        - 143: the run was stopped by SIGTERM and abandoned a batch.
 
-        SIGTERM is how containers and services end, so a stop by SIGTERM that loses no work is not a failure.
-        It does not hide an error of the run as a whole: then the code is 3.
+        SIGTERM is the normal way to stop a container or a service, so it is not a failure if no batch is
+        abandoned. If the run as a whole has an error, the code after SIGTERM is 3.
         """
         if self.interrupted and self.terminated:
             stopped = TERMINATED if self.abandoned else DONE
@@ -296,18 +321,20 @@ class RunReport:
 
 
 _KIND: Final = "heartbeat"
-# Looks at the topics happen several times a second; the store need not be written that often.
+# The worker beats several times a second. The state store is written at most this often.
 EVERY_SECONDS: Final = 5.0
-# A failure, or its end, is reported sooner.
+# When a failure begins or ends, the state store may be written sooner.
 EVERY_FAILURE_SECONDS: Final = 1.0
 
 
 class Heartbeat:
-    """Stores the heartbeat of one pipeline's worker. It is also a listener.
+    """Stores the heartbeat of a pipeline's worker in the state store.
 
-    As a listener it treats a retry as a sign of life: a worker that waits for Kafka is not hung. The
-    heartbeat contains the failure of a step of all tables, for example that Kafka does not answer.
-    ``clock`` returns seconds since 1970.
+    Each event that it hears is a sign of life.
+
+    So a worker that keeps retrying, for example because Kafka does not answer, does not count as dead. The
+    heartbeat also contains the current failure of a step that all tables share. ``clock`` returns seconds
+    since 1970.
     """
 
     def __init__(
@@ -326,23 +353,23 @@ class Heartbeat:
         self._has_ended = False
 
     def beat(self) -> None:
-        """Store a heartbeat, unless the last one is recent. Failures of the state store are only logged."""
+        """Store a heartbeat, unless the last one is recent. An error of the state store is only logged."""
         now, failure = self._clock(), self._failures.of(None)
         every = EVERY_SECONDS if failure == self._left else EVERY_FAILURE_SECONDS
-        # A clock that was set back must not silence the worker.
+        # If the clock was set back, the difference is negative, and the heartbeat is stored.
         if self._has_ended or 0 <= now - self._last < every:
             return
         self._last, self._left = now, failure
         self._save({"time": now, "working": True})
 
     def hear(self, _event: WorkerEvent) -> None:
-        """Store a heartbeat: any step of the worker is a sign of life."""
+        """Store a heartbeat, because every event is a sign of life."""
         self.beat()
 
     def end(self) -> None:
-        """Record that the worker ended on its own, so that it is not considered alive until the timeout.
+        """Record that the worker ended on its own. Later events store no heartbeat.
 
-        Later events do not store a heartbeat.
+        Without this record, ``tidesink status`` would show the worker as alive for another minute.
         """
         self._has_ended = True
         self._save({"time": self._clock(), "working": False})
@@ -357,18 +384,18 @@ class Heartbeat:
             _log.warning("no sign of life could be left", error=type(exc).__name__)
 
 
-# A worker stores a heartbeat every 5 seconds, sometimes late because of a slow state store. Without one for
-# so long, the worker counts as dead.
+# A worker stores a heartbeat every 5 seconds, or later if the state store is slow. If the last heartbeat is
+# older than this, the worker counts as dead.
 ALIVE_SECONDS: Final = 60.0
 
 
 def is_alive(seconds: float | None) -> TypeGuard[float]:
-    """Returns True if a worker is running, by the result of ``seconds_since_beat``."""
+    """Returns True if a worker is running. ``seconds``: the result of ``seconds_since_beat``."""
     return seconds is not None and seconds <= ALIVE_SECONDS
 
 
 def seconds_since_beat(store: StateStore, pipeline: str, *, now: float | None = None) -> float | None:
-    """Returns the age of the last heartbeat of the pipeline's worker, or None if no worker is running.
+    """Returns the age of the last heartbeat in seconds, or None if no worker runs or the last one ended on its own.
 
     Raises:
         StateStoreError: The state store does not answer.
@@ -379,8 +406,8 @@ def seconds_since_beat(store: StateStore, pipeline: str, *, now: float | None = 
 class Mark(NamedTuple):
     """The last heartbeat of a pipeline's worker.
 
-    ``seconds``: its age, or None if no worker is running. ``failure``: the current failure of a step of all
-    tables, or the failure when the worker ended.
+    ``seconds``: the age of the heartbeat, or None if there is none or the worker ended on its own.
+    ``failure``: the failure of a step that all tables share, at the time of the heartbeat, or None.
     """
 
     seconds: float | None = None
@@ -388,7 +415,9 @@ class Mark(NamedTuple):
 
 
 def read_mark(store: StateStore, pipeline: str, *, now: float | None = None) -> Mark:
-    """Reads the last heartbeat of a pipeline's worker.
+    """Returns the last heartbeat of a pipeline's worker.
+
+    ``now``: the current time in seconds since 1970, or None to use the clock.
 
     Raises:
         StateStoreError: The state store does not answer.
@@ -399,5 +428,5 @@ def read_mark(store: StateStore, pipeline: str, *, now: float | None = None) -> 
     failure = failure_in(document)
     if not document["working"]:
         return Mark(None, failure)
-    # If the clock was set back since, the age must not be negative.
+    # If the clock was set back after the heartbeat, the age would be negative.
     return Mark(max(0.0, (time.time() if now is None else now) - float(document["time"])), failure)
