@@ -265,7 +265,7 @@ def test_a_truncate_of_an_impossible_time_makes_no_later_row_void(
         table.offer(table_task, before)
         (shown,) = waiting.pending()
         assert (table_task.state, waiting.ids(), shown["accepts"]) == ("PAUSED", [], ["ignore"])
-        assert "its commit time is impossible" in shown["reason"]
+        assert "the statement's commit time is impossible" in shown["reason"]
         assert "rejected" in waiting.tidesink("ddl", "reject")
         asked = Requests(table.around.store, "shop")
         asked.look()

@@ -150,7 +150,7 @@ def test_without_a_bound_nothing_waits() -> None:
 
 def test_a_row_without_a_commit_ts_is_bad_under_a_bound() -> None:
     found = _summary(_row(None), bound=10)
-    assert (found.bad, "on which side of a cut" in found.bad_records[0].reason) == (1, True)
+    assert (found.bad, "whether the event belongs to a cut" in found.bad_records[0].reason) == (1, True)
     assert _summary(_row(None), bound=None).bad == 0
 
 

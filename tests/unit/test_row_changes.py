@@ -191,7 +191,7 @@ def test_progress_of_an_earlier_version(
 
 def test_a_statement_without_a_time_can_only_be_ignored() -> None:
     (pending,) = decide_rows([_ddl(moment=None)], _policies(truncate="apply"), NOTHING, "cdc").pending
-    assert (pending.accepts, "its commit time is not known" in pending.reason) == (("ignore",), True)
+    assert (pending.accepts, "the statement has no commit time" in pending.reason) == (("ignore",), True)
     ignored = _policies({pending.change.digest: "ignore"})
     assert decide_rows([_ddl(moment=None)], ignored, LATER, "cdc").pending == ()
     (again,) = decide_rows([_ddl(moment=None, offset=6)], ignored, LATER, "cdc").pending
@@ -201,7 +201,10 @@ def test_a_statement_without_a_time_can_only_be_ignored() -> None:
 def test_a_statement_with_an_impossible_time_says_so_and_decides_no_later_one() -> None:
     odd, policies = _ddl(moment=None)._replace(odd_time="es 9"), _policies(truncate="apply")
     (pending,) = decide_rows([odd], policies, NOTHING, "cdc").pending
-    assert (pending.accepts, "its commit time is impossible (es 9)" in pending.reason) == (("ignore",), True)
+    assert (pending.accepts, "the statement's commit time is impossible (es 9)" in pending.reason) == (
+        ("ignore",),
+        True,
+    )
     ignored = replace(policies, accepted={pending.change.digest: "ignore"})
     found = decide_rows([odd, _ddl(moment=60)], ignored, LATER, "cdc")
     assert (found.pending, found.empties, found.decided) == ((), 60, 60)

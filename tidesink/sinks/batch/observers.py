@@ -395,7 +395,7 @@ def is_alive(seconds: float | None) -> TypeGuard[float]:
 
 
 def seconds_since_beat(store: StateStore, pipeline: str, *, now: float | None = None) -> float | None:
-    """Returns the age of the last heartbeat in seconds, or None if no worker runs or the last one ended on its own.
+    """Returns the seconds since the last heartbeat, or None without one or if the worker ended on its own.
 
     Raises:
         StateStoreError: The state store does not answer.

@@ -1,6 +1,6 @@
-"""Ranges of Kafka records in Spark tasks: split for the cores, fetched or stored, and processed.
+"""Spark tasks over ranges of Kafka records: splitting the ranges, fetching, and stored shared records.
 
-The records stay Arrow batches. Spark sees only the result of a task's work on a range.
+Kafka records stay Arrow batches inside a task. Spark sees only the rows that the work on a range returns.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from tidesink.sinks.kafka.offsets import OffsetRange
 
 
-# The minimum number of records per task: a short range is not worth a second task.
+# The minimum number of records per task. With fewer, another task costs more time than it saves.
 _RECORDS_A_TASK: Final = 50_000
-# Up to so many records, one task is faster than starting several tasks.
+# For a batch with at most this number of records, one task is faster than several tasks.
 _SMALL_BATCH: Final = 10_000
-# The maximum size of a batch of decompressed values. A single larger value is a batch.
+# The maximum size of a batch of decompressed values. A single larger value is a batch of its own.
 _OPENED_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True)
 class FetchedRanges:
-    """Fetches ranges and works on each of them. A task receives the numbers of its ranges."""
+    """Fetches ranges and runs ``work`` on each. Spark passes the indices of the ranges to each task."""
 
     ranges: tuple[FetchRange, ...]
     fetch: Fetch
     work: Work
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the work's results for the ranges whose numbers are in the batches."""
+        """Yields the results of ``work`` on the ranges whose indices are in the batches."""
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 wanted = self.ranges[number]
@@ -66,8 +66,9 @@ def over_ranges(
 ) -> DataFrame:
     """Returns a lazy frame with the results of ``work`` on each range, in the columns of ``ddl``.
 
-    Each range has its own task. Ranges with few records in total share one task, and there are at most
-    ``most_tasks`` tasks. A ``TidesinkError`` of a task is restored by ``spark.errors.task_error``.
+    Each range is a Spark task. If the ranges have few records in total, one task processes all of them. There
+    are at most ``most_tasks`` tasks. Use ``spark.errors.task_error`` to get a task's ``TidesinkError`` back
+    from Spark's exception.
     """
     count = len(ranges)
     tasks = count if sum(part.end - part.start for part in ranges) > _SMALL_BATCH else 1
@@ -81,29 +82,30 @@ ANSWER_DDL: Final = "answer binary"
 
 @dataclass(frozen=True)
 class Question:
-    """Evaluates ``ask`` on the records of a range, whose values are decompressed first (``opened_values``).
+    """Calls ``ask`` with the records of a range and returns the pickled answer.
 
-    ``ask`` and its answer are pickled.
+    ``opens_up_to``: compressed values are decompressed first, if they then have at most this number of bytes.
+    None: values are not decompressed.
     """
 
     ask: Callable[[Iterator[pa.RecordBatch]], Any]
     opens_up_to: int | None = None
 
     def __call__(self, _wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The answer, pickled."""
+        """Yields one row with the pickled answer."""
         answer = pickle.dumps(self.ask(opened(records, self.opens_up_to)))
         yield pa.record_batch({"answer": pa.array([answer], pa.binary())})
 
 
 def split_ranges(ranges: Sequence[OffsetRange], cores: int) -> tuple[FetchRange, ...]:
-    """Returns the ranges that are not empty. Large ones are split, so that all cores are used."""
+    """Returns the non-empty ranges. Large ranges are split, so that all ``cores`` are used."""
     records = sum(part.records for part in ranges)
     tasks = max(1, min(cores, records // _RECORDS_A_TASK))
     return tuple(piece for part in ranges for piece in _pieces(part, -(-records // tasks)))
 
 
 def _pieces(part: OffsetRange, most: int) -> Iterator[FetchRange]:
-    """Splits a range into parts of about the same size, with at most ``most`` offsets each."""
+    """Splits a range into parts of about the same size, each with at most ``most`` offsets."""
     count = -(-part.records // most) if part.records > 0 else 0
     for number in range(count):
         start, end = (part.start + part.records * at // count for at in (number, number + 1))
@@ -116,15 +118,18 @@ def _opened_batches(most: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
 
 
 def opened(records: Iterable[pa.RecordBatch], most: int | None) -> Iterator[pa.RecordBatch]:
-    """Returns records with decompressed values (``opened_values``). None: values are left as they are."""
+    """Returns the records with decompressed values (``opened_values``).
+
+    None for ``most``: without decompression.
+    """
     return iter(records) if most is None else _opened_batches(most, records)
 
 
 def opened_values(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
     """Yields the records with decompressed values, in one or several batches.
 
-    A value that is not compressed, is damaged, or has more than ``most`` bytes when decompressed, is not
-    changed.
+    A value stays as it is if it is not compressed or is damaged, or if it would have more than ``most``
+    bytes.
 
     Raises:
         ConfigError: A value is compressed, and the ``large-messages`` extra is not installed.
@@ -154,7 +159,7 @@ def _with_values(batch: pa.RecordBatch, place: int, values: list[bytes | None]) 
     return batch.set_column(place, batch.schema.field(place), pa.array(values, pa.binary()))
 
 
-# Records that several tables read once
+# Records that are read once for several tables
 
 
 KEPT_DDL: Final = (
@@ -182,23 +187,24 @@ _BETWEEN: Final = "\x00"
 
 @dataclass(frozen=True)
 class SplitByTable:
-    """Packs the records of a range by the table that they name. Records without a table are one group.
+    """Groups the records of a range by the table that they name. Records that name no table form one group.
 
-    Each row of ``KEPT_DDL`` is a payload with the records of one table, raw and in their order:
+    Each result row (``KEPT_DDL``) has the records of one group as payload, not decoded and in their order:
 
-    - ``strangers``, ``ddl`` and ``watermarks`` count the rows of unknown tables, the DDL events and the
-      watermarks among them.
-    - ``last_offset`` and ``last_epoch`` belong to the last record of the whole batch, of any table.
-    - ``error`` is a pickled ``TidesinkError``, so that the error keeps its class.
+    - ``strangers``, ``ddl`` and ``watermarks`` count the rows of unknown tables, the DDL events, and the
+      watermarks in the payload.
+    - ``last_offset`` and ``last_epoch`` are those of the last record in the fetched batch, whatever its
+      table.
+    - ``error`` is a pickled ``TidesinkError`` in place of records, so that the error keeps its class.
 
-    ``most_bytes``: the maximum size of one range.
+    ``most_bytes``: the maximum size of a range.
     """
 
     names: TableNames
     most_bytes: int
 
     def __call__(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the payloads of one range."""
+        """Yields the payloads of a range, or one row with an error."""
         size = 0
         try:
             for batch in records:
@@ -238,16 +244,16 @@ def _kept_row(**values: Any) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class StoredRanges:
-    """Works on ranges whose records are payloads: rows of ``partition``, ``payload`` and ``error``.
+    """Runs ``work`` on ranges whose records are stored as payloads.
 
-    A range without a payload is skipped.
+    The payloads are rows of ``partition``, ``payload`` and ``error``. A range without payloads is skipped.
     """
 
     ranges: tuple[FetchRange, ...]
     work: Work
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the work's results for the ranges that have payloads."""
+        """Yields the results of ``work`` on the ranges that have payloads."""
         wanted = {one.partition: one for one in self.ranges}
         rows = (row for batch in batches for row in zip(*batch.columns, strict=True))
         for partition, payloads in groupby(rows, lambda row: row[0].as_py()):
@@ -257,17 +263,17 @@ class StoredRanges:
 def _records_in(payloads: Iterable[tuple[Any, Any, Any]]) -> Iterator[pa.RecordBatch]:
     for _, payload, error in payloads:
         if error.is_valid:
-            # Spark ran the task again because its payload was lost, and this time it failed.
+            # Spark had lost the payload and ran the task that makes it again, which failed this time.
             raise pickle.loads(error.as_py())  # noqa: S301  (our own task wrote it)
         with pa.ipc.open_stream(payload.as_buffer()) as stream:
             yield from stream
 
 
 def full_name(table: TableId) -> str:
-    """Returns the name of a table in payloads of ``SplitByTable``."""
+    """Returns the text that identifies a table in the payloads of ``SplitByTable``."""
     return _BETWEEN.join(table)
 
 
 def table_of(name: str) -> TableId:
-    """Returns the table of a full name."""
+    """Returns the table of a text that ``full_name`` made."""
     return TableId(*name.split(_BETWEEN))

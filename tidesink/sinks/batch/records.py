@@ -1,8 +1,10 @@
-"""Decoding and validation of Kafka records for one table: row changes that fit its shape, and other records.
+"""Decoding and validation of one table's Kafka records: row changes that fit the target, and other events.
 
-A ``TableDecoder`` decodes the records. This module validates the result for the target's table. A change
-that does not identify a row, or whose values do not fit, is a bad record. A change with a column that the
-shape lacks is *unplanned*: the driver looks up the writer's schema and decodes the batch again.
+A ``TableDecoder`` decodes the records of a protocol. This module then checks the row changes:
+
+- A change that does not identify a row, or with a value that does not fit its column, becomes a bad record.
+- A change with a column that the plan's shape (``TableShape``) does not have is *unplanned*. The driver looks
+  up the schema with which it was written, and decodes the batch again.
 """
 
 from __future__ import annotations
@@ -62,14 +64,13 @@ DDL: Final = "ddl"
 WATERMARK: Final = "watermark"
 BAD: Final = "bad"
 UNPLANNED: Final = "unplanned"
-# A record without rows or DDL: a heartbeat, a transaction's end, a tombstone.
+# A record without a row change or DDL: a heartbeat, the end of a transaction, a Kafka tombstone.
 MESSAGE: Final = "message"
-# An event that empties the table.
 TRUNCATE: Final = "truncate"
 
 KINDS: Final = (UPSERT, DELETE, DDL, WATERMARK, BAD, UNPLANNED, MESSAGE, TRUNCATE)
 FILTERED_KINDS: Final = (DDL, WATERMARK, MESSAGE)
-# Only the number of these events is used, so they are not rows of the reduced frame.
+# Events that are only counted. They are not rows of the reduced frame.
 COUNTED_KINDS: Final = (WATERMARK, MESSAGE)
 
 UNNAMED_DELETE: Final = (
@@ -77,9 +78,10 @@ UNNAMED_DELETE: Final = (
     "(TiCDC: canal-json, or avro-include-before-value; Debezium: REPLICA IDENTITY FULL)."
 )
 _SCATTERED_TRUNCATE: Final = (
-    "The table was truncated, but its topic has several partitions. It is not known which rows of the other "
-    "partitions are older. Have the connector skip truncates (skipped.operations: t, its default) or write "
-    "the table to one partition. To continue, load the table again."
+    "The table was truncated, but its topic has several partitions. For rows in other partitions it is "
+    "not known whether they are older than the truncate. Have the connector skip truncates "
+    "(skipped.operations: t, its default) or write the table to one partition. To continue, load the table "
+    "again."
 )
 _UNDATED: Final = (
     "mode: history needs a commit_ts in every row event, but this event does not have one. Enable the TiDB "
@@ -93,22 +95,23 @@ _UNPLACED: Final = (
     "table again."
 )
 _UNCUT: Final = (
-    "cuts need a commit_ts in every row event, but this event does not have one. So it is not known on which "
-    "side of a cut it is. Enable the TiDB extension at the producer, use canal-json (flat-avro deletes of "
-    "classic TiCDC have no commit_ts even with the extension), have a Debezium connector for MySQL, MariaDB "
-    "or Postgres send its source (flattened rows: add.fields), or remove cuts."
+    "cuts need a commit_ts in every row event, but this event does not have one. So it is not known whether "
+    "the event belongs to a cut. For TiCDC, enable the TiDB extension, or use canal-json (flat-avro deletes "
+    "of classic TiCDC have no commit_ts even with the extension). For a Debezium connector for MySQL, "
+    "MariaDB or Postgres, send the source field (flattened rows: add.fields). Or remove cuts from the config."
 )
 _INCOMPLETE: Final = (
-    "The row omits values that did not change. Under sequence_by: source it is not known whether the row "
-    "with these values came earlier. Have the source send whole rows (REPLICA IDENTITY FULL), set another "
-    "unavailable-value-placeholder if the value only looks like one, or set sequence_by: kafka."
+    "The row omits values that did not change. sequence_by: source needs whole rows, because the event with "
+    "the omitted values may arrive later than this event. Have the source send whole rows (REPLICA IDENTITY "
+    "FULL), or set sequence_by: kafka. If the column's real value only looks like a placeholder for an "
+    "omitted value, set another unavailable-value-placeholder."
 )
 _BEYOND: Final = (
-    "The change is older than the horizon (commit_ts {horizon}). Deletes up to the horizon are forgotten, so "
-    "it is not known whether the row was deleted later. Compare the row with the source. tombstone-retention "
-    "sets how long deletes are remembered."
+    "The change is older than the horizon (commit_ts {horizon}). The target has removed its tombstones of "
+    "deletes up to the horizon, so it is not known whether the row was deleted after this change. Compare "
+    "the row with the source. tombstone-retention sets how long tombstones are kept."
 )
-# Integers of a frame are signed. TiDB's own timestamps are far below 2^63.
+# The frame's integers are signed, so larger numbers do not fit. TiDB's timestamps are far below 2^63.
 _END_OF_LONGS: Final = 1 << 63
 
 
@@ -117,20 +120,21 @@ class OtherRecord:
     """An event that is not a row to apply.
 
     Attributes:
-        kind: One of ``KINDS``.
+        kind: The kind of the event, one of ``KINDS``.
         topic: The record's topic.
         partition: The record's partition.
         offset: The record's offset.
-        index: The number of the event in its record.
+        index: The position of the event among the events of its record, from 0.
         commit_ts: The commit_ts of a DDL event or a watermark.
-        error: The error class of a bad record.
-        reason: The reason why a record is bad or unplanned.
-        fields: What the plan lacks for an unplanned record: new columns, or the writer's schema as text.
-        key_id: The schema id of the key.
-        value_id: The schema id of the value.
-        key: The key's bytes, only for bad records and DDL events.
-        value: The value's bytes, only for bad records and DDL events.
-        time: Kafka's timestamp of a DDL event in ms.
+        error: For a bad record, the name of the error class.
+        reason: Why a record is bad or unplanned.
+        fields: For an unplanned record, what the plan does not have: the names of new columns, or the text of
+            the schema with which the record was written.
+        key_id: The registry id of the key's schema.
+        value_id: The registry id of the value's schema.
+        key: The bytes of the key. Only bad records and DDL events have them.
+        value: The bytes of the value. Only bad records and DDL events have them.
+        time: For a DDL event, Kafka's timestamp in ms since 1970.
     """
 
     kind: str
@@ -151,19 +155,21 @@ class OtherRecord:
 
 @dataclass(frozen=True)
 class EventRules:
-    """Conditions on events that follow from the order and the mode of a table.
+    """Conditions on events that follow from the order, the mode and the progress of a table.
 
-    An event that does not satisfy them is a bad record.
+    An event that violates a condition becomes a bad record.
 
     Attributes:
-        sequenced: True if the table is in the source's order. A row event needs a commit_ts and all values.
-        versions: True if the table keeps a row for each commit_ts. A row event needs a commit_ts.
-        horizon: Deletes up to this commit_ts are forgotten, so a row event up to it is bad.
-        truncates: True if an event may empty the table. False if the topic has several partitions, because
-            such an event has no order with the other partitions.
-        emptied: The commit_ts at which DDL emptied the table. A row event up to it is void and not checked.
-        bound: A row event above this commit_ts waits for a later batch and is not checked. A row event
-            without a commit_ts is bad.
+        sequenced: True under ``sequence_by: source``. A row event must have a commit_ts and all values.
+        versions: True under ``mode: history``. A row event must have a commit_ts.
+        horizon: The commit_ts up to which the target has removed its tombstones, or None. A row event up to
+            it is bad.
+        truncates: True if truncates are allowed. False if the topic has several partitions, because it is not
+            known which rows of the other partitions are older than the truncate.
+        emptied: The commit_ts at which DDL emptied the table, or None. A row event up to it is void: it is
+            not applied and not checked.
+        bound: The commit_ts up to which rows are applied (``batch.cuts``), or None. A row event above it
+            waits and is not checked. A row event without a commit_ts is bad.
     """
 
     sequenced: bool = False
@@ -174,7 +180,10 @@ class EventRules:
     bound: int | None = None
 
     def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
-        """Yields row numbers and their errors. If a row has several errors, the last one counts."""
+        """Yields the index and the error of each change that violates a condition.
+
+        If a change has several errors, the caller uses the last one.
+        """
         empties, moments = _is(changes, Op.TRUNCATE.value), changes.rows["commit_ts"].combine_chunks()
         if not self.truncates:
             yield from _each(empties, UnsupportedMessageError(_SCATTERED_TRUNCATE))
@@ -198,7 +207,8 @@ NO_RULES: Final = EventRules()
 class Unplanned:
     """A record that cannot be decoded with the current plan.
 
-    ``record``: the record's index in its batch. ``fault``: the error if no later plan can decode it either.
+    ``record``: the record's index in its batch. ``reason``: what the plan does not have. ``fault``: the error
+    if no later plan could decode the record either, else None.
     """
 
     record: int
@@ -207,35 +217,35 @@ class Unplanned:
 
 
 class TableDecoder(ABC):
-    """Decodes the records of one table. It is pickled for the tasks.
+    """Decodes the records of one table. The object is pickled and sent to Spark tasks.
 
-    The defaults fit most protocols.
+    Methods that are not abstract have defaults that fit most protocols.
     """
 
     # The table at the source.
     table: TableId
 
     def __getstate__(self) -> dict[str, object]:
-        # Each process makes its own codec, because codecs have caches. They are private attributes.
+        # Codecs and caches are private attributes. They are not pickled; each process makes its own.
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     @property
     @abstractmethod
     def _codec(self) -> Codec:
-        """The codec; a ``cached_property``."""
+        """The codec. Subclasses define it as a ``cached_property``."""
 
     @property
     @abstractmethod
     def values(self) -> ValueOptions:
-        """Options for the conversion of values."""
+        """Settings for the conversion of values, such as time zone and policies for impossible dates."""
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """Returns the events of the records."""
+        """Returns the events of a batch of records, decoded in columns where possible."""
         step = self._codec.columnar(self.values)
         return decode_in_columns(records, columnar=step, decode=self.decode, options=self.values)
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """Returns the events of one record, decoded by the row codec.
+        """Returns the events of one record, decoded by the slower row codec.
 
         Raises:
             DecodeError: The record cannot be decoded.
@@ -243,7 +253,11 @@ class TableDecoder(ABC):
         return self._codec.decode(message)
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """Decodes with only the row codec. An update's old row keeps only the columns of ``keys``."""
+        """Returns the events of a batch of records, decoded by the row codec, without values of old rows.
+
+        An update's old row keeps only its key columns (``keys``). So an invalid value in an old row is no
+        error.
+        """
         named = {fold_name(name) for name in keys}
 
         def decode(message: Message) -> tuple[Event, ...]:
@@ -253,116 +267,126 @@ class TableDecoder(ABC):
 
     @property
     def dated(self) -> bool:
-        """True if a commit_ts is a TiDB timestamp, False if it is a position in a connector's log."""
+        """True if a commit_ts is a TiDB timestamp. False if it is a position in a connector's log."""
         return True
 
     @property
     def old_keys(self) -> bool:
-        """True if an update's old row has the old key. Otherwise a key change is two records."""
+        """True if an update's old row contains the old key. False if a key change is sent as two records."""
         return True
 
     @property
     def columnar_events(self) -> tuple[type, ...]:
-        """The classes of control events that the columnar step decodes."""
+        """The classes of control events (DDL, watermarks) that the columnar decoder decodes itself."""
         return ()
 
     @property
     def warns(self) -> bool:
-        """True if ``warnings`` may return warnings."""
+        """True if the method ``warnings`` may return a warning."""
         return False
 
     @property
     def uses_timestamps(self) -> bool:
-        """True if the decoder needs Kafka's timestamps, which cost a tenth of the fetch time."""
+        """True if the decoder uses Kafka's timestamps. Fetching them takes about 10 percent more time."""
         return False
 
     @property
     def uses_headers(self) -> bool:
-        """True if the decoder needs the records' headers."""
+        """True if the decoder uses the records' headers."""
         return False
 
     def usable(self, _records: pa.RecordBatch) -> Flags | None:
-        """Returns True for each record that this decoder decodes; None means all records.
+        """Returns True for each record that belongs to this table, or None if all do.
 
-        The others belong to other tables of the topic, and are not counted as read.
+        Records of other tables in the topic are skipped and are not counted as read.
         """
         return None
 
     def strangers(self, _records: pa.RecordBatch) -> int:
-        """Returns the number of records that are rows of unknown tables."""
+        """Returns the number of records with rows of tables that the pipeline does not know yet."""
         return 0
 
     def ddl(self, _records: pa.RecordBatch) -> int:
-        """Returns the number of DDL events of any table, because each may affect this one too."""
+        """Returns the number of DDL events of all tables. DDL of another table may affect this table."""
         return 0
 
     def unplanned(self, _records: pa.RecordBatch) -> Sequence[Unplanned]:
-        """Returns the records whose schemas the plan does not know or cannot use."""
+        """Returns the records whose writer schemas are not part of the plan or cannot be used."""
         return ()
 
     def lacking(self, changes: ChangeTable, rows: TargetRows) -> tuple[str, ...]:
-        """Returns what the plan lacks for rows of this writer's schema (new columns); empty if they fit."""
+        """Returns the columns of these changes that the plan does not have; empty if it has them all.
+
+        All changes have the same writer schema. Some protocols return the schema's text in place of columns.
+        """
         return tuple(rows.new_columns(c.name for c in changes.schema.columns if not c.virtual))
 
     def holds(self, changes: ChangeTable) -> bool:
-        """Returns True if the changes belong to this decoder's table."""
+        """Returns True if the changes are of this decoder's table."""
         return changes.table == self.table
 
     def wrong(self, _changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
-        """Yields row numbers and errors of rows that contradict the protocol."""
+        """Yields the index and the error of each change that contradicts the protocol."""
         return iter(())
 
     def other_table(self, changes: ChangeTable) -> TidesinkError:
-        """Returns the error for changes of another table."""
+        """Returns the error for changes of a table other than this decoder's table."""
         return SchemaMismatchError(
             f"The change belongs to table {changes.table}, but this topic is read as {self.table}."
         )
 
     def moments(self, changes: ChangeTable, _records: pa.RecordBatch) -> pa.Array:
-        """Returns the commit time of each change as TSO (int64); null if it is not known."""
+        """Returns the commit time of each change as a TiDB TSO (int64), or null if it is not known."""
         return changes.rows["commit_ts"].combine_chunks()
 
     def unnamed(self, keys: Sequence[str]) -> UnnamedRowError:
-        """Returns the error for a change that lacks a value of a key column."""
+        """Returns the error for a change without a value in one of the key columns ``keys``."""
         return UnnamedRowError(
             f"A key column ({', '.join(keys)}) is null or missing in the record, so the change does not "
             "identify a row. Set keys to columns that every record's key has."
         )
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
-        """Returns a function that converts a value of the source database into the records' value.
+        """Returns a function that converts a column's value in the source database into its value in records.
 
-        None means that the values are the same. ``stored``: the database's column, with values as in
-        canal-json. ``column_type``: the column's type in the records. A TIMESTAMP is in UTC on both sides.
+        None means that both have the same value. A TIMESTAMP is in UTC on both sides.
+
+        Args:
+            stored: The column in the database. Its values have canal-json's form.
+            column_type: The column's type in the records.
 
         Raises:
-            ConfigError: The form of the value in the records is not known.
+            ConfigError: It is not known how the records represent values of this column.
         """
         labelled = row_of(stored.type).parameter == "allowed" and column_type.members is not None
-        return unchanged if labelled else None  # the database's members may differ from the records' members
+        # The members of an ENUM or SET in the database may differ from the members in the records.
+        return unchanged if labelled else None
 
     @property
     def tells_dropped(self) -> bool:
-        """True if the plan learns that the source dropped a column."""
+        """True if the plan is informed when the source drops a column."""
         return True
 
     @property
     def rows_tell_dropped(self) -> bool:
-        """True if no DDL reports a dropped column, but only a later row, which may never come."""
+        """True if there is no DDL, so that a dropped column is noticed only in a later row.
+
+        Such a row may never arrive.
+        """
         return False
 
     @property
     def has_generated_columns(self) -> bool:
-        """True if records have the values of those generated columns of Postgres that their schemas list."""
+        """True if records contain the values of generated Postgres columns that their schema lists."""
         return False
 
     @property
     def has_virtual_columns(self) -> bool:
-        """True if records have the values of those virtual columns that their schemas list."""
+        """True if records contain the values of virtual columns that their schema lists."""
         return False
 
     def refusal(self, _changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
-        """Returns the error if no row of this writer's schema can be a row of the table, else None."""
+        """Returns the error if no row with this writer schema can be a row of the table, else None."""
         return None
 
     def schema_id(self, _part: bytes | None) -> int | None:
@@ -370,14 +394,17 @@ class TableDecoder(ABC):
         return None
 
     def warnings(self, _changes: ChangeTable) -> pa.Array | None:
-        """Returns a warning for each row that is applied in spite of it, or None without warnings."""
+        """Returns a warning or null for each change, or None without any warning.
+
+        A change with a warning is applied nevertheless.
+        """
         return None
 
     def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
-        """Returns the rows before the changes, and the names of the columns that were not sent.
+        """Returns the old row of each change, and the names of the columns that the source did not send.
 
-        Tables that keep every change use them. An old row is null if the record does not have it, or has only
-        its key, as in a schema without other columns.
+        The names are None if every old row is whole. A change log (``mode: append``) uses the old rows. An
+        old row is null if the record does not contain it or contains only its key.
         """
         before = changes.rows["before"].combine_chunks()
         keys = {member.name for member in changes.rows.schema.field("key").type}
@@ -387,7 +414,7 @@ class TableDecoder(ABC):
 
 
 def _with_old_key(event: Event, keys: Collection[str]) -> Event:
-    """Returns the event. An update's old row is reduced to its key."""
+    """Returns the event. Of an update's old row, only the columns ``keys`` are kept."""
     if not isinstance(event, ChangeEvent) or event.op is Op.DELETE or event.before is None:
         return event
     return event._replace(
@@ -397,23 +424,23 @@ def _with_old_key(event: Event, keys: Collection[str]) -> Event:
 
 @dataclass
 class DecodedRecords:
-    """The decoded content of some records.
+    """The events of some records of one table.
 
     Attributes:
-        tables: Row changes that fit the shape, and truncates.
+        tables: Row changes that fit the target, and truncates.
         others: Events that are not rows to apply.
-        silent: Records without events (tombstones): topic, partition and offset.
+        silent: Records without events (Kafka tombstones): their topic, partition and offset.
         records: The number of records of this table.
-        bytes: The bytes of their keys and values.
-        row_by_row_records: The number of records that the row codec decoded.
-        strangers: The number of rows of unknown tables. They are not part of any other count.
+        bytes: The size of their keys and values in bytes.
+        row_by_row_records: The number of records that the slower row codec decoded.
+        strangers: The number of rows of tables that the pipeline does not know. No other count includes them.
         ddl: The number of DDL events of any table.
-        void: The number of row changes that are omitted because the table was emptied after them.
-        void_records: The number of records whose first event is such a change.
+        void: The number of row changes that are skipped, because DDL emptied the table after them.
+        void_records: The number of records whose first event is a void row change.
         waiting_records: The number of records whose first event is a row above the bound.
-        waits: The first offset with a row above the bound.
-        passed: The offset of the watermark that ends the records under the bound.
-        last: The last record that was read; see ``PlaceSummary``.
+        waits: The first offset with a row above the bound, or None.
+        passed: The offset of the watermark at the bound at which reading ended, or None.
+        last: Offset and leader epoch of the last record that was read, of any table, or None.
     """
 
     tables: list[ChangeTable] = field(default_factory=list)
@@ -433,12 +460,12 @@ class DecodedRecords:
 
     @property
     def nbytes(self) -> int:
-        """The memory in bytes of the rows, and of the keys and values of bad records and DDL events."""
+        """The memory in bytes that row changes, bad records and DDL events use."""
         rows = sum(int(table.rows.nbytes) for table in self.tables)
         return rows + sum(len(one.key or b"") + len(one.value or b"") for one in self.others)
 
     def add(self, other: DecodedRecords) -> None:
-        """Add the content of later records."""
+        """Add the events and counts of later records."""
         self.tables += other.tables
         self.others += other.others
         self.silent += other.silent
@@ -463,13 +490,15 @@ def decoded_records(
     logs: bool = False,
     rules: EventRules = NO_RULES,
 ) -> DecodedRecords:
-    """Decode and validate records.
+    """Decodes and validates a batch of records.
 
-    ``logs``: True if every change is kept, so that the table may have no key.
+    ``logs``: True for a change log, which keeps every change, so that the table needs no key. ``rules``: the
+    batch's conditions on its events.
 
     Raises:
-        SourceUnavailableError: Content that a record omits (claim check, upstream) is not available now.
-        ConfigError: Such content cannot be fetched with the current config.
+        SourceUnavailableError: A part of a record that is stored elsewhere (claim check, upstream database)
+            is not available now.
+        ConfigError: The config does not allow tidesink to fetch such a part.
     """
     usable = decoder.usable(records)
     whole = DecodedRecords(strangers=decoder.strangers(records), ddl=decoder.ddl(records))
@@ -495,7 +524,8 @@ def _decode(
     decoded = decoder.decode_batch(records)
     whole.row_by_row_records = _row_by_row_records(decoded, decoder)
     _take(records, decoded, validation, whole)
-    # The invalid value may be in an old row. A table that keeps rows needs only the key of an old row.
+    # Decode these records again without old rows: the invalid value may be in an old row, and only a change
+    # log needs old rows.
     again = [fault.record for fault in decoded.faults if validation.may_be_old(fault.error)]
     faults = (fault for fault in decoded.faults if not validation.may_be_old(fault.error))
     whole.others += [validation.places.bad(fault.record, 0, fault.error) for fault in faults]
@@ -510,7 +540,10 @@ def _decode(
 
 
 def _row_by_row_records(decoded: DecodedBatch, decoder: TableDecoder) -> int:
-    """Counts the row records that the columnar step did not decode. It skips control events by design."""
+    """Returns the number of records with rows that the columnar decoder left to the row codec.
+
+    Control events that the columnar decoder never decodes are not counted.
+    """
     events = zip(decoded.event_records, decoded.events, strict=True)
     control = {record for record, event in events if not isinstance(event, decoder.columnar_events)}
     return max(0, decoded.row_by_row_records - len(control))
@@ -519,7 +552,7 @@ def _row_by_row_records(decoded: DecodedBatch, decoder: TableDecoder) -> int:
 def _take(
     records: pa.RecordBatch, decoded: DecodedBatch, validation: _Validation, whole: DecodedRecords
 ) -> None:
-    """Add everything except the faults."""
+    """Adds the decoded events, validated, to ``whole``. Faults are added by the caller."""
     silent = np.ones(records.num_rows, np.bool_)
     for table in decoded.tables:
         silent[table.rows["record"].to_numpy()] = False
@@ -546,20 +579,20 @@ def _take(
 
 
 class _Places:
-    """Makes an ``OtherRecord`` of a record, by its index in the batch."""
+    """Creates the ``OtherRecord`` of a record from the record's index in the batch."""
 
     def __init__(self, records: pa.RecordBatch, decoder: TableDecoder) -> None:
         self._records = records
         self._decoder = decoder
 
     def bad(self, record: int, index: int, error: TidesinkError) -> OtherRecord:
-        """Returns a record that cannot be decoded, or cannot be a row."""
+        """Returns a bad record: it cannot be decoded, or its row cannot be applied."""
         column = error.context.get("column")
         reason = error.message if column is None else f"column {column!r}: {error.message}"
         return self._with_bytes(record, index, BAD, error=type(error).__name__, reason=reason)
 
     def unplanned(self, one: Unplanned) -> OtherRecord:
-        """Returns a record that the plan does not know."""
+        """Returns an unplanned record, or a bad record if no later plan could decode it either."""
         if one.fault is not None:
             return self._with_bytes(
                 one.record, 0, BAD, error=type(one.fault).__name__, reason=one.fault.message
@@ -574,13 +607,13 @@ class _Places:
         )
 
     def lacking(self, record: int, index: int, fields: tuple[str, ...]) -> OtherRecord:
-        """Returns a record with columns that the plan lacks."""
+        """Returns an unplanned record whose row has columns that the plan does not have."""
         return self._at(
             record, UNPLANNED, index=index, reason="the row has a column that is new", fields=fields
         )
 
     def control(self, record: int, event: ControlEvent) -> OtherRecord:
-        """Returns a DDL event, a watermark, or a message."""
+        """Returns the ``OtherRecord`` of a DDL event, a watermark or another message without rows."""
         index = event.position.index
         if isinstance(event, DdlEvent):
             moment = _signed(event.commit_ts)
@@ -595,7 +628,7 @@ class _Places:
         return self._at(record, kind, index=index, key=key, value=value, **ids, **said)
 
     def _time(self, record: int) -> int | None:
-        """Returns Kafka's timestamp, or None if the records have no timestamps."""
+        """Returns Kafka's timestamp of a record in ms since 1970, or None if timestamps were not fetched."""
         known = "timestamp" in self._records.schema.names
         return self._records.column("timestamp")[record].as_py() if known else None
 
@@ -615,7 +648,7 @@ def _signed(moment: int | None) -> int | None:
 
 
 class _Validation:
-    """Validates row changes: they must belong to this table, identify a row, and fit the shape."""
+    """Checks that row changes belong to this table, identify a row, and fit the target's columns."""
 
     def __init__(
         self, decoder: TableDecoder, rows: TargetRows, places: _Places, *, logs: bool, rules: EventRules
@@ -624,11 +657,15 @@ class _Validation:
         self.rows, self.places, self.rules = rows, places, rules
 
     def may_be_old(self, error: TidesinkError) -> bool:
-        """Returns True if the fault may be in an old row's value, which is not used here."""
+        """Returns True if the invalid value may be in an old row, and old rows are not needed."""
         return isinstance(error, ValueOutOfRangeError) and not self._logs
 
     def void_and_waiting(self, changes: ChangeTable, records: pa.RecordBatch) -> tuple[Flags, Flags]:
-        """Returns flags for changes from before the table was emptied, and for changes above the bound."""
+        """Returns two flags per change: void, and waiting.
+
+        A change is void if DDL emptied the table after it. A change waits if its commit_ts is above the
+        bound.
+        """
         void = waits = np.zeros(changes.rows.num_rows, np.bool_)
         if not self._decoder.holds(changes):
             return void, waits
@@ -641,7 +678,7 @@ class _Validation:
         return void, waits & ~void
 
     def of(self, changes: ChangeTable) -> tuple[ChangeTable | None, list[OtherRecord]]:
-        """Returns the valid rows, or None without any, and the other records."""
+        """Returns the valid changes, or None if all are invalid, and the bad or unplanned records."""
         error = self._refusal(changes)
         if error is not None:
             return None, [self.places.bad(*place, error) for place in _places(changes)]
@@ -659,7 +696,7 @@ class _Validation:
         return (replace(changes, rows=rows) if rows.num_rows else None), bad
 
     def with_warnings(self, changes: ChangeTable) -> ChangeTable:
-        """Returns the rows with a column of the decoder's warnings, if it may warn."""
+        """Returns the changes. If the decoder may warn, they have a column with its warnings."""
         if not self._decoder.warns:
             return changes
         found = self._decoder.warnings(changes)
@@ -672,7 +709,10 @@ class _Validation:
         return self._decoder.other_table(changes)
 
     def _wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
-        """Yields row numbers and their errors. If a row has several errors, the last one counts."""
+        """Yields the index and the error of each invalid change.
+
+        If a change has several errors, the caller uses the last one.
+        """
         yield from self.rules.wrong(changes)
         yield from self._decoder.wrong(changes)
         if self.rows.keys:
@@ -700,11 +740,11 @@ def _is(changes: ChangeTable, op: str) -> Any:
 
 
 def _places(changes: ChangeTable) -> Iterator[tuple[int, int]]:
-    """Yields each row's record, and the number of its event in the record."""
+    """Yields each change's record (its index in the batch), and the position of the event in the record."""
     return zip(changes.rows["record"].to_pylist(), changes.rows["index"].to_pylist(), strict=True)
 
 
 def record_bytes(records: pa.RecordBatch) -> int:
-    """Returns the bytes of keys and values."""
+    """Returns the total size of the records' keys and values in bytes."""
     lengths = (pc.binary_length(records.column(name)) for name in ("key", "value"))
     return sum(int(pc.sum(one).as_py() or 0) for one in lengths)

@@ -1,11 +1,12 @@
-"""Decisions on DDL that changes existing rows (ADR 34).
+"""Decisions on DDL that changes existing rows, such as TRUNCATE (ADR 34).
 
-A TRUNCATE at commit time T makes every row committed up to T void, no matter when it is read. So a table is
-emptied as soon as the DDL is known, in a separate batch whose progress contains T. From then on, rows up to T
-are superseded in every partition, and so are replayed letters.
+A TRUNCATE with commit time T makes every row with a commit_ts up to T void. So as soon as the worker has read
+the DDL, it empties the target table in a batch of its own. The batch's progress records T. From then on, a
+change with a commit_ts up to T counts as superseded in every partition, also when it is a replayed dead
+letter.
 
-This is correct because no row later than T is applied before T is known: before each batch, the DDL in
-partition 0 is read ahead of the batch's rows.
+No row later than T can be in the target before the table is emptied: the DDL in partition 0 is read before
+each batch, up to its current end.
 """
 
 from __future__ import annotations
@@ -22,31 +23,34 @@ from tidesink.sinks.state.progress import Progress
 
 _SHOWN_SQL: Final = 200
 _UNTIMED: Final = (
-    "its commit time is not known, so earlier rows cannot be distinguished from later ones: have the "
-    "producer write the time (TiCDC: enable-tidb-extension), or load the table again"
+    "the statement has no commit time, so rows from before it cannot be distinguished from later rows: have "
+    "the producer write the time (TiCDC: enable-tidb-extension), or load the table again"
 )
 _ODD: Final = (
-    "its commit time is impossible ({}), and following it would remove all rows up to that time. Correct the "
-    "producer's clock (es is in milliseconds), and empty the target table by hand or load it again"
+    "the statement's commit time is impossible ({}), and applying it would remove all rows up to that time. "
+    "Correct the producer's clock (es is in milliseconds). Then empty the target table by hand, or load it "
+    "again"
 )
 _VERSIONS: Final = (
-    "this version cannot end the versions of a whole table in mode: history. Delete the rows at the source, "
-    "or load the table again"
+    "in mode: history, a statement that empties the table cannot be applied, because this version of "
+    "tidesink cannot end the row versions of a whole table. Delete the rows at the source, or load the table "
+    "again"
 )
 _BY_HAND: Final = (
-    "{}. To bring the target in line with the source, reject the statement and run tidesink resync. Or "
-    "change the target's rows by hand while the statement waits, and then reject it"
+    "{}. To correct the target, reject the statement and then run tidesink resync. Or change the target's "
+    "rows by hand while the statement waits for a decision, and then reject it"
 )
-_IGNORED: Final = "if it is ignored, {}"
+_IGNORED: Final = "if the statement is ignored, {}"
 
 
 @dataclass(frozen=True)
 class RowDecision:
-    """The decision on DDL before a batch.
+    """The decision on the DDL that must be handled before a batch.
 
-    ``pending``: statements that wait for a person; the batch is not applied until they are decided.
-    ``empties``: the TSO up to which all rows of the table are void, if the table must be emptied first.
-    ``decided``: the new value of ``Progress.decided`` once the batch is applied.
+    ``pending``: statements that wait for a person. The batch is not applied until all of them are decided.
+    ``empties``: if the table must be emptied before the batch: the TSO up to which its rows are void, else
+    None. ``decided``: the value of ``Progress.decided`` after the batch, which is the newest commit time
+    among the known statements.
     """
 
     pending: tuple[Pending, ...] = ()
@@ -55,7 +59,7 @@ class RowDecision:
 
 
 class TableEmptiesError(Exception):
-    """DDL empties the table before the batch is applied."""
+    """Raised before a batch is applied: DDL requires that the table is emptied first."""
 
     def __init__(self, decision: RowDecision) -> None:
         super().__init__("DDL empties the table")
@@ -65,7 +69,10 @@ class TableEmptiesError(Exception):
 def decide_rows(
     found: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
 ) -> RowDecision:
-    """Decides on a table's statements. ``found``: the statements known so far, or None if no DDL is read."""
+    """Decides on the statements that change a table's existing rows.
+
+    ``found``: the statements known so far, or None if the protocol has no DDL.
+    """
     if found is None or not policies.follows:
         return RowDecision(decided=progress.decided)
     pending, empties = list[Pending](), list[int]()
@@ -76,24 +83,29 @@ def decide_rows(
             pending.append(policies.pending(change, reason=refusal)._replace(reason=refusal or _reason(one)))
         elif policy == "apply" and one.moment is not None:
             empties.append(one.moment)
-    # One command decides all shown statements, so statements with other choices are shown later.
+    # One command decides all statements that are shown. So only statements with the same choices are shown
+    # together, and the others after these are decided.
     shown = tuple(takewhile(lambda one: one.accepts == pending[0].accepts, pending))
     moments = (one.moment for one in found if one.moment is not None)
     return RowDecision(shown, max(empties, default=None), max((progress.decided or 0, *moments)))
 
 
 def up_to(found: Sequence[RowDdl] | None, bound: int | None) -> Sequence[RowDdl] | None:
-    """Returns the statements that are not above a bound: later statements wait, like later rows."""
+    """Returns the statements with a commit time up to ``bound``, or without one.
+
+    Later statements wait, as rows do.
+    """
     if found is None or bound is None:
         return found
     return tuple(one for one in found if one.moment is None or one.moment <= bound)
 
 
 def is_decided(one: RowDdl, progress: Progress, topic: str) -> bool:
-    """Returns True if a batch was applied that knew the statement, so that existing rows may be later.
+    """Returns True if the statement was known when an earlier batch was applied. So it is not decided again.
 
-    Progress of an earlier version, which did not follow such DDL, has no ``decided``. Then the result is True
-    if rows later than the statement, or than its record, may be applied.
+    The target's rows may be later than such a statement. Progress that was stored by a version that did not
+    follow this DDL has no ``decided``. Then the result is True if the table has applied changes after the
+    statement's commit time or, without a commit time, after its record.
     """
     if progress.decided is not None:
         return one.moment is not None and one.moment <= progress.decided
@@ -105,7 +117,7 @@ def is_decided(one: RowDdl, progress: Progress, topic: str) -> bool:
 def unfollowed(
     found: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
 ) -> Iterator[str]:
-    """Yields warnings about statements that were not followed, and whose rows still exist."""
+    """Yields warnings about statements that were not applied, so that the target still has the old rows."""
     for one in found or ():
         passed_over = not policies.follows or one.moment is None or is_decided(one, progress, topic)
         void = policies.follows and one.moment is not None and one.moment <= (progress.emptied or 0)
@@ -118,7 +130,10 @@ def _change_of(one: RowDdl) -> SchemaChange:
 
 
 def _refusal(one: RowDdl, policies: Policies) -> str:
-    """Returns why a statement that empties the table cannot be followed; empty for all other statements."""
+    """Returns the reason why a statement that empties the table cannot be applied; empty if it can be.
+
+    The reason is also empty for statements of other kinds.
+    """
     if one.kind not in EMPTYING:
         return ""
     if one.moment is None:

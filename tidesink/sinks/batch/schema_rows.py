@@ -1,7 +1,7 @@
-"""Positions of the first and the last rows of a writer schema, and comparison of rows with them.
+"""Positions of the first and last rows of a writer schema, to find out which rows are earlier.
 
-Positions are joined by the least and the greatest of each member. So the result for a set of rows does not
-depend on batch boundaries, nor on rows that are read twice.
+Spans and first rows are joined member by member, with the minimum or the maximum. So the result for a set of
+rows does not depend on how they were divided into batches, nor on whether a row was read twice.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 class RowPosition(NamedTuple):
     """The position of a row in its partition.
 
-    ``source``: its position at the source, as in ``Position.source``, or None if the record has none.
-    ``time``: Kafka's timestamp in ms since 1970, or None if it was not read.
+    ``offset``: the record's offset. ``source``: the position in the source database's log
+    (``Position.source``), or None if the record has none. ``time``: Kafka's timestamp in ms since 1970, or
+    None if it was not read.
     """
 
     offset: int
@@ -26,7 +27,10 @@ class RowPosition(NamedTuple):
 
 
 class RowSpan(NamedTuple):
-    """The least and the greatest offset, source position and time of some rows of a partition."""
+    """The minimum and the maximum of offset, source position and time of some rows of one partition.
+
+    ``first``: the minimum of each. ``last``: the maximum of each. The three need not come from the same row.
+    """
 
     first: RowPosition
     last: RowPosition
@@ -37,7 +41,7 @@ class RowSpan(NamedTuple):
         return cls(row, row)
 
     def joined(self, other: RowSpan) -> RowSpan:
-        """Returns the span of the rows of both."""
+        """Returns the span of the rows of both spans."""
         firsts = zip(self.first, other.first, strict=True)
         lasts = zip(self.last, other.last, strict=True)
         return RowSpan(
@@ -47,7 +51,7 @@ class RowSpan(NamedTuple):
 
 
 def span_of(rows: pa.Table) -> RowSpan:
-    """Returns the span of row changes of one partition. There must be at least one."""
+    """Returns the span of row changes. They must be of one partition, and there must be at least one."""
     ends = pc.min_max(rows["offset"]).as_py()
     sources = rows["source"].combine_chunks().drop_null()
     return RowSpan(
@@ -56,14 +60,14 @@ def span_of(rows: pa.Table) -> RowSpan:
 
 
 class FirstRows(NamedTuple):
-    """The first known rows of some schemas.
+    """The first known rows that were written with some writer schemas.
 
     Attributes:
-        offsets: The least offset in each partition.
-        source: The least source position of all partitions.
-        sources: The least source position in each partition.
-        are_comparable: True if source positions can be compared. They cannot if they started again, as the
-            binlog files of a promoted server do, because a position does not contain its server.
+        offsets: The smallest offset in each partition.
+        source: The smallest source position in all partitions.
+        sources: The smallest source position in each partition.
+        are_comparable: True if source positions can be compared. False if positions restarted, as binlog
+            files do on a promoted server: a position does not contain its server.
     """
 
     offsets: Mapping[int, int] = {}
@@ -72,7 +76,7 @@ class FirstRows(NamedTuple):
     are_comparable: bool = True
 
     def joined(self, other: FirstRows) -> FirstRows:
-        """Returns the first rows of both."""
+        """Returns the first rows of both sets of schemas."""
         return FirstRows(
             _least(self.offsets, other.offsets),
             extreme(min, self.source, other.source),
@@ -81,13 +85,15 @@ class FirstRows(NamedTuple):
         )
 
     def are_before(self, rows: pa.Table) -> pa.BooleanArray:
-        """Returns True for row changes that are earlier than the first rows; null if they cannot be compared.
+        """Returns True for row changes that are earlier than these first rows; null where this is unknown.
 
-        Rows are compared by their source positions if both have one, because a restarted producer sends rows
-        a second time. Otherwise rows of one partition are compared by their offsets.
+        Two rows that have source positions are compared by them, because a restarted producer sends rows a
+        second time with higher offsets. Other rows are compared by their offsets if they are in the same
+        partition.
 
-        A row with a lower offset and a greater position than the first row of its partition is also earlier.
-        A row that is sent again has a higher offset, so these two positions are from two servers.
+        A row with a smaller offset than the first row of its partition is also earlier if its source position
+        is greater. In this case the two positions come from different servers: a row that is sent a second
+        time would have a greater offset.
         """
         source, found = rows["source"].combine_chunks(), pa.nulls(rows.num_rows, pa.bool_())
         if self.source is not None and self.are_comparable:
@@ -103,7 +109,10 @@ class FirstRows(NamedTuple):
 
 
 def first_rows_of(rows: pa.Table) -> FirstRows:
-    """Returns the first rows among row changes of one partition. There must be at least one."""
+    """Returns the first rows among row changes.
+
+    They must be of one partition, and there must be at least one.
+    """
     offset, number = pc.min(rows["offset"]).as_py(), rows["partition"][0].as_py()
     source = _extreme(rows["source"].combine_chunks().drop_null(), "min")
     return FirstRows({number: offset}, source, {} if source is None else {number: source})
@@ -115,12 +124,15 @@ def _least(one: Mapping[int, Any], other: Mapping[int, Any]) -> dict[int, Any]:
 
 
 def extreme(choose: Any, *values: Any) -> Any:
-    """Returns the least or the greatest of the values that are not None, or None."""
+    """Returns ``choose`` (``min`` or ``max``) of the values that are not None, or None if all are None."""
     return choose((one for one in values if one is not None), default=None)
 
 
 def _extreme(sources: pa.ListArray, kind: str) -> tuple[int, ...] | None:
-    """Returns the least or the greatest of lists of numbers, compared member by member."""
+    """Returns the smallest or greatest of lists of numbers, or None if there are no lists.
+
+    ``kind``: ``min`` or ``max``. Lists are compared member by member.
+    """
     if not len(sources):
         return None
     if (size := _size(sources)) is None:
@@ -137,7 +149,7 @@ def _extreme(sources: pa.ListArray, kind: str) -> tuple[int, ...] | None:
 
 
 def _are_less(sources: pa.ListArray, limit: tuple[int, ...]) -> pa.BooleanArray:
-    """Returns True for lists of numbers that are less than ``limit``; null for null lists."""
+    """Returns True for lists of numbers that are less than ``limit``, and null for null lists."""
     if _size(sources.drop_null()) != len(limit):
         found = (None if one is None else tuple(map(int, one)) < limit for one in sources.to_pylist())
         return pa.array(found, pa.bool_())
@@ -151,6 +163,6 @@ def _are_less(sources: pa.ListArray, limit: tuple[int, ...]) -> pa.BooleanArray:
 
 
 def _size(sources: pa.ListArray) -> int | None:
-    """Returns the common length of the lists, or None if lengths differ or a member is null."""
+    """Returns the length that all lists have, or None if their lengths differ or a member is null."""
     sizes = pc.min_max(pc.list_value_length(sources)).as_py()
     return sizes["min"] if sizes["min"] == sizes["max"] and not sources.flatten().null_count else None
