@@ -1,12 +1,13 @@
-"""The law of reduction on Arrow tables: the last event of each key in a range wins.
+"""Reduction of a range's changes, as Arrow tables, to one row per key: the last event of each key wins.
 
-The event with the greatest position wins. An update that changes the key is a delete of the old key and a
-write of the new key. Values that a row omits come from earlier rows of its key, back to the last delete.
+The last event is the one with the greatest position. An update that changes the primary key counts as a
+delete of the old key and a write of the new key. A value that the winning row omits is taken from the latest
+earlier row of its key that has the value, but not from before the key's last delete.
 ``tests/reduction_law.py`` states the same law event by event.
 
-Under ``sequence_by: kafka`` a key is in one partition, so each range is reduced on its own. With
-``key_hashes`` the driver detects a key that came in two partitions. Keys are compared as exact values, and
-text byte by byte.
+Under ``sequence_by: kafka`` all events of a key are in one partition, so each range is reduced on its own.
+The driver compares the hashes of the ranges' keys (``key_hashes``) to detect a key in two partitions. Keys
+are compared as exact values, and text byte by byte.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from tidesink.typemap.arrow import canonical_floats
 Longs = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Order = Literal["kafka", "source", "commit_ts"]
-# Converts the values of a key column, given its name, into the target's type.
+# Converts values of the key column with this name into the column's type in the target.
 ConvertKey = Callable[[str, pa.Array], pa.Array]
 
 _DELETE: Final = OPS.index(Op.DELETE.value)
 _TRUNCATE: Final = OPS.index(Op.TRUNCATE.value)
-# The images that are searched for a key's value, in order. A write has the value in its row or in the
-# record's key. A delete has no new row, and its old row may lack the key.
+# Where the value of a key column is searched, in this order. A write has it in the new row or in the record's
+# key. A delete has no new row, and its old row may not contain the key.
 _WRITTEN_KEY: Final = ("after", "key")
 _DELETED_KEY: Final = ("key", "before")
-# Less than every position of a source.
+# Less than every number in a source position.
 _BEFORE_ALL: Final = -1
-# The columns of ``ChangeTable.rows`` that a reduction passes on.
+# The columns of ``ChangeTable.rows`` that ``ReducedTable.rows`` has too.
 _SAME: Final = ("record", "index", "op", "topic", "partition", "offset", "commit_ts", "source")
 # Additional columns of ``ChangeTable.rows``: a warning about a row that is applied nevertheless (string), and
-# a flag for rows that the table's filter removes (bool), which are deletes of their key.
+# a flag for rows that do not match the table's filter (bool). Such a row is a delete of its key.
 WARNING: Final = "warning"
 UNMATCHED: Final = "unmatched"
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -50,16 +51,20 @@ _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class ReducedTable:
-    """The rows to apply of one writer's schema: at most one per key in all tables of a reduction.
+    """The rows to apply that have one writer schema.
 
-    ``rows`` has the columns of ``ChangeTable.rows`` without ``before`` and ``UNMATCHED``, and these:
+    All tables of a reduction together have at most one row per key.
 
-    - ``key``: struct of the table's key columns, never null;
+    ``rows`` has the columns of ``ChangeTable.rows``, without ``before`` and ``UNMATCHED``, and these:
+
+    - ``key``: the key columns of the table as a struct, never null;
     - ``row``: the row to write, in place of ``after``; null for a delete;
-    - ``deleted``: True if the key is to be removed;
-    - ``half``: True for the delete half of a key change, whose event is counted with the write half;
-    - ``after_delete``: True if the range deletes the key before it writes this row. Then stored values do
-      not belong to the row. ``unavailable`` lists the columns whose stored value is kept.
+    - ``deleted``: True if the row deletes its key;
+    - ``half``: True if the row deletes the old key of a key change. The event is counted with the row of the
+      new key;
+    - ``after_delete``: True if the range deletes the key before it writes this row. Then values that the
+      target stores for the key are not part of the row. ``unavailable`` lists the columns that the row omits,
+      whose stored values are kept.
     """
 
     source: ChangeTable
@@ -70,10 +75,15 @@ class ReducedTable:
 class Reduction:
     """The changes of one table in one range, reduced to one row per key.
 
-    ``events`` counts row events: ``events = upserts + deletes - halves + superseded``. A key change is one
-    event with two rows. ``unnamed``: records (indices in the input) of events that lack a value of a key
-    column. They are not part of these numbers. ``truncates``: offsets of events that empty the table, which
-    are not row events either.
+    Attributes:
+        tables: The rows to apply, one table per writer schema.
+        events: The number of row events: ``upserts + deletes - halves + superseded``.
+        upserts: The number of rows to write.
+        deletes: The number of rows to delete.
+        halves: The number of deletes of old keys. A key change is one event, but two rows.
+        unnamed: The indices of the records with an event that has no value in some key column. These events
+            are not part of the numbers.
+        truncates: The offsets of truncates, which are not row events either.
     """
 
     tables: tuple[ReducedTable, ...]
@@ -86,7 +96,7 @@ class Reduction:
 
     @property
     def superseded(self) -> int:
-        """The number of row events that were replaced by a later event of their key."""
+        """The number of row events that a later event of the same key replaces."""
         return self.events - (self.upserts + self.deletes - self.halves)
 
 
@@ -99,24 +109,25 @@ def reduce_tables(
     old_keys: bool = True,
     convert: ConvertKey | None = None,
 ) -> Reduction:
-    """Reduce the changes of one table, which may have several writer schemas.
+    """Reduces the changes of one table, which may have several writer schemas, to one row per key.
 
     Args:
         tables: The changes, one table per writer schema.
         keys: The table's key columns.
-        order: ``kafka``: Kafka's order. ``source``: all numbers of the source's position. ``commit_ts``: only
-            the commit_ts, which is TiDB's whole position.
-        versions: True to keep a row for each key and commit_ts, as ``history`` needs. A write is preferred to
-            a delete, and the first of equal events is kept.
-        old_keys: True if an update may change its key and its old row has the old key. False if a key change
-            is two records.
-        convert: Converts the values of a key column into the target's type, so that keys of different writers
-            can be compared. Without it, Arrow's widest type is used.
+        order: The position by which events are ordered. ``kafka``: partition and offset. ``source``: all
+            numbers of the source position. ``commit_ts``: only the commit_ts, which is the complete position
+            in TiDB.
+        versions: True to keep one row per key and commit_ts, for ``mode: history``. At one commit_ts a write
+            wins over a delete, and the first of equal events wins.
+        old_keys: True if an update's old row contains the old key. False if the protocol sends a key change
+            as two records.
+        convert: Converts the values of a key column into its type in the target, so that keys with different
+            writer schemas can be compared. None: Arrow's widest type is used.
 
     Raises:
-        SchemaMismatchError: A key column has types in two writer schemas that cannot be compared. Or a value
-            that a row omits has another type in the row that contains it.
-        ValueError: An event lacks the position that ``order`` or ``versions`` needs.
+        SchemaMismatchError: A key column has types in two writer schemas that cannot be compared. Or a row
+            omits a value, and the earlier value does not fit into the column's type in the row.
+        ValueError: An event has no commit_ts or no source position, and ``order`` or ``versions`` needs it.
     """
     rows = _all_rows(tables, keys, convert or _as_written, old_keys=old_keys)
     if versions:
@@ -144,7 +155,7 @@ def reduce_tables(
 
 
 def named_rows(changes: ChangeTable, keys: Sequence[str]) -> Flags:
-    """Returns True for rows with a value of each key column, and for all events that empty the table."""
+    """Returns True for changes with a value in each key column, and for truncates."""
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
     ops = _op_codes(changes)
     found = _none_null(
@@ -155,9 +166,9 @@ def named_rows(changes: ChangeTable, keys: Sequence[str]) -> Flags:
 
 
 def key_hashes(tables: Sequence[ReducedTable]) -> npt.NDArray[np.uint64]:
-    """Returns a 64-bit hash of each key, equal in every process and for every writer schema.
+    """Returns a 64-bit hash of each row's key. The same key has the same hash in all processes and schemas.
 
-    If two partitions share a hash, they share a key, except with a chance of 1 in 2^64 per pair.
+    Two different keys have the same hash with a probability of 1 in 2^64.
     """
     hashes = [_hashes(one.rows["key"].combine_chunks()) for one in tables]
     return np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
@@ -171,10 +182,16 @@ def changes_of_keys(
     convert: ConvertKey,
     old_keys: bool = True,
 ) -> Flags:
-    """Returns True for changes whose key or old key has one of the hashes, or that empty the table.
+    """Returns True for changes whose key or old key has one of the hashes, and for truncates.
 
-    ``hashes``: hashes of ``key_hashes``. ``convert``, ``old_keys``: see ``reduce_tables``. Every row must
-    have its key.
+    Each change must have a value in each key column.
+
+    Args:
+        changes: The changes.
+        hashes: Hashes that ``key_hashes`` returned.
+        keys: The table's key columns.
+        convert: Converts the values of a key column into its type in the target.
+        old_keys: True if an update's old row contains the old key.
     """
     found: Flags = _op_codes(changes) == _TRUNCATE
     rows = np.flatnonzero(~found)
@@ -190,18 +207,19 @@ def changes_of_keys(
 def keys_of_events(
     changes: ChangeTable, keys: Sequence[str], *, convert: ConvertKey, old_keys: bool = True
 ) -> tuple[Longs, pa.StructArray]:
-    """Returns the row number of each key's event, and the keys. An update that changes its key has two keys.
+    """Returns the keys in the changes, and for each key the index of its change.
 
-    ``convert``, ``old_keys``: see ``reduce_tables``.
+    An update that changes its key has two keys: the new and the old one. ``convert``: converts the values of
+    a key column into its type in the target. ``old_keys``: True if an update's old row contains the old key.
     """
     found = _rows_of(changes, keys, convert, old_keys=old_keys)
     return found.row, found.key
 
 
 def rows_of_keys(reduction: Reduction, hashes: npt.NDArray[np.uint64]) -> Reduction:
-    """Returns the rows whose key has one of the hashes of ``key_hashes``.
+    """Returns the reduction with only those rows whose key has one of the hashes (``key_hashes``).
 
-    ``events`` does not change: an event whose row is omitted counts as superseded.
+    ``events`` does not change, so the events of omitted rows count as superseded.
     """
     kept = [_rows_where(one, np.isin(key_hashes([one]), hashes)) for one in reduction.tables]
     tables = tuple(one for one in kept if one.rows.num_rows)
@@ -220,14 +238,17 @@ def _struct_of(columns: Sequence[pa.Array], keys: Sequence[str]) -> pa.StructArr
     return pa.StructArray.from_arrays(list(columns), list(keys))
 
 
-# The rows of all tables
+# All rows, before the reduction
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Writes and deletes of all tables, and the delete halves of key changes, with one element per row.
+    """All writes and deletes of all tables, including deletes of old keys.
 
-    ``table`` and ``row``: the row's table, and its number there. ``codes``: the number of its key.
+    Each array has one element per row.
+
+    ``table``: the index of the row's table. ``row``: the row's index in its table. ``codes``: a number for
+    each distinct key.
     """
 
     table: Longs
@@ -271,7 +292,10 @@ def _all_rows(
 
 @dataclass(frozen=True)
 class _TableRows:
-    """The rows of one table. ``row``: the number of each row in the table."""
+    """The writes and deletes of one table, including deletes of old keys.
+
+    ``row``: the index of its change.
+    """
 
     row: Longs
     half: Flags
@@ -284,16 +308,16 @@ class _TableRows:
 def row_keys(
     changes: ChangeTable, keys: Sequence[str], convert: ConvertKey, *, old_keys: bool = True
 ) -> tuple[list[pa.Array], list[pa.Array], Flags]:
-    """Returns the columns of each row's key and old key, and True for rows in which the two differ.
+    """Returns the columns of the changes' keys and old keys, and True for changes whose old key is different.
 
-    ``old_keys``: see ``reduce_tables``.
+    ``old_keys``: True if an update's old row contains the old key. Otherwise all old keys equal the keys.
     """
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
     deleted = _op_codes(changes) == _DELETE
     new = [canonical_floats(convert(name, _new_key(images, name, deleted, convert))) for name in keys]
     if not old_keys:
         return new, new, np.zeros(len(deleted), np.bool_)
-    # A partial old row has only changed values: a key column that it lacks kept its value.
+    # A partial old row contains only changed values. A key column that it omits did not change.
     before = (_first_value(images, name, ("before", "after"), convert) for name in keys)
     old = [canonical_floats(convert(name, one)) for name, one in zip(keys, before, strict=True)]
     return new, old, ~deleted & _there(images["before"]) & _differ(old, new)
@@ -322,7 +346,7 @@ def _rows_of(changes: ChangeTable, keys: Sequence[str], convert: ConvertKey, *, 
 
 
 def unmatched_rows(changes: ChangeTable) -> Flags:
-    """Returns True for rows that the table's filter removes."""
+    """Returns True for rows that do not match the table's filter."""
     if UNMATCHED not in changes.rows.column_names:
         return np.zeros(len(changes.rows), np.bool_)
     found: Flags = changes.rows[UNMATCHED].to_numpy()
@@ -341,7 +365,7 @@ def _as_written(_name: str, values: pa.Array) -> pa.Array:
 def _new_key(
     images: Mapping[str, pa.StructArray], name: str, deleted: Flags, convert: ConvertKey
 ) -> pa.Array:
-    """Returns a key column's values. A write's old row is not used, because it may have another key."""
+    """Returns the values of a key column. For a write the old row is not used, because its key may differ."""
     written, removed = (_first_value(images, name, order, convert) for order in (_WRITTEN_KEY, _DELETED_KEY))
     if not deleted.any():
         return written
@@ -353,14 +377,14 @@ def _new_key(
 def _first_value(
     images: Mapping[str, pa.StructArray], name: str, order: Sequence[str], convert: ConvertKey
 ) -> pa.Array:
-    """Returns a column's values from the first image that has them. The images may differ in its type."""
+    """Returns a column's values, converted by ``convert``. Each is from the first image that has it."""
     found = [convert(name, one) for image in order if (one := _member(images[image], name)) is not None]
     count = len(images["after"])
     return pc.coalesce(*found) if found else pa.nulls(count)
 
 
 def _member(image: pa.StructArray, name: str) -> pa.Array | None:
-    """Returns a column of an image, null where the image is null. Names ignore case, as in MySQL."""
+    """Returns a column of an image, or None if the image does not have it. Names ignore case, as in MySQL."""
     names = [member.name for member in image.type]
     exact = name if name in names else next((one for one in names if fold_name(one) == fold_name(name)), None)
     return None if exact is None else pc.struct_field(image, [exact])
@@ -391,7 +415,7 @@ def _differ(old: Sequence[pa.Array], new: Sequence[pa.Array]) -> Flags:
 
 
 def _joined(columns: Sequence[pa.Array], name: str) -> pa.Array:
-    """Joins a key column of all tables, in the widest of their types."""
+    """Returns a key column of all tables as one array, in the widest of the tables' types."""
     kinds = {column.type for column in columns if len(column)}
     if not kinds:
         return pa.nulls(0)
@@ -429,7 +453,7 @@ def _concatenated(arrays: Sequence[npt.NDArray[Any]], kind: type[np.generic]) ->
 
 
 def _key_codes(columns: Sequence[pa.Array]) -> Longs:
-    """Returns a number for each key; equal keys have equal numbers."""
+    """Returns a number for each key. Equal keys have equal numbers."""
     codes = [_codes(column) for column in columns]
     whole = codes[0] if codes else np.empty(0, np.int64)
     for column in codes[1:]:
@@ -450,14 +474,17 @@ def _moments(commit_ts: pa.Array) -> Longs:
 
 
 def _pairs(first: Longs, second: Longs) -> Longs:
-    """Returns a number for each pair of codes. Numbers are dense, so that a third code cannot overflow."""
+    """Returns a number for each pair of numbers.
+
+    The results are dense, so that repeated calls cannot overflow.
+    """
     if not len(first):
         return first
     return _codes(pa.array(first * (int(second.max()) + 1) + second))
 
 
 def _order(rows: _Rows, order: Order) -> Longs:
-    """Returns the row numbers in ascending order, by everything that the order compares."""
+    """Returns the indices of the rows, sorted in ascending ``order``."""
     if order == "kafka" and _in_order(rows):
         return np.arange(len(rows.row))
     kafka = (~rows.half, rows.index, rows.offset, rows.partition)
@@ -471,27 +498,33 @@ def _order(rows: _Rows, order: Order) -> Longs:
 
 
 def _in_order(rows: _Rows) -> bool:
-    """Returns True if the rows are in Kafka's order with one row per record, as with one writer schema."""
+    """Returns True if the rows are already in Kafka's order, with one row per record."""
     steps = np.diff(rows.offset) > 0
     return bool(steps.all()) and not np.diff(rows.partition).any()
 
 
 def _version_order(rows: _Rows) -> Longs:
-    """Orders versions: at one commit_ts a write wins, and of equal events the first in Kafka."""
+    """Returns the indices of the rows in the order in which the last row of a key and commit_ts wins.
+
+    A write wins over a delete, and the first of equal events in Kafka wins.
+    """
     return _sorted((-rows.index, -rows.offset, -rows.partition, ~rows.deletes))
 
 
 def _sorted(least_first: Sequence[npt.NDArray[Any]]) -> Longs:
-    """Returns the order by columns, whose last column is the most significant."""
+    """Returns the indices that sort the rows. The last column is the most significant."""
     order: Longs = np.lexsort(least_first)
     return order
 
 
 def _source_numbers(source: pa.ListArray) -> list[Longs]:
-    """Returns ranks of the numbers of source positions, one column per index. A shorter position is less."""
+    """Returns the source positions as integer columns with the same order.
+
+    Each column has one number of the positions. A position that is a prefix of another one is less.
+    """
     lengths = pc.list_value_length(source).to_numpy()
     starts = source.offsets.to_numpy()[:-1]
-    # Ranks, since the numbers have up to 38 digits.
+    # Ranks in place of the numbers, which have up to 38 digits.
     values = pc.rank(source.values, tiebreaker="dense").to_numpy().astype(np.int64)
     found = []
     for at in range(int(lengths.max(initial=0))):
@@ -502,7 +535,7 @@ def _source_numbers(source: pa.ListArray) -> list[Longs]:
 
 
 def _last(codes: Longs, order: Longs) -> Longs:
-    """Returns the last row of each code, sorted by row number."""
+    """Returns the index of the last row (in ``order``) of each code. The result is sorted."""
     last = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
     last[codes[order]] = order
     return np.sort(last)
@@ -515,7 +548,7 @@ def _reduced_table(
     changes: ChangeTable, rows: _Rows, winners: Longs, values: _StoredValues | None
 ) -> ReducedTable:
     stay = rows.row[winners]
-    # If all rows are kept, as in a first load, nothing is copied.
+    # If all rows win, as in a first load, nothing is copied.
     every = np.array_equal(stay, np.arange(changes.rows.num_rows))
     taken = (changes.rows if every else changes.rows.take(pa.array(stay))).combine_chunks()
     deletes = rows.deletes[winners]
@@ -553,7 +586,10 @@ def _null_where(mask: Flags, array: pa.Array) -> pa.Array:
 
 
 class _StoredValues:
-    """Values that the last row of a key omits, from earlier rows of the key, back to the last delete."""
+    """Fills in values that winning rows omit, from earlier rows of their keys in the range.
+
+    Only rows after the last delete of the key are used.
+    """
 
     def __init__(self, tables: Sequence[ChangeTable], rows: _Rows, order: Longs) -> None:
         self._tables, self._rows, self._order = tables, rows, order
@@ -565,11 +601,11 @@ class _StoredValues:
     def completed(
         self, members: dict[str, pa.Array], winners: Longs
     ) -> tuple[dict[str, pa.Array], pa.Array, Flags]:
-        """Fills values that the winners omit.
+        """Fills in the values that the winning rows omit.
 
         Returns:
-            The columns with the values that were found, the names of columns that are still omitted, and
-            True for such rows whose key was deleted earlier in the range.
+            The columns with the values that were found. The lists of columns that a row still omits. And True
+                for a row that still omits columns and whose key was deleted earlier in the range.
         """
         left = []
         for name in self._names:
@@ -587,7 +623,7 @@ class _StoredValues:
         return members, name_lists(flags, self._names), after_delete
 
     def _lacks(self, name: str) -> Flags:
-        """Returns True for rows whose value of the column was not sent."""
+        """Returns True for rows without a value in the column, because the source did not send it."""
         lists = self._rows.unavailable
         parents = pc.list_parent_indices(lists).to_numpy()
         found = np.zeros(len(lists), np.bool_)
@@ -595,9 +631,10 @@ class _StoredValues:
         return found
 
     def _sources(self, name: str, lacks: Flags, rows: Longs) -> Longs:
-        """Returns for each row the latest row of its key since its last delete that sent the column, or -1.
+        """Returns for each row the latest row of its key that has a value in the column, or -1.
 
-        A row of a schema without the column also ends the search: the column was dropped in between.
+        Only rows after the last delete of the key are used. If that row's writer schema does not have the
+        column, the result is -1: the column was dropped in between.
         """
         has = [one.rows.schema.field("after").type.get_field_index(name) >= 0 for one in self._tables]
         codes = self._rows.codes[rows]
@@ -607,7 +644,7 @@ class _StoredValues:
         return np.where(known, source, -1)
 
     def _filled(self, column: pa.Array, name: str, at: Longs, source: Longs) -> pa.Array:
-        """Returns the column with the values of the rows ``source`` at the positions ``at``."""
+        """Returns ``column`` with the values of the rows ``source`` at the positions ``at``."""
         values = pa.nulls(len(column), column.type)
         table = self._rows.table[source]
         for number in np.unique(table).tolist():
@@ -624,7 +661,7 @@ class _StoredValues:
         return pc.if_else(pa.array(mask), values, column)
 
     def _greatest(self, wanted: Flags) -> Longs:
-        """Returns for each key the greatest rank of its wanted rows, or -1."""
+        """Returns for each key the rank in the order of its last row with the flag ``wanted``, or -1."""
         found = np.full(int(self._rows.codes.max(initial=-1)) + 1, -1, np.int64)
         np.maximum.at(found, self._rows.codes[wanted], self._rank[wanted])
         return found
@@ -635,30 +672,33 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
         return values.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatchError(
-            f"A row omits column {name}, and an earlier row has it as {values.type}, which does not fit into "
-            f"{kind}. Have the changefeed send whole rows.",
+            f"A row omits its value in column {name}. The value in an earlier row has type {values.type}, "
+            f"which does not fit into {kind}. Have the changefeed send whole rows.",
             column=name,
         ) from error
 
 
 def name_lists(flags: npt.NDArray[np.bool_], names: Sequence[str]) -> pa.Array:
-    """Returns for each row the names whose flags are set, or null."""
+    """Returns for each row the list of the names whose flags are set, or null if none is set."""
     counts = flags.sum(axis=1)
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
     values = pa.array(names, pa.string()).take(pa.array(np.nonzero(flags)[1]))
     return pa.ListArray.from_arrays(offsets, values, mask=pa.array(counts == 0))
 
 
-# Keys in several partitions
+# Keys that occur in several partitions
 
 
 def mixed_message(keys: Sequence[str]) -> str:
-    """Returns the error message for a key that came in two partitions, with the remedy."""
+    """Returns the error message for keys that occurred in two partitions.
+
+    ``keys``: the first such keys as JSON.
+    """
     return (
         f"The same key came in two partitions of one batch ({', '.join(keys)}), so Kafka's order does not "
-        "show which change is newer. The changefeed's dispatcher must keep a key in one partition: use "
-        "dispatcher 'index-value' or 'table', or 'columns' with columns of the key, and not 'ts'. Then "
-        "create the topic and the table again, or set sequence_by: source."
+        "show which change is newer. The changefeed must send all changes of a key to one partition: set its "
+        "dispatcher to 'index-value' or 'table', or to 'columns' with columns of the key, and not to 'ts'. "
+        "Then create the topic and the table again. Or set sequence_by: source."
     )
 
 

@@ -1,18 +1,21 @@
-"""One batch of one table, from offsets to a commit, step by step.
+"""One batch of one table, from the choice of offsets to the commit in the target.
+
+The steps:
 
 1. planned: the offsets of the batch are fixed.
-2. read, 3. decoded, 4. reduced: by tasks, which count, and return packed rows (``batch.tasks``) or send them
-   to a target that can stage them (``StagingTable``). If the plan lacked something, it is looked up and the
-   batch is read again. Under ``bad-record: pause`` the batch is read again up to a bad record.
-5. recorded: the state store has the progress of the batch. If a change of columns or rows waits for a person,
-   the batch ends before this step.
-6. evolved: the target's columns fit.
-7. rejected: dead letters are written.
+2. read, 3. decoded, 4. reduced: Spark tasks fetch, decode and reduce the records (``batch.tasks``). They
+   return counts and packed rows, or send the rows to a target that can stage them (``StagingTable``). If the
+   plan does not have a schema or a column, it is looked up, and the batch is read again. Under ``bad-record:
+   pause`` a batch with a bad record is read again up to this record.
+5. recorded: the state store has the progress that the batch will have. If a schema change or DDL waits for a
+   person, the batch ends before this step.
+6. evolved: the target has the columns of the batch.
+7. rejected: the dead letters are written.
 8. committed: the target has the rows and the progress.
-9. accounted: the law of the counts holds.
+9. accounted: the counts of the batch add up (``batch.counts``).
 
-All steps before 8 can be repeated without doubling anything, and nothing is repeated after 8. If DDL empties
-the table, the batch does only this: it runs the steps from 5 on without records.
+All steps up to 7 can be repeated without applying a change twice. After step 8, no step of the batch is
+repeated. If DDL empties the table, this is a batch of its own without records, which starts at step 5.
 """
 
 from __future__ import annotations
@@ -101,24 +104,26 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.decoders import DecodePlan
 
 
-# Each new plan has more schemas than the last. If a batch lacks something after so many plans, it is a bug.
+# Each new plan knows more schemas than the previous one. A batch that still needs more after this number of
+# plans is a bug.
 MOST_PLANS: Final = 8
 
 
 @dataclass(frozen=True)
 class Hold:
-    """An open table that this worker holds, with its progress.
+    """An open target table that this worker owns, with its progress.
 
     Attributes:
         table: The table in the target.
-        epoch: The epoch in which this worker holds the table.
-        progress: The applied progress.
-        horizon: The commit_ts up to which the table's deletes may be forgotten.
-        accepted: Changes of the columns that a person accepted.
-        known: The columns of earlier batches, if they are known.
-        loads: True while the table's snapshot is not complete, even before its first part is read. A change
-            may come before its row. Values that it omits are NULL until a part of the snapshot brings them.
-        bound: Rows committed after this commit_ts wait (``batch.cuts``).
+        epoch: The number that fences off workers that owned the table before.
+        progress: The progress of the last committed batch.
+        horizon: The commit_ts up to which the target may have removed its tombstones of deletes.
+        accepted: Decisions of people on schema changes.
+        known: The source's columns as of the last batch, or None.
+        loads: True while the table's snapshot is not complete, even before its first part is read. Then a
+            change may be applied before the snapshot reads its row. Values that the change omits are NULL
+            until the snapshot reads them.
+        bound: The commit_ts up to which rows are applied (``batch.cuts``), or None. Later rows wait.
         outside: True if cuts omit the table.
     """
 
@@ -140,9 +145,12 @@ _log = structlog.get_logger("tidesink.worker")
 class BatchPlan:
     """The offsets of one batch.
 
-    ``ranges``: the offsets. ``found``: the topic when they were chosen. ``last``: the last record in each
-    partition that was skipped without a commit. ``follows``: checks that the records that were read may be
-    used. See ``kafka.leader_epochs`` for both.
+    Attributes:
+        ranges: The range of offsets in each partition.
+        found: The offsets, leader epochs and id of the topic when the ranges were chosen.
+        last: For partitions in which records were skipped without a commit: the last skipped record.
+        follows: Returns True if the records that were read may be used, because the log still contains the
+            records read before (``kafka.leader_epochs``).
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -162,21 +170,21 @@ class BatchOutcome:
 
     Attributes:
         progress: The table's progress after the batch.
-        account: The counts of the batch. None if nothing before the bad record was left to apply, if changes
-            of the columns are pending, or if the batch must be read again.
-        read: The records and bytes from Kafka, or None in the same cases.
+        account: The counts of the batch. None if nothing was applied: a bad record is the first record,
+            changes wait for a person, or the batch must be read again.
+        read: The numbers of records and bytes that Kafka returned, or None if nothing was applied.
         bad: The bad record before which the table pauses, or None.
         version: The target's version after the commit.
-        zero_dates: Values that were set to null, by column.
-        ambiguous_times: Local times that occur twice, by column.
+        zero_dates: By column, the number of impossible dates that were set to null.
+        ambiguous_times: By column, the number of local times that occur twice, because clocks were set back.
         doubted: The number of rows that were applied with a warning.
-        doubts: The first such row of each partition.
-        warnings: Warnings about changes of the columns.
-        seconds: The duration of each step.
-        pending: Changes that wait for a person.
-        filtered: Events without a row.
-        left: For a lake, what Spark did with the batch and why it was not written as files. Empty if it was
-            written as files, and None if it had no rows.
+        doubts: The first row with a warning in each partition.
+        warnings: Warnings about changed columns.
+        seconds: The duration of each step in seconds.
+        pending: Schema changes and DDL that wait for a person.
+        filtered: The number of events without a row, by kind.
+        left: For a lake table: what Spark did, and why the batch was not written directly as files. Empty if
+            it was. None if the batch had no rows.
     """
 
     progress: Progress
@@ -197,7 +205,10 @@ class BatchOutcome:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduced batch: its plan and the results of the tasks."""
+    """A batch after the tasks have decoded and reduced it.
+
+    ``bad``: the bad record at which its offsets end.
+    """
 
     plan: BatchPlan
     found: RangeFrame
@@ -205,31 +216,31 @@ class Reduction:
 
     @property
     def frame(self) -> DataFrame:
-        """The reduced frame."""
+        """The reduced rows as a Spark frame."""
         return self.found.frame
 
     @property
     def summary(self) -> BatchSummary:
-        """The counts of the tasks."""
+        """The counts that the tasks returned."""
         return self.found.summary
 
     @property
     def read(self) -> KafkaRead:
-        """The records and bytes that Kafka returned."""
+        """The numbers of records and bytes that Kafka returned."""
         return self.found.read
 
     def release(self) -> None:
-        """Release the data that Spark stores for the batch."""
+        """Release the rows that Spark stores for the batch."""
         self.found.release()
 
     @property
     def truncates(self) -> bool:
-        """True if the batch is one event that empties the table."""
+        """True if the batch contains a truncate."""
         return bool(self.summary.truncates)
 
 
 class Batch:
-    """Runs the steps once. Each try needs a new object."""
+    """Runs the steps of one batch. Every try needs a new object."""
 
     def __init__(
         self,
@@ -263,17 +274,19 @@ class Batch:
         self._row_decision = RowDecision(decided=hold.progress.decided)
 
     def run(self) -> BatchOutcome:
-        """Read, reduce and apply the batch.
+        """Reads, reduces and applies the batch.
 
         Raises:
-            TidesinkError: Its ``remedy`` decides if the batch is tried again or the table stops.
+            TidesinkError: A step failed. The error's ``remedy`` determines whether the batch is tried again
+                or the table stops.
             StopRequestedError: A stop was requested before the commit.
         """
         with translated_read_errors(self._plan.found.topic):
             try:
                 outcome = self._outcome()
             except StagedRowsRefusedError:
-                # The target accepts the rows another way, from tasks that receive all of them.
+                # The target does not accept the staged rows of these tasks. Read the batch again without
+                # staging.
                 self._stages, self._staged = False, ()
                 outcome = self._outcome()
             except Exception:
@@ -284,7 +297,7 @@ class Batch:
         return outcome
 
     def _forget_unless_committing(self) -> None:
-        """Remove the staged rows of a failed batch, unless its commit was started and may contain them."""
+        """Removes the staged rows of a failed batch, unless its commit has begun and may contain them."""
         if self._committing or not self._staged:
             return
         try:
@@ -328,7 +341,7 @@ class Batch:
             except RangeTooLargeError:
                 if all(part.records <= 1 for part in plan.ranges):
                     raise
-                # The size of a batch was estimated from earlier records.
+                # The number of records was chosen by the size of earlier records. These ones are larger.
                 return self._reduced(replace(plan, ranges=halved(plan.ranges)), bad)
             with released_on_error(reduction.release):
                 again = self._must_plan_again(reduction)
@@ -347,13 +360,13 @@ class Batch:
         )
 
     def _settle(self) -> None:
-        """Decide on DDL that renames columns, and on DDL that changes rows.
+        """Decide on DDL that renames columns, and on DDL that changes existing rows.
 
         Raises:
             ChangesWaitError: A statement waits for a person.
-            TableEmptiesError: The table must be emptied before rows are applied.
+            TableEmptiesError: A statement requires that the table is emptied before the batch.
         """
-        # Names first: a table that is emptied gets the columns of the rows after the DDL.
+        # Renames come first, because a table that is emptied gets the columns of the rows after the DDL.
         if settle_names(self._hold.table, self._decoding, self._policies):
             self._context.choices.keep(self._policies.chosen, self._hold.progress)
         self._row_ddl = self._decoding.row_ddl()
@@ -365,12 +378,12 @@ class Batch:
             raise TableEmptiesError(self._row_decision)
 
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
-        if self._staged:  # by an earlier plan
+        if self._staged:  # rows that were staged with the previous plan
             self._forget_staged()
         task = self._range_task(plan)
         with self._step("read"):
             found = reduced_ranges(self._session, task, self._reader, checkpoint=self._checkpoints)
-        for done in ("decoded", "reduced"):  # by the same tasks
+        for done in ("decoded", "reduced"):  # the same tasks have done these steps
             self._context.failpoints.reach(done)
         with released_on_error(found.release):
             self._check_counted(found)
@@ -378,36 +391,39 @@ class Batch:
         return Reduction(plan, found)
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """Returns the task that decodes and reduces the batch in Arrow."""
+        """Returns the task that decodes and reduces the ranges of the batch."""
         number, marks = self._hold.progress.batch + 1, self._settings.deletes == "soft"
         decode_plan = self._decoding.columns().for_batch(number, self._rules(), marks_deletes=marks)
         sink = self._row_sink(plan, decode_plan)
         return RangeTask.of(plan.ranges, plan.found.topic_id, decode_plan, sink)
 
     def _row_sink(self, plan: BatchPlan, decode_plan: DecodePlan) -> RowSink | None:
-        """Returns the sink to which tasks send the reduced rows, if the target has the columns already."""
+        """Returns the sink to which tasks send the reduced rows, or None if the rows cannot be staged.
+
+        Rows are staged if the target can stage them, and its columns need no change.
+        """
         table = self._hold.table
-        # In these orders, rows of one key from several ranges are reduced once more.
+        # In these orders a key may be in several ranges, whose rows are then reduced once more.
         again = len(plan.ranges) > 1 and (self._sequenced or self._history is not None)
         if again or not (self._stages and isinstance(table, StagingTable)):
             return None
         try:
             decision = self._schema_decision(decode_plan.packed_shape)
             gap = table.gap(kept_shape(decision.given, self._settings))
-        except SchemaRefusedError:  # raised again once the batch is read, unless the read changes the plan
+        except SchemaRefusedError:  # raised again after the batch is read, unless the read changes the plan
             return None
         if decision.pending or decision.drops or gap.added or gap.widened:
             return None
         self._staged_shape = decision.given
         keeps = decode_plan.keeps_values and not decode_plan.logs
-        # In a range that several tables read together, few rows may belong to this table.
+        # The size of a range that several tables read together does not show how many rows this table has.
         lone = () if isinstance(self._reader, TableRecords) else plan.ranges
         fewest = min((part.records for part in lone if part.records), default=0)
         return table.row_sink(RowFormat(decision.given, self._settings.mode, self._sequenced, keeps, fewest))
 
     @property
     def _checkpoints(self) -> bool:
-        """True if payloads must not be recomputed, because the target reads them more than once."""
+        """True if Spark must not recompute the packed rows, because the target reads them more than once."""
         return self._context.target.capabilities.rereads
 
     def _check_counted(self, found: RangeFrame) -> None:
@@ -421,7 +437,8 @@ class Batch:
     def _rules(self) -> EventRules:
         horizon, void = self._hold.horizon, self._hold.progress.emptied
         if self._reads_again and horizon is not None:
-            # The target has these rows already, or a later delete of them that is forgotten.
+            # The target has already applied these changes. Or it has applied a later delete of the row, whose
+            # tombstone is removed.
             void, horizon = max(horizon, void or 0), None
         return EventRules(
             sequenced=self._sequenced,
@@ -434,10 +451,10 @@ class Batch:
 
     @property
     def _reads_again(self) -> bool:
-        """True if the batch contains only changes that were applied before the table was rewound.
+        """True if the batch contains only changes that the table had applied before it was rewound.
 
-        It may contain a change of a row that a later change deleted. Values that such a change omits are NULL
-        until the delete is read again.
+        The batch may contain a change of a row that a later change deleted. Values that such a change omits
+        are NULL until the delete is applied again.
         """
         topic = self._hold.progress.topics.get(self._plan.found.topic)
         again = topic.read_again if topic is not None else {}
@@ -452,16 +469,16 @@ class Batch:
         if reduction.truncates and len(reduction.plan.found.partitions) > 1:
             self._refuses_truncates = True
             return True
-        # DDL of other tables counts too: it may exchange a partition or a name with this table.
+        # DDL of other tables is included: it may exchange a partition or a name with this table.
         if reduction.read.ddl and self._decoding.take_ddl(missed):
             return True
         if reduction.summary.is_to_learn and self._learnt(missed):
             return True
-        # Rows of the batch may be later than DDL that was not known when the batch started.
+        # If DDL of rows was read after the batch started, rows of the batch may be later than this DDL.
         return self._decoding.row_ddl() != self._row_ddl or self._must_stage_again(reduction)
 
     def _must_stage_again(self, reduction: Reduction) -> bool:
-        """Returns True if the batch showed that the target gets other columns than the staged ones."""
+        """Returns True if the rows were staged with columns that differ from those the target will get."""
         if reduction.found.staged is None:
             return False
         decision = self._schema_decision(self._shape())
@@ -486,7 +503,7 @@ class Batch:
             raise MixedPartitionsError(mixed_message(summary.mixed_keys), table=str(self._settings.table))
 
     def _cut_short(self, reduction: Reduction) -> Reduction:
-        """Read the batch again, up to its first bad record in each partition."""
+        """Reads the batch again, in each partition up to its first bad record."""
         first = {(bad.place.topic, bad.place.partition): bad.offset for bad in reduction.summary.bad_records}
         plan = replace(reduction.plan, ranges=cut_before(reduction.plan.ranges, first))
         bad = reduction.summary.bad_records[0]
@@ -496,19 +513,23 @@ class Batch:
         return self._reduced(plan, bad)
 
     def _cut_at_truncate(self, reduction: Reduction) -> Reduction:
-        """Read the batch again up to the event that empties the table, or only that event."""
+        """Reads the batch again up to its truncate.
+
+        If the truncate is the first record, reads only this record.
+        """
         (part,), (truncate,) = reduction.plan.ranges, reduction.summary.truncates
         if part.records == 1:
             return reduction
         end = truncate.offset if truncate.offset > part.start else part.start + 1
         reduction.release()
-        # Later bad records are found again: the table must not pause at them with rows left to apply.
+        # A bad record after the truncate is found again in a later batch. The table must not pause at it
+        # while rows before it are not applied.
         return self._reduced(replace(reduction.plan, ranges=(part._replace(end=end),)))
 
     # 5 to 9
 
     def _emptied(self, row_decision: RowDecision) -> BatchOutcome:
-        """Empty the table because of DDL, in a batch without records. The next batch has the records."""
+        """Empties the table because of DDL, in a batch without records. The next batch reads the records."""
         if self._staged:
             self._forget_staged()
         decision = self._schema_decision(self._shape())
@@ -525,7 +546,7 @@ class Batch:
     def _without_records(
         self, progress: Progress, decision: SchemaDecision, *, truncates: bool
     ) -> BatchOutcome:
-        """Commit progress without reading records, and empty the table if ``truncates`` is True."""
+        """Commits progress without reading records. Also empties the table if ``truncates`` is True."""
         context, settings = self._context, self._settings
         evolved = self._prepared(progress, decision)
         context.failpoints.reach("committing")
@@ -554,7 +575,7 @@ class Batch:
         )
 
     def _prepared(self, progress: Progress, decision: SchemaDecision) -> EvolveResult:
-        """Run steps 5 and 6: store the progress of the batch, and change the target's columns."""
+        """Runs steps 5 and 6: stores the batch's progress, and changes the target's columns."""
         self._context.stop.check()
         with self._step("recorded"):
             self._context.store.record_progress(progress)
@@ -563,7 +584,7 @@ class Batch:
             return self._evolved(decision)
 
     def _applied(self, reduction: Reduction) -> BatchOutcome:
-        """Run steps 5 to 9, from the decision on columns to the check of the counts."""
+        """Runs the steps from 5 to 9, after deciding on schema changes."""
         context, summary = self._context, reduction.summary
         progress = self._next_progress(reduction)
         if not self._follows(progress):
@@ -573,11 +594,12 @@ class Batch:
         if schema_decision.pending:
             return BatchOutcome(self._hold.progress, pending=schema_decision.pending)
         if reduction.found.staged is not None and schema_decision.given != self._staged_shape:
-            # Staged columns are matched by position. Another table's task may have read DDL of this table.
+            # Staged columns are matched by position. Another table's task may have read DDL that changes this
+            # table's columns while this batch was read.
             self._forget_staged()
             raise TransientTargetError(
-                "The columns changed after the batch was staged. Nothing was written, and the batch is tried "
-                "again.",
+                "The table's columns changed while the batch was read. Nothing was committed, and the batch "
+                "is tried again.",
                 table=str(self._settings.table),
             )
         evolved = self._prepared(progress, schema_decision)
@@ -609,7 +631,7 @@ class Batch:
         )
 
     def _next_progress(self, reduction: Reduction) -> Progress:
-        """Returns the progress after the batch."""
+        """Returns the table's progress after the batch."""
         progress = self._following_progress(reduction.plan, reduction.summary)
         return replace(progress, decided=self._row_decision.decided)
 
@@ -632,22 +654,26 @@ class Batch:
         }
         found = plan.found
         before, bound = self._hold.progress, self._hold.bound
-        # A read that several tables share ends with records of other tables.
+        # In a read that several tables share, the last record of a partition may belong to another table.
         shared = self._reader.last if isinstance(self._reader, TableRecords) else {}
         return topic_after(before, found.topic, found.topic_id, read, bound, plan.last, shared)
 
     def _follows(self, progress: Progress) -> bool:
-        """Returns True if the batch was read from logs that contain the records read before it.
+        """Returns True if Kafka's logs still contain the records that earlier batches read.
 
         Raises:
-            SourceError: The logs can never follow the earlier records (``CheckedLogs.follows``).
+            SourceError: The logs were cut and can never contain them (``CheckedLogs.follows``).
         """
         found, before = self._plan.found, self._hold.progress.topics.get(self._plan.found.topic)
         known = {**(before.last_records if before is not None else {}), **self._plan.last}
         return self._plan.follows(found, known, progress.topics[found.topic].last_records)
 
     def _checked_account(self, reduction: Reduction, result: ApplyResult, rejected: int) -> Account:
-        """Returns the batch's account after checking it."""
+        """Returns the counts of the batch.
+
+        Raises:
+            AccountingError: The counts do not add up.
+        """
         account = account_of(
             reduction.summary,
             kafka_records=reduction.read.records,
@@ -661,7 +687,7 @@ class Batch:
         return account
 
     def _schema_decision(self, shape: TableShape) -> SchemaDecision:
-        """Decides on the changes between the target's columns and the shape."""
+        """Returns the decision on the differences between the target's columns and ``shape``."""
         reported = source_columns_of(self._decoding, self._policies)
         gap = self._hold.table.gap(kept_shape(shape, self._settings))
         schema_decision, known = decide_changes(gap, shape, self._policies, reported), self._hold.known
@@ -708,7 +734,7 @@ class Batch:
         return tuple(name for name in names if shape.find(name) is not None)
 
     def _frame(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame:
-        """Returns the rows that the target gets."""
+        """Returns the rows to write, with the columns that the target gets."""
         rows = rows_to_write(reduction.frame, reduction.summary.rows, self._settings)
         return omitting(rows, schema_decision)
 
@@ -716,9 +742,12 @@ class Batch:
         return self._decoding.columns().packed_shape
 
     def _reject(self, reduction: Reduction, progress: Progress) -> int:
-        """Write the bad records as dead letters. Returns the number of bad events that were acknowledged.
+        """Writes the bad records as dead letters.
 
-        A batch that is tried again writes them again. Readers of the letters use each letter once.
+        Returns the number of bad events in letters that Kafka acknowledged.
+
+        If the batch is tried again, the letters are written again. Readers of the dead-letter topic use each
+        letter only once.
         """
         if not reduction.summary.bad:
             return 0
@@ -740,7 +769,7 @@ class Batch:
                     "The commit was interrupted and did not happen. The batch is tried again.",
                     table=str(self._settings.table),
                 ) from exc
-            # It did happen. Applied again, the target returns the numbers of that commit.
+            # The commit did happen. When the target gets the batch again, it returns that commit's numbers.
             return table.apply(batch, progress)
 
     @contextmanager
@@ -752,7 +781,7 @@ class Batch:
 
 
 def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:
-    """Returns the event of a batch that was applied and accounted for."""
+    """Returns the event that reports a committed batch to the worker's listeners."""
     assert outcome.account is not None and outcome.read is not None  # noqa: S101, PT018  (an applied batch)
     return BatchApplied(
         table,
@@ -769,7 +798,7 @@ def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:
 
 @contextmanager
 def released_on_error(release: Callable[[], object]) -> Iterator[None]:
-    """Release a persisted frame if an exception is raised."""
+    """Call ``release`` if the block raises an exception."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""The counts of a batch: a summary for each range, made by its task, and the summary of all ranges."""
+"""Batch summaries: a task counts each of its ranges, and the driver joins the counts of all ranges."""
 
 from __future__ import annotations
 
@@ -52,16 +52,17 @@ def range_summary(
     *,
     dated: bool = True,
 ) -> BatchSummary:
-    """Returns the summary of one range.
+    """Returns the counts of one range.
 
     Args:
         place: The topic-partition.
         found: The decoded records.
-        truncates: Events that empty the table, if they are not rows.
+        truncates: The truncates in the range. Empty for a change log, where a truncate is a row.
         reduction: The reduced changes.
         rows: The rows to apply, in the columns of the reduced frame.
-        shape: The shape of the rows.
-        dated: True if the commit_ts of rows are times. Positions are not part of the summary.
+        shape: The columns and key of the rows to apply.
+        dated: True if a row's commit_ts is a time. False if it is a position in a connector's log. Then
+            ``max_commit_ts`` is None.
     """
     others = found.others
     events = Counter(one.kind for one in (*others, *truncates))
@@ -116,7 +117,10 @@ def range_summary(
 
 
 def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
-    """Joins the summaries of a batch's ranges, which all have different topic-partitions."""
+    """Returns the counts of a batch from the counts of its ranges.
+
+    No two ranges are of one topic-partition.
+    """
     ranges = [one.key_range for one in summaries if one.key_range is not None]
     lows, highs = ([one[at] for one in ranges] for at in (0, 1))
     return BatchSummary(
@@ -138,7 +142,7 @@ def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
 
 
 def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
-    """Returns the events that empty the table, in their order."""
+    """Returns the truncates in the tables, in Kafka's order."""
     names = ["topic", "partition", "offset", "index", "commit_ts"]
     found = []
     for one in tables:
@@ -150,14 +154,14 @@ def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
 
 
 def _moments(tables: Iterable[ChangeTable], *, apart: Sequence[OtherRecord]) -> Iterator[pa.Table]:
-    """Yields the commit_ts of row changes, without events that empty the table if ``apart`` has any."""
+    """Yields operation and commit_ts of the changes, without truncates if ``apart`` is not empty."""
     for one in tables:
         found = one.rows.select(["op", "commit_ts"])
         yield found.filter(pc.not_equal(found["op"].cast(pa.string()), Op.TRUNCATE.value)) if apart else found
 
 
 def _messages(changes: ChangeTable) -> int:
-    """Counts the Kafka records of events. A record with several events is counted with its first event."""
+    """Returns the number of Kafka records of these changes. Only the first event of a record is counted."""
     return int(pc.sum(pc.equal(changes.rows["index"], 0)).as_py() or 0)
 
 
@@ -166,7 +170,7 @@ def _extreme(rows: pa.Table, kind: str, name: str) -> Any:
 
 
 def _spans(tables: Iterable[ChangeTable]) -> dict[int, RowSpan]:
-    """Returns the span of the rows that were written with each schema, by registry id."""
+    """Returns the first and last row (``RowSpan``) of each writer schema, by registry id."""
     found: dict[int, RowSpan] = {}
     for one in tables:
         schema_id = None if one.schema_id is None else one.schema_id.value
@@ -192,7 +196,7 @@ def _max_offset(found: DecodedRecords) -> int:
 
 
 def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, object] | None:
-    """Returns the least and the greatest value of the first key column."""
+    """Returns the smallest and the greatest value of the first key column; None if they cannot be compared."""
     first = shape.key_columns[0].name
     keys = [pc.struct_field(one["key"].combine_chunks(), [first]) for one in rows if len(one)]
     try:
@@ -207,7 +211,10 @@ def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, obj
 def _marked(
     rows: Sequence[pa.Table], mark: str, shape: TableShape, types: Collection[str]
 ) -> Mapping[str, int]:
-    """Counts rows to apply with a mark in a column of one of these Spark types, by column."""
+    """Returns the number of rows to apply that carry a mark, by column.
+
+    Only columns of these Spark types count.
+    """
     names = {column.name for column in shape.columns if column.spark in types}
     counts = _counted(Counter(pc.list_flatten(one[mark].combine_chunks()).to_pylist()) for one in rows)
     return {name: count for name, count in counts.items() if name in names}
@@ -221,7 +228,7 @@ def _counted(several: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _doubted(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yields offset and warning of rows that are applied with a warning."""
+    """Yields tables with offset and warning of the rows that are applied with a warning."""
     for one in rows:
         reasons = pc.struct_field(one["_detail"].combine_chunks(), ["reason"])
         if reasons.null_count < len(reasons):
@@ -230,13 +237,13 @@ def _doubted(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _first_doubt(place: Place, rows: Iterable[pa.Table]) -> tuple[Doubt, ...]:
-    """Returns the first row with a warning, if any."""
+    """Returns the first row with a warning, or nothing."""
     found = [tuple(one.values()) for table in _doubted(rows) for one in table.to_pylist()]
     return (Doubt(place, *min(found)),) if found else ()
 
 
 def _first(place: Place, others: Iterable[OtherRecord]) -> tuple[BadRecord, ...]:
-    """Returns the first bad record, if any."""
+    """Returns the first bad record, or nothing."""
     bad = min((one for one in others if one.kind == BAD), key=_offset, default=None)
     if bad is None:
         return ()

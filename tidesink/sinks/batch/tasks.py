@@ -1,16 +1,16 @@
-"""A Spark task's work on one range of offsets: fetch, decode, reduce, and pack as Arrow IPC.
+"""The work of a Spark task on one range of offsets: fetch, decode, reduce, and pack the rows as Arrow IPC.
 
-It runs in a Python worker and does not need Spark itself. Records are fetched with librdkafka and decoded by
-the codec's ``decode_batch``. They are reduced to one row per key (in a log: one row per image), and converted
-into the columns of the target.
+The task runs in a Python worker and does not use Spark itself. It fetches the records with librdkafka and
+decodes them with the codec's ``decode_batch``. Then it reduces the changes to one row per key (for a change
+log: one row per image of an event), and converts the rows into the target's columns.
 
-The result is one row for each payload (``PACKED_DDL``): counts for the driver, and rows in the columns of
-``reduced_schema`` as an Arrow IPC stream. No row passes through the driver. If a target stages rows
-(``RangeTask.sink``), they are sent there, and only other records are packed. With a row filter the task has
-two parts, and Spark evaluates the filter between them (``batch.filtering``).
+The results are rows of ``PACKED_DDL``: counts for the driver, and payloads. A payload is an Arrow IPC stream
+of rows in the columns of ``reduced_schema``. Rows to apply do not pass through the driver. If the target can
+stage rows (``RangeTask.sink``), the task sends them to the target, and payloads contain only other events.
+With a row filter the task has two halves, and Spark evaluates the filter between them (``batch.filtering``).
 
-Under ``sequence_by: kafka`` a key is in one partition, so each range is reduced on its own. ``mixed_hashes``
-finds the keys that came in two partitions.
+Under ``sequence_by: kafka`` all events of a key are in one partition, so each range is reduced on its own.
+``mixed_hashes`` detects keys in two partitions.
 """
 
 from __future__ import annotations
@@ -58,20 +58,21 @@ from tidesink.sinks.spark.payloads import DELETE, UPSERT, ipc_stream
 from tidesink.sinks.targets.base import RowSink
 from tidesink.sinks.targets.modes import INDEX
 
-# Fetches the records of a range, as ``sinks.kafka.fetch`` does. It is pickled for the tasks.
+# Fetches the records of a range, as ``sinks.kafka.fetch`` does. Pickled and sent to the tasks.
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
-# Makes rows from a range and its records. It is pickled for the tasks.
+# Returns result rows for a range and its records. Pickled and sent to the tasks.
 Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, decoded bigint, row_by_row_records bigint, "
     "strangers bigint, ddl bigint, hashes binary, summary binary, staged binary, payload binary, error binary"
 )
-# Columns with counts of a whole range. Only its first payload has them.
+# Columns with counts of a whole range. They are 0 in all rows of the range after the first.
 _COUNTS: Final = ("records", "bytes", "decoded", "row_by_row_records", "strangers", "ddl")
-# The limits of a payload.
+# The maximum size of a payload.
 _PAYLOAD_ROWS: Final = 50_000
 _PAYLOAD_BYTES: Final = 8 << 20
-# A range is decoded as a whole, and an Arrow array of text holds less than 2 GiB.
+# The maximum size of a decoded range. A range is decoded as a whole, and an Arrow text array holds less than
+# 2 GiB.
 MOST_BYTES: Final = 1 << 30
 _PACKED: Final = pa.schema(
     [
@@ -114,7 +115,9 @@ _SEQUENCE: Final = pa.struct(
 
 
 def reduced_schema(plan: DecodePlan) -> pa.Schema:
-    """Returns the columns of a plan's reduced frame: rows to apply, bad records, DDL events, and truncates.
+    """Returns the columns of the reduced frame.
+
+    Its rows are rows to apply, bad records, DDL events and truncates.
 
     ================  ========  ========================================================================
     column            type      meaning
@@ -124,11 +127,11 @@ def reduced_schema(plan: DecodePlan) -> pa.Schema:
     ``after``         struct    the row to write, only for ``upsert``; for a marked delete its metadata
                                 columns, if the table has any
     ``_topic``        string    the topic of the winning event
-    ``_partition``    int       its partition
-    ``_offset``       bigint    its offset
-    ``_commit_ts``    bigint    its commit_ts
-    ``_half``         boolean   true for an update's other row: the delete of its old key, or in a log its
-                                old row; the event is counted with the row that the update wrote
+    ``_partition``    int       the partition of the winning event
+    ``_offset``       bigint    the offset of the winning event
+    ``_commit_ts``    bigint    the commit_ts of the winning event
+    ``_half``         boolean   true for the row of an update that is not counted as its event: the delete of
+                                the old key, or in a change log the preimage
     ``_zero_dates``   array     names of columns with an impossible date, which was set to null
     ``_ambiguous_times`` array  names of columns whose local time occurs twice, so that a policy chose one
     ``_detail``       struct    for records that are not rows: error, reason, key_id, value_id, fields, key,
@@ -142,8 +145,8 @@ def reduced_schema(plan: DecodePlan) -> pa.Schema:
                                 ``targets.base.SEQUENCE_DDL``
     ================  ========  ========================================================================
 
-    Keys are compared as exact values, and text byte by byte, for every collation of the source: a source for
-    which 'a' and 'A' are one key never sends them as two rows.
+    Keys are compared as exact values, and text byte by byte, whatever the source's collation. If 'a' and 'A'
+    are the same key at the source, it never sends them as two rows.
     """
     shape = plan.packed_shape
     kept = (("_kept", NAMES_TYPE), ("_after_delete", pa.bool_()))
@@ -166,26 +169,26 @@ def reduced_schema(plan: DecodePlan) -> pa.Schema:
 
 
 class RangeTooLargeError(ConfigError):
-    """A range has more bytes than a task can decode, because its records are larger than earlier ones."""
+    """A decoded range is larger than the limit, because its records are larger than earlier records."""
 
     @classmethod
     def of(cls, wanted: FetchRange, most_bytes: int) -> RangeTooLargeError:
-        """Returns the error for a range."""
+        """Returns the error for the range ``wanted``."""
         return cls(
-            f"A batch of one partition has more than {most_bytes >> 20} MiB. Lower batch.max-bytes.",
+            f"A batch has more than {most_bytes >> 20} MiB of one partition. Lower batch.max-bytes.",
             topic=wanted.topic,
             partition=wanted.partition,
         )
 
 
 class Restriction(Protocol):
-    """Selects a part of the records."""
+    """Selects the events and rows of a batch that are used, for example in a replay of dead letters."""
 
     def of(self, found: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
-        """Returns the selected records. The counts of records do not change."""
+        """Returns the selected events of the decoded records. The counts of records do not change."""
 
     def rows(self, reduction: Reduction) -> Reduction:
-        """Returns the selected rows among the reduced rows of these records."""
+        """Returns the selected rows after the reduction."""
 
 
 @dataclass(frozen=True)
@@ -195,11 +198,12 @@ class RangeTask:
     Attributes:
         ranges: The ranges.
         plan: The decode plan.
-        most_bytes: The maximum size of one range's selected records after decoding.
-        only: Selects the records to use. None: all.
-        sink: Accepts the rows to apply. Then payloads do not have them, and the column ``staged`` has the
-            sink's answer.
-        was_read: True if the ranges were already read under the bound, so that watermarks do not end them.
+        most_bytes: The maximum size of a range's events in memory after decoding, in bytes.
+        only: Selects the events that are used. None: all events.
+        sink: Stages the rows to apply in the target, or None. With a sink, payloads do not contain these
+            rows, and the column ``staged`` has the sink's result.
+        was_read: True if the ranges were already read under the bound. Then reading does not end at a
+            watermark.
     """
 
     ranges: tuple[FetchRange, ...]
@@ -213,9 +217,11 @@ class RangeTask:
     def of(
         cls, ranges: Iterable[OffsetRange], topic_id: str, plan: DecodePlan, sink: RowSink | None = None
     ) -> RangeTask:
-        """Returns the task of a batch, which fetches only the fields that the plan's decoder uses.
+        """Returns the task of a batch.
 
-        ``topic_id``: the topic's id, which Kafka must still report after a read.
+        It fetches timestamps and headers only if the plan's decoder uses them.
+
+        ``topic_id``: Kafka's id of the topic, which must be the same after the read.
         """
         used = plan.decoder.uses_timestamps, plan.decoder.uses_headers
         wanted = (FetchRange(*one, topic_id, *used) for one in ranges if one.records)
@@ -227,7 +233,10 @@ class RangeTask:
         return reduced_schema(self.plan)
 
     def chunks(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the chunks of a range, with rows for the plan's filter: the part before ``filtered``."""
+        """Yields the chunks of a range, for a plan with a filter. This is the first half of the task.
+
+        A chunk has the decoded records and the rows on which Spark evaluates the filter.
+        """
         plan = self.plan
         assert plan.row_filter is not None  # noqa: S101  (only called with a filter)
         # A range without records is also a chunk, because it is counted.
@@ -236,19 +245,30 @@ class RangeTask:
             yield decoded_chunk(wanted, chunk, plan.row_filter, plan.rows)
 
     def filtered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the payloads of the chunks, with Spark's verdicts on their rows."""
+        """Yields the payloads of chunks and Spark's verdicts on their rows.
+
+        This is the second half of the task.
+        """
         for wanted, chunks in groupby(verdicts_of(batches), attrgetter("wanted")):
             yield from self._payloads(wanted, map(self._applied, chunks))
 
     def _applied(self, verdicts: Verdicts) -> DecodedRecords:
-        """Returns a chunk with the filter applied; raises the chunk's error, if it is one."""
+        """Returns the decoded records of a chunk after applying the filter.
+
+        Raises:
+            TidesinkError: Decoding the chunk failed with this error.
+        """
         assert self.plan.row_filter is not None  # noqa: S101  (only called with a filter)
         if isinstance(verdicts.chunk, TidesinkError):
             raise verdicts.chunk
         return self.plan.row_filter.applied(verdicts.chunk, verdicts.said, self.plan.rows)
 
     def packed(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the payloads of one range. A ``TidesinkError`` is a payload, so that it keeps its class."""
+        """Yields the payloads of a range, for a plan without a filter.
+
+        If the task fails with a ``TidesinkError``, the error is returned in the column ``error``, so that it
+        keeps its class.
+        """
         yield from self._payloads(wanted, self._decoded(records))
 
     def _payloads(self, wanted: FetchRange, found: Iterable[DecodedRecords]) -> Iterator[pa.RecordBatch]:
@@ -275,7 +295,7 @@ class RangeTask:
         return found if self.only is None else self.only.of(found, self.plan)
 
     def _decoded(self, records: Iterable[pa.RecordBatch]) -> Iterator[DecodedRecords]:
-        """Yields the decoded records of a range, batch by batch."""
+        """Yields the decoded records of a range, one batch at a time."""
         plan = self.plan
 
         def decode(batch: pa.RecordBatch) -> DecodedRecords:
@@ -285,7 +305,10 @@ class RangeTask:
 
 
 def mixed_hashes(hashes: Sequence[tuple[tuple[str, int], bytes]]) -> npt.NDArray[np.uint64]:
-    """Returns the hashes of keys that came in two topic-partitions."""
+    """Returns the hashes of keys that occur in more than one topic-partition, sorted.
+
+    ``hashes``: topic and partition with the bytes of their hashes (``key_hashes``).
+    """
     places = list(dict.fromkeys(place for place, _ in hashes))
     if len(places) < 2:
         return np.empty(0, np.uint64)
@@ -298,7 +321,7 @@ def mixed_hashes(hashes: Sequence[tuple[tuple[str, int], bytes]]) -> npt.NDArray
 
 
 def _distinct(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Returns each hash once, sorted. Ten times faster than ``np.unique``, which hashes since numpy 2.3."""
+    """Returns the distinct hashes, sorted. This is ten times faster than ``np.unique`` of numpy 2.3."""
     whole = np.sort(hashes)
     first = np.ones(len(whole), np.bool_)
     np.not_equal(whole[1:], whole[:-1], out=first[1:])
@@ -308,7 +331,7 @@ def _distinct(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _with_error(
     wanted: FetchRange, found: Iterable[DecodedRecords]
 ) -> Iterator[DecodedRecords | TidesinkError]:
-    """Yields the decoded records. A ``TidesinkError`` is yielded last instead of being raised."""
+    """Yields the decoded records. If a ``TidesinkError`` is raised, it is yielded as the last element."""
     try:
         yield from found
     except TidesinkError as error:
@@ -326,20 +349,21 @@ def _failed(wanted: FetchRange) -> RuntimeError:
 
 
 def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterator[pa.RecordBatch]:
-    """Yields the payloads of a range. The first has its counts, and there is at least one."""
+    """Yields the result rows of a range, at least one. The first row has the counts of the range."""
     joined = joined_tables(found.tables)
     task = replace(task, plan=replace(task.plan, rows=task.plan.rows.in_range(joined)))
     plan = task.plan
     schema = reduced_schema(plan)
-    # In a log, an event that empties the table is a row.
+    # In a change log, a truncate is a row.
     truncates = [] if plan.logs else truncated(joined)
     reduction, parts = _logged(joined, plan, schema) if plan.logs else _reduced(joined, task, schema)
-    # Void rows count as superseded, because the table was emptied after them.
+    # Void row changes count as superseded by the DDL that emptied the table.
     reduction = replace(reduction, events=reduction.events + found.void)
     place = Place(wanted.topic, wanted.partition)
     dated = plan.decoder.dated
     summary = range_summary(place, found, truncates, reduction, parts, plan.packed_shape, dated=dated)
-    # Unplanned records are decoded again. The summary has everything that is needed about them.
+    # Unplanned records are not packed: the batch is decoded again, and the summary has all about them that the
+    # driver needs.
     others = [one for one in found.others if one.kind not in (*COUNTED_KINDS, UNPLANNED)]
     staged = None
     if task.sink is not None:
@@ -375,7 +399,7 @@ def _packed_row(wanted: FetchRange, **values: Any) -> pa.RecordBatch:
 
 
 def joined_tables(tables: Sequence[ChangeTable]) -> list[ChangeTable]:
-    """Joins the tables of each writer schema. Rows stay in the order of the tables."""
+    """Joins the tables that have the same writer schema. Their rows stay in the order of the tables."""
     groups: list[list[ChangeTable]] = []
     for one in tables:
         same = next((group for group in groups if _is_same(group[0], one)), None)
@@ -397,7 +421,7 @@ def _is_same(one: ChangeTable, other: ChangeTable) -> bool:
 def _reduced(
     tables: Sequence[ChangeTable], task: RangeTask, schema: pa.Schema
 ) -> tuple[Reduction, list[pa.Table]]:
-    """Returns the changes reduced to one row per key."""
+    """Returns the reduction to one row per key, and its rows in the columns of the reduced frame."""
     plan, only = task.plan, task.only
     rows = plan.rows
     if plan.ignores_nulls:
@@ -417,7 +441,7 @@ def _reduced(
 
 
 def _without_nulls(changes: ChangeTable, plan: DecodePlan) -> ChangeTable:
-    """Returns the changes in the shape's columns, whose null values count as not sent."""
+    """Returns the changes with each null value marked as not sent, so that the stored value is kept."""
     after = plan.rows.source_row(changes, changes.rows["after"].combine_chunks())
     names = [*plan.rows.value_sources.values()]
     flags = np.zeros((len(after), len(names)), np.bool_)
@@ -434,7 +458,7 @@ def _without_nulls(changes: ChangeTable, plan: DecodePlan) -> ChangeTable:
 def _logged(
     tables: Sequence[ChangeTable], plan: DecodePlan, schema: pa.Schema
 ) -> tuple[Reduction, list[pa.Table]]:
-    """Returns each image of each event, in Kafka's order."""
+    """Returns the rows of a change log in Kafka's order, one per image of an event, and their counts."""
     parts = [_log_rows(one, plan, schema) for one in tables]
     rows = pa.concat_tables(parts) if parts else schema.empty_table()
     if len(parts) > 1:
@@ -462,13 +486,13 @@ def _log_rows(table: ChangeTable, plan: DecodePlan, schema: pa.Schema) -> pa.Tab
 
 
 def _origin(rows: pa.Table) -> dict[str, Any]:
-    """Returns the columns with the location of the rows' events."""
+    """Returns the columns with topic, partition, offset and commit_ts of the rows' events."""
     names = ("partition", "offset", "commit_ts")
     return {"_topic": rows["topic"].cast(pa.string()), **{f"_{name}": rows[name] for name in names}}
 
 
 def _warnings(rows: pa.Table) -> pa.Array:
-    """Returns the column ``_detail`` of rows to apply: a warning, or null."""
+    """Returns the column ``_detail`` of rows to apply: the warning, or null."""
     if WARNING not in rows.column_names:
         return pa.nulls(rows.num_rows, _DETAIL)
     reasons = rows[WARNING].combine_chunks()
@@ -478,7 +502,7 @@ def _warnings(rows: pa.Table) -> pa.Array:
 
 
 def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> pa.Table:
-    """Returns the rows to apply in the columns of the reduced frame."""
+    """Returns the rows of a reduction in the columns of the reduced frame."""
     rows, deleted = plan.rows, table.rows["deleted"].combine_chunks()
     words = event_words(table.rows["op"].combine_chunks().dictionary_decode(), deleted)
     found = {
@@ -504,7 +528,7 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> p
 
 
 def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
-    """Returns the positions of the winning events, as in ``targets.base.SEQUENCE_DDL``."""
+    """Returns the positions of the winning events, in the columns of ``targets.base.SEQUENCE_DDL``."""
     moments = rows["commit_ts"].combine_chunks().cast(pa.int64())
     offsets = pa.array(np.arange(len(moments) + 1), pa.int32())
     place = [rows[name].combine_chunks() for name in ("partition", "offset", "index")]
@@ -514,13 +538,13 @@ def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
 
 
 def _marked(table: ReducedTable, mark: str, deleted: pa.Array) -> pa.Array:
-    """Returns the writer's names of columns with one of ``MARKS``; null for a delete."""
+    """Returns for each row the columns, under the writer's names, that carry ``mark``. Null for a delete."""
     lists = table.rows[mark].combine_chunks()
     return pc.if_else(deleted, pa.scalar(None, lists.type), lists)
 
 
 def _line(one: OtherRecord) -> dict[str, Any]:
-    """Returns a record as a row of the reduced frame."""
+    """Returns an event that is not a row to apply as a row of the reduced frame."""
     return {
         "_op": one.kind,
         "_topic": one.topic,
