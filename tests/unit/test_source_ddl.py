@@ -167,7 +167,7 @@ def test_records_that_expired_unread_are_told_until_the_topic_is_made_again(tmp_
     topic.records, topic.earliest = records, 9
     for again in (reader, topic.reader()):  # a worker that is started again, too
         topic.look(again)
-        assert "expired before they were read" in again.problem
+        assert "deleted by retention before they were read" in again.problem
     topic.topic_id = "second"
     topic.look(reader)
     assert reader.problem == ""

@@ -1,13 +1,14 @@
-"""The topic to which a Debezium connector for MySQL or MariaDB writes the DDL of its source (ADR 34).
+"""The topic to which a Debezium connector for MySQL or MariaDB writes the source's DDL (ADR 34).
 
-The topic's name is the connector's ``topic.prefix``. A record has ``databaseName``, ``ddl``, ``source`` with
-the position in the server's log, and ``tableChanges`` (Debezium 3.5.0.Final, captured; its documentation of
-"schema change topic"). A statement that names several tables is one record per table. Records of a snapshot
-describe the current tables and change nothing. TRUNCATE is not in this topic: a connector writes it to the
-table's own topic, if ``skipped.operations`` allows it.
+Debezium calls it the schema change topic. It has the name of the connector's ``topic.prefix``. A record has
+the fields ``databaseName``, ``ddl``, ``source`` with the position in the server's log, and ``tableChanges``
+(Debezium 3.5.0.Final, captured; its documentation of "schema change topic"). A statement that names several
+tables is written once for each table. Records that are part of a connector's snapshot describe the existing
+tables and are skipped. TRUNCATE is not written to this topic: the connector writes it to the table's own
+topic, if ``skipped.operations`` allows it.
 
-The topic has one partition, and no order with the topics of rows. The state store keeps the statements that
-were read. If it was lost, the topic is read again from its beginning.
+The topic has one partition. Its records are not ordered relative to the records of the tables' topics. The
+state store has the statements that were read. If it is lost, the topic is read again from its beginning.
 """
 
 from __future__ import annotations
@@ -41,17 +42,18 @@ from tidesink.sinks.state.progress import LastRecord, StateStore
 PARTITION: Final = 0
 _KIND: Final = "schema-changes"
 _PAGE_RECORDS: Final = 1000
-# Values of ``snapshot`` in records that describe a change. Other records are part of a snapshot.
+# Values of ``source.snapshot`` in records that report a change. Records with another value are part of a
+# snapshot.
 _STREAMED: Final = (None, False, "false", "incremental")
 _ABSENT: Final = (
-    "The broker has no topic {} (source.debezium.schema-change-topic), so DDL that changes rows at the "
-    "source is not known. Set it to the connector's topic.prefix."
+    "The brokers have no topic {} (source.debezium.schema-change-topic), so DDL that changes rows at the "
+    "source is not known. Set schema-change-topic to the connector's topic.prefix."
 )
 _UNREAD: Final = "The source's DDL in topic {} could not be read yet: {}"
 _EXPIRED: Final = (
-    "Records of topic {} expired before they were read, or Kafka lost them (unclean leader election). The "
-    "source's DDL in these records is not known. Compare the tables with their source (tidesink diff), and "
-    "have Kafka keep all records of the topic (retention.ms=-1)."
+    "Records of topic {} were deleted by retention before they were read, or Kafka lost them (unclean leader "
+    "election). The source's DDL in these records is not known. Compare the tables with their source "
+    "(tidesink diff), and have Kafka keep all records of the topic (retention.ms=-1)."
 )
 
 # The kind of a statement whose record has no ``tableChanges``.
@@ -64,9 +66,10 @@ _CONVERTED: Final = (
 )
 
 _OLD_COLUMNS: Final = (
-    "the connector did not read the new columns from this statement and still uses the old ones. Unless the "
-    "columns are the same in the same order, it sends later values under wrong names, even after a resync. "
-    "First have the connector read its schema again (docs/schema-changes.md, A table that is replaced)"
+    "the connector did not read the new table's columns from this statement and still uses the old table's "
+    "columns. Unless both tables have the same columns in the same order, the connector sends later values "
+    "under wrong names, even after a resync. First have the connector read its schema again "
+    "(docs/schema-changes.md, A table that is replaced)"
 )
 
 Decode = Callable[[Message], tuple[Event, ...]]
@@ -74,14 +77,20 @@ _log = structlog.get_logger("tidesink.worker")
 
 
 class SourceStatement(NamedTuple):
-    """DDL that changes rows or column names of a table. ``sent``: its record's timestamp in ms since 1970."""
+    """A DDL statement that changes rows or column names of a table.
+
+    ``ddl``: the statement. ``sent``: the timestamp of its Kafka record in ms since 1970.
+    """
 
     ddl: RowDdl
     sent: int
 
 
 class SchemaChangeTopic:
-    """The statements read from the topic so far. Only one thread reads; any thread may call ``of``."""
+    """The statements that were read from the schema change topic.
+
+    Only one thread may call ``take``. Any thread may call ``of``.
+    """
 
     def __init__(
         self,
@@ -100,20 +109,24 @@ class SchemaChangeTopic:
         self._source, self._store = source, store
         self._lock = threading.Lock()
         self._next = 0
-        # True if records were deleted before they were read.
+        # True if records were deleted or lost before they were read.
         self._lacks = False
-        # True if the topic was shorter at the last look than what was read of it.
+        # True if the topic ended before the next offset when it was last looked up.
         self._was_short = False
         self._known: tuple[SourceStatement, ...] = ()
 
     def of(self, table: TableId) -> tuple[SourceStatement, ...]:
-        """Returns the statements that change rows of a table, in the topic's order."""
+        """Returns the statements that change rows or column names of a table, in the topic's order."""
         with self._lock:
             known = self._known
         return tuple(one for one in known if one.ddl.concerns(table))
 
     def take(self, seen: Look, decode: Decode) -> Look:
-        """Read the topic up to the end in ``seen``, if possible. Returns the look without this topic."""
+        """Reads the topic up to its end in ``seen``, if possible. Returns ``seen`` without this topic.
+
+        ``seen``: the offsets of all topics, as just looked up. If the topic cannot be read, the reason is
+        logged and is available as ``problem``.
+        """
         found, error = seen.found.get(self.topic), seen.unanswered.get(self.topic)
         try:
             if found is not None:
@@ -157,19 +170,20 @@ class SchemaChangeTopic:
                     read += statements(message, decode) if message.value is not None else ()
             try:
                 if not self._logs.follows(found, self._last, last):
-                    return  # it is read again after the next look
+                    return  # these records are read again after the next look-up of the topic
             except SourceError:
-                # No command could let the topic continue, so it continues: from here on, records are used.
+                # The log was cut. No command lets a person confirm the loss for this topic. So the loss is
+                # only reported, and the next read uses the records that are left.
                 self._lacks, self._last = True, {}
                 raise
             self._last = last
             self._keep([*self._known, *read], end)
 
     def _is_short(self, latest: int) -> bool:
-        """Returns True if the topic is shorter than what was read of it, for the first time.
+        """Returns True the first time that the topic's end is below the offset up to which it was read.
 
-        A broker can answer with an old end once. If the topic is still short at the second look, Kafka has
-        lost the rest. The remaining records may differ from any offset on, so the topic is read again from
+        A broker can return an outdated end once. If the end is still too low at the next look-up, Kafka has
+        lost records. Any of the remaining records may have been replaced too, so the topic is read again from
         its beginning.
         """
         if latest >= self._next:
@@ -183,13 +197,19 @@ class SchemaChangeTopic:
         return False
 
     def _follow_cut(self, found: TopicOffsets) -> None:
-        """If the topic's log was cut, continue from the cut. The lost records are not known."""
+        """Continues from the offset at which the topic's log was cut, if it was.
+
+        The DDL that was lost is not known.
+        """
         cut = self._logs.cuts(found, self._last).get(PARTITION)
         if cut is not None:
             self._step_back(min(self._next, cut))
 
     def _step_back(self, offset: int) -> None:
-        """Read again from an offset. It is stored with the next page. Until then a restart finds the loss."""
+        """Continues from an earlier offset, because records were lost.
+
+        The offset is stored with the next page. After a restart before that, the loss is detected again.
+        """
         self._lacks, self._next, self._last = True, offset, {}
 
     def _restore(self, topic_id: str) -> None:
@@ -199,7 +219,7 @@ class SchemaChangeTopic:
         if kept is not None and not is_other_topic(kept["topic_id"], topic_id):
             known = tuple(SourceStatement(row_ddl_of(*one), sent) for one, sent in kept["statements"])
             next_offset = int(kept["next_offset"])
-            # Earlier versions could store a record that was not read yet.
+            # Earlier versions could store a last record at or after the next offset.
             kept_last = LastRecord(*kept["last"]) if kept.get("last") else None
             if kept_last is not None and kept_last.offset < next_offset:
                 last = {PARTITION: kept_last}
@@ -208,9 +228,10 @@ class SchemaChangeTopic:
             self.topic_id, self._known, self._next, self._last = topic_id, known, next_offset, last
 
     def _keep(self, found: Iterable[SourceStatement], end: int) -> None:
-        """Store the newest statements.
+        """Stores the newest statements and the next offset.
 
-        If a statement was sent again, its later record is kept, because rows were sent again before it.
+        If the connector sent a statement twice, its second record is kept, because the rows before that
+        record were sent twice too.
         """
         last: dict[Any, SourceStatement] = {}
         for one in found:
@@ -232,7 +253,10 @@ class SchemaChangeTopic:
 
 
 def statements(message: Message, decode: Decode) -> Iterator[SourceStatement]:
-    """Yields a record's changes of existing rows and names; nothing for records of a snapshot."""
+    """Yields a record's statements that change rows or column names.
+
+    Yields nothing if the record is part of a connector's snapshot.
+    """
     for event in decode(message):
         if not isinstance(event, DdlEvent) or not event.query:
             continue
@@ -246,8 +270,8 @@ def statements(message: Message, decode: Decode) -> Iterator[SourceStatement]:
 
 
 def _changes(event: DdlEvent) -> tuple[RowChange, ...]:
-    # A record about several tables names all of them (``a,b``). A record about a database names no table, and
-    # may be about each of its tables.
+    # A record about several tables names them all (``a,b``). A record about a database names no table, so the
+    # statement may be about any table of the database.
     schema, names = event.table.schema, [name for name in event.table.name.split(",") if name]
     about = [TableId(schema, name) for name in names] or [TableId(schema, "")]
     try:
@@ -260,7 +284,10 @@ def _changes(event: DdlEvent) -> tuple[RowChange, ...]:
 
 
 def _renames(event: DdlEvent) -> Iterator[RowChange]:
-    """Yields the tables with renamed columns, because rows do not distinguish them from new columns."""
+    """Yields a change for each table with renamed columns.
+
+    Rows do not show whether a column was renamed or added.
+    """
     names = dict[TableId, list[str]]()
     for one in renamed_columns(event.query, event.table.schema):
         names.setdefault(one.table, []).append(f"{one.old} to {one.new}")
@@ -269,7 +296,10 @@ def _renames(event: DdlEvent) -> Iterator[RowChange]:
 
 
 def _conversions(event: DdlEvent) -> Iterator[RowChange]:
-    """Yields the tables with redefined columns. The record does not contain their old definition."""
+    """Yields a change for each table with redefined columns, because their values may have changed.
+
+    The record does not contain the old definitions, so it is not known whether the values fit.
+    """
     names = dict[TableId, list[str]]()
     for table, column in converted_columns(event.query, event.table.schema):
         names.setdefault(table, []).append(column)
@@ -278,10 +308,11 @@ def _conversions(event: DdlEvent) -> Iterator[RowChange]:
 
 
 def _replacements(event: DdlEvent) -> Iterator[RowChange]:
-    """Yields the tables that were created again while the connector kept the columns of the old table.
+    """Yields a change for each re-created table whose old columns the connector still uses.
 
-    The connector reads columns from CREATE TABLE only if the table's name is new to it. Otherwise the record
-    has an empty ``tableChanges`` (Debezium 3.5.0.Final with MariaDB, seen with CREATE OR REPLACE TABLE).
+    The connector reads columns from CREATE TABLE only if it does not know a table of this name. Otherwise
+    ``tableChanges`` is empty in the record (Debezium 3.5.0.Final with MariaDB, seen with CREATE OR REPLACE
+    TABLE).
     """
     if event.kind == _NO_CHANGES:
         for table in made_tables(event.query, event.table.schema):
@@ -289,7 +320,10 @@ def _replacements(event: DdlEvent) -> Iterator[RowChange]:
 
 
 def _place(source: Mapping[str, Any]) -> str:
-    """Returns a statement's position in the server's log. A GTID is the same on a promoted replica."""
+    """Returns a statement's position in the server's log: its GTID, which is the same on a promoted replica.
+
+    Without a GTID, the position is the binlog's file and offset.
+    """
     return str(source.get("gtid") or f"{source.get('file')}:{source.get('pos')}")
 
 

@@ -1,4 +1,4 @@
-"""A table's decoding: the protocol of schema sources, and the projection into the target's columns."""
+"""The decoding of a table's records (``Decoding``), and the projection of rows into the target's columns."""
 
 from __future__ import annotations
 
@@ -25,13 +25,17 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.decoders import DecodePlan
 
 _TWO_MEANINGS: Final = (
-    "ignore_null_updates: a record of this protocol can omit a value, which is not the same as NULL, and "
-    "this version does not distinguish the two. Remove ignore_null_updates."
+    "ignore_null_updates is not possible with this protocol: its records can omit a value, and this version "
+    "does not distinguish an omitted value from NULL. Remove ignore_null_updates."
 )
 
 
 class Missed(NamedTuple):
-    """The counts of a batch whose plan lacked something, its ranges, and the topic when it was planned."""
+    """A batch for which the plan did not have all schemas or columns.
+
+    ``summary``: its counts, with the missing ids and columns. ``ranges``: its ranges. ``found``: the topic's
+    offsets and id when the batch was planned.
+    """
 
     summary: BatchSummary
     ranges: Sequence[OffsetRange]
@@ -39,17 +43,17 @@ class Missed(NamedTuple):
 
 
 class Renamed(NamedTuple):
-    """A renamed column.
+    """A column that was renamed at the source.
 
     Attributes:
         name: The new name.
-        readable: True if rows with the old name can be read as rows with the new name.
-        target: The new name in the target, if it differs.
-        was: The old name in the target, if it differs.
-        reused: True if another column has or had one of the two names. Then a target with both names does
-            not show that the rename was ignored.
-        at: The moment of the DDL that renamed the column.
-        returned: True if a column, perhaps this one, had the new name earlier.
+        readable: True if values under the old name can be read as values of the new column.
+        target: The new name in the target, if it is different.
+        was: The old name in the target, if it is different.
+        reused: True if another column has or had the old or the new name. Then a target with columns of both
+            names does not prove that the rename was ignored.
+        at: The position of the DDL that renamed the column: its TSO as text, or empty.
+        returned: True if a column, possibly this one, had the new name in the past.
     """
 
     name: str
@@ -66,12 +70,13 @@ class SourceColumns:
     """A table's columns as reported by the DDL in its topic.
 
     Attributes:
-        current: The current table.
-        former: Dropped columns with their last types.
-        renamed: Renamed columns of the table, by their old names.
-        readded: Folded names of columns that were dropped and added again.
-        partings: The moments at which columns were last dropped or renamed, by folded name.
-        renames: Old names of columns, including dropped ones, each with a later name of the same column.
+        current: The table with its current columns.
+        former: Dropped columns with the types that they had.
+        renamed: The table's renamed columns, by their old names.
+        readded: Columns that were dropped and added again, by folded name.
+        partings: For each name (folded) that a column lost by a drop or a rename: when the last such DDL was
+            in effect.
+        renames: Pairs of an old name and a later name of the same column, including dropped columns.
     """
 
     current: TableSchema
@@ -83,75 +88,84 @@ class SourceColumns:
 
 
 class Decoding(Protocol):
-    """The decoding of one table. Used by one thread at a time."""
+    """How a table's records are decoded. Only one thread uses the object at a time."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about this table's types."""
+        """Warnings about the table's types."""
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Read enough of a topic with records to derive the table's shape.
+        """Reads as many records as are needed to find out the table's columns and key.
 
-        ``starts``: the first offset of the table in each partition. Earlier records are not used.
+        ``starts``: the first offset of the table in each partition. Records before it are not used.
 
         Raises:
-            ConfigError: The table's key or columns cannot be derived. The message names the setting.
+            ConfigError: The table's key or columns cannot be found out. The message names the setting.
             RegistryError: The registry refuses the request, or does not answer.
             SourceError: Kafka refuses the request, or does not answer.
         """
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
-        """Read schemas or DDL that decoding the ranges needs, and whose absence a batch would not notice.
+        """Reads schemas or DDL that must be known before the ranges are decoded.
 
-        Called before each batch. ``ranges``: None for rows that are later than all records, as in a snapshot.
+        This is called before each batch. Without it, the batch would decode records wrongly and not notice.
+        ``ranges``: the ranges of the batch. None for rows that are newer than all records, such as rows of a
+        snapshot.
 
         Raises:
             ConfigError, RegistryError, SourceError: For the same reasons as ``prepare``.
         """
 
     def columns(self) -> DecodePlan:
-        """Returns the current plan."""
+        """Returns the current decode plan."""
 
     def reported(self) -> SourceColumns | None:
-        """Returns the columns that DDL reports, or None if no DDL is read."""
+        """Returns the table's columns as reported by DDL, or None if the protocol has no DDL."""
 
     def row_ddl(self) -> tuple[RowDdl, ...] | None:
-        """Returns the DDL read so far that changes rows of the table, in order; None if no DDL is read."""
+        """Returns the DDL statements read so far that change existing rows of the table, in order.
+
+        None if the protocol has no DDL.
+        """
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
-        """Read the old names of renamed columns as their new names.
+        """Sets which renamed columns are read under their new names, and which dropped columns are kept.
 
-        ``held``: Spark types of the target's columns by folded name. Columns among them that the source
-        dropped are part of the plan's shape. So they are NULL in rows without them, no matter which worker
-        read the earlier rows.
+        Args:
+            renamed: New names by old names. A value under the old name becomes a value of the new column.
+            held: The Spark types of the target's columns, by folded name. Columns of these that the source
+                dropped become part of the plan. So rows without them have NULL in them, also if this worker
+                never read a row that has them.
 
         Raises:
             ConfigError, RegistryError, SourceError: For the same reasons as ``prepare``.
         """
 
     def meet_others(self, missed: Missed) -> None:
-        """Handle a batch with records of unknown tables.
+        """Handles rows of unknown tables in a batch.
 
         Raises:
             ConfigError, RegistryError, SourceError: For the same reasons as ``prepare``.
         """
 
     def learn(self, missed: Missed) -> bool:
-        """Look up what a batch lacked. Returns True if the plan changed.
+        """Looks up schemas and columns that the plan did not have for a batch.
+
+        Returns True if the plan changed.
 
         Raises:
             ConfigError, RegistryError, SourceError: For the same reasons as ``prepare``.
         """
 
     def take_ddl(self, missed: Missed) -> bool:
-        """Handle a batch with DDL events. Returns True if the plan changed."""
+        """Reads DDL, because a batch has DDL events. Returns True if the plan changed."""
 
 
 def declared_table(definition: Definition | None, table: TableId) -> TableSchema | None:
-    """Returns the table as defined in the config.
+    """Returns the table as defined in the config, or None without a definition.
 
     Raises:
-        ConfigError: The definition cannot be read, or describes another table.
+        ConfigError: The definition cannot be read, or defines another table.
     """
     if definition is None:
         return None
@@ -159,22 +173,22 @@ def declared_table(definition: Definition | None, table: TableId) -> TableSchema
     definition.declare_in(definitions, table.schema)
     found = definitions.get(table)
     if found is None:
-        raise ConfigError("The definition under tables describes another table.", table=str(table))
+        raise ConfigError("The definition under tables is for another table.", table=str(table))
     return found
 
 
-# Excluded or renamed columns, filtered rows, another name in the target
+# Projection: excluded or renamed columns, a row filter, another table name in the target
 
 
 @dataclass(frozen=True)
 class _Holders:
-    """The source's columns that the target holds according to a projection."""
+    """The source's columns that the target has, according to a projection (``Layout``)."""
 
     layout: Layout
     current: tuple[TableColumn, ...]
 
     def own(self, name: str) -> bool:
-        """Returns True if no other source column has this column's name in the target."""
+        """Returns True if the target's column for this source column is not used by another source column."""
         target = fold_name(self.layout.target_name(name))
         others = (c.name for c in self.current if fold_name(self.layout.target_name(c.name)) == target)
         return fold_name(next(others, name)) == fold_name(name)
@@ -183,14 +197,14 @@ class _Holders:
 def projected(
     decoding: Decoding, table: TableId, layout: Layout, destination: Destination, session: SparkSession
 ) -> Decoding:
-    """Returns a decoding into the target's columns; the decoding itself if the target holds all as it is."""
+    """Returns a decoding into the target's columns, or ``decoding`` itself if nothing is projected."""
     if layout.plain and destination == Destination(table):
         return decoding
     return ProjectedDecoding(decoding, layout, destination, session)
 
 
 class ProjectedDecoding:
-    """A decoding whose plan returns the rows that the target holds, under the target's names."""
+    """A decoding into the columns and names of the target."""
 
     def __init__(
         self, decoding: Decoding, layout: Layout, destination: Destination, session: SparkSession
@@ -209,13 +223,16 @@ class ProjectedDecoding:
         self._decoding.prepare(found, starts)
 
     def columns(self) -> DecodePlan:
-        """Returns the current plan, which is the same object while the inner plan is the same.
+        """Returns the current decode plan.
+
+        It is the same object as long as the table's own plan does not change.
 
         Raises:
             ConfigError: The projection does not fit the table's columns. Or Spark does not accept its filter.
-                Or ``ignore_null_updates`` is set, and the records can omit values.
+                Or ``ignore_null_updates`` is set, and records can omit values.
             SchemaRefusedError: The projection names a column that the source no longer has, or excludes a
-                column under only some of its names. Or the source has a column with the shard's name.
+                renamed column under only some of its names. Or the source has a column with the name of the
+                shard column.
         """
         inner = self._decoding.columns()
         if self._plans is None or self._plans[0] is not inner:
@@ -229,7 +246,7 @@ class ProjectedDecoding:
         past: list[str] = []
         if reported is not None:
             check_renames(layout, inner.shape, reported.renames)
-            # Another task may have read DDL that this plan does not contain.
+            # Another task may have read DDL that came after this plan was made.
             fold = inner.shape.fold
             past += (fold(column.name) for column in reported.former)
             past += (fold(name) for pair in reported.renames for name in pair)
@@ -257,7 +274,11 @@ class ProjectedDecoding:
         return replace(plan, rows=replace(plan.rows, target=routed_shape(plan.shape, self._destination)))
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
-        """See ``Decoding.catch_up``; also raises SchemaRefusedError for conflicting renames."""
+        """Reads schemas or DDL for the ranges (``Decoding.catch_up``).
+
+        Raises:
+            SchemaRefusedError: The projection excludes a renamed column under only some of its names.
+        """
         self._decoding.catch_up(ranges, found)
         self._check_renames()
 
@@ -265,7 +286,11 @@ class ProjectedDecoding:
         return self._decoding.row_ddl()
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
-        """See ``Decoding.read_as``; also raises SchemaRefusedError for conflicting renames."""
+        """Sets which renamed and dropped columns are read (``Decoding.read_as``).
+
+        Raises:
+            SchemaRefusedError: The projection excludes a renamed column under only some of its names.
+        """
         self._decoding.read_as(renamed, held if self._layout.plain else dict(self._at_source(held)))
         self._check_renames()
 
@@ -273,24 +298,39 @@ class ProjectedDecoding:
         self._decoding.meet_others(missed)
 
     def learn(self, missed: Missed) -> bool:
-        """See ``Decoding.learn``; also raises SchemaRefusedError for conflicting renames."""
+        """Looks up what the plan did not have for a batch (``Decoding.learn``).
+
+        Raises:
+            SchemaRefusedError: The projection excludes a renamed column under only some of its names.
+        """
         changed = self._decoding.learn(missed)
         self._check_renames()
         return changed
 
     def take_ddl(self, missed: Missed) -> bool:
-        """See ``Decoding.take_ddl``; also raises SchemaRefusedError for conflicting renames."""
+        """Reads DDL, because a batch has DDL events (``Decoding.take_ddl``).
+
+        Raises:
+            SchemaRefusedError: The projection excludes a renamed column under only some of its names.
+        """
         changed = self._decoding.take_ddl(missed)
         self._check_renames()
         return changed
 
     def _check_renames(self) -> None:
-        """Check renames even without a new plan: names can be exchanged while the columns stay the same."""
+        """Raises SchemaRefusedError if the projection excludes a renamed column under only some of its names.
+
+        This is also needed if the plan does not change: two columns can exchange their names while the
+        table's list of columns stays the same.
+        """
         if self._layout.except_columns and (reported := self._decoding.reported()) is not None:
             check_renames(self._layout, self._decoding.columns().shape, reported.renames)
 
     def _at_source(self, held: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Yields types of the target's columns that the source dropped or renamed, by folded source name."""
+        """Yields the target's columns that the source dropped or renamed.
+
+        Each one is its folded name at the source and its Spark type in the target.
+        """
         reported = self._decoding.reported()
         if reported is None:
             return
@@ -301,10 +341,10 @@ class ProjectedDecoding:
                 yield fold_name(name), found
 
     def reported(self) -> SourceColumns | None:
-        """Returns the columns that DDL reports, under the target's names and only if the target holds them.
+        """Returns the columns as reported by DDL, with the target's names and without excluded columns.
 
-        A renamed column keeps the source's names in addition. None if several tables share the target table,
-        because the other tables may still have the old columns.
+        A renamed column has both its names at the source and its names in the target. The result is None if
+        several source tables share the target table, because the other tables may still have the old columns.
         """
         reported = self._decoding.reported()
         if reported is None or self._destination.shard is not None:
@@ -314,7 +354,7 @@ class ProjectedDecoding:
         layout, holders = self._layout, self._holders(reported)
         own = holders.own
         excluded = {fold_name(name) for name in layout.except_columns}
-        # A list of columns has a column's current name; the old name need not be in the list.
+        # If the config lists the columns to keep, it lists the current name. The old name may be missing there.
         renamed = {
             old: new._replace(was=layout.target_name(old), target=layout.target_name(new.name))
             for old, new in reported.renamed.items()

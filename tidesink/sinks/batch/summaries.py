@@ -196,7 +196,7 @@ def _max_offset(found: DecodedRecords) -> int:
 
 
 def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, object] | None:
-    """Returns the smallest and the greatest value of the first key column; None if they cannot be compared."""
+    """Returns the smallest and the greatest value of the first key column; None if not comparable."""
     first = shape.key_columns[0].name
     keys = [pc.struct_field(one["key"].combine_chunks(), [first]) for one in rows if len(one)]
     try:

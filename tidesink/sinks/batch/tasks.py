@@ -362,8 +362,8 @@ def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterato
     place = Place(wanted.topic, wanted.partition)
     dated = plan.decoder.dated
     summary = range_summary(place, found, truncates, reduction, parts, plan.packed_shape, dated=dated)
-    # Unplanned records are not packed: the batch is decoded again, and the summary has all about them that the
-    # driver needs.
+    # Unplanned records are not packed: the batch is decoded again. The driver only needs what the summary has
+    # about them.
     others = [one for one in found.others if one.kind not in (*COUNTED_KINDS, UNPLANNED)]
     staged = None
     if task.sink is not None:
