@@ -1,4 +1,4 @@
-"""Decisions on changes of the source's columns: policies, renames, and columns that are already known."""
+"""Decisions on schema changes of the source: a table's policies, its renames, and its known columns."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 
 SHORT_DIGEST: Final = 8
-# A person's decisions on changes, by the digest of the change.
+# Decisions of people on schema changes, by the digest of the change.
 Accepted = Mapping[str, ChangePolicy]
-# Decisions of policies on changes, by the digest of the change.
+# Schema changes that policies decided without a person, with the decision, by the digest of the change.
 Chosen = Mapping[str, "tuple[SchemaChange, ChangePolicy]"]
 
 
 class SchemaChange(NamedTuple):
-    """A change of a column, or DDL that changes rows.
+    """A schema change: of a column, of the key, or DDL that changes existing rows.
 
     Attributes:
-        kind: The kind of the change.
-        column: The column, or empty.
-        before: The old type or key columns. For DDL that changes rows, its commit time.
-        after: The new type or key columns. For DDL that changes rows, the statement.
-        at: The moment of the DDL that reported a drop or a rename. If a dropped column is added and dropped
-            again, the second drop is another change with its own decision.
+        kind: The kind of the change, for example ``add``, ``drop`` or ``widen``.
+        column: The name of the column, or empty.
+        before: The old type or the old key columns. For DDL that changes rows, its commit time.
+        after: The new type or the new key columns. For DDL that changes rows, the statement.
+        at: Identifies the DDL of a drop or a rename, as in ``Renamed.at``. If a dropped column is added and
+            dropped again, the second drop is another change, and is decided separately.
     """
 
     kind: ChangeKind
@@ -54,32 +54,35 @@ class SchemaChange(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """A digest that identifies this change among all changes of the table."""
+        """A hash that identifies this change among all changes of the table."""
         reported = list(self) if self.at else list(self)[:4]
         if self.kind == "add" and self.before:
-            # A person decides once which excluded column it may be. Its type is not part of the digest,
-            # because it may become wider. Names keep their case: names that differ in case are two columns.
+            # ``before`` has the excluded columns that the new column may be. A person decides on this once,
+            # so the type, which may change later, is not part of the digest. Names keep their case, because
+            # names that differ only in case may be two columns.
             reported = [self.kind, self.column, self.before]
         if self.at and self.kind == "drop":
-            # The moment identifies the column; its type is no longer known once it was added again.
+            # ``at`` identifies the drop. The type is left out, because it is no longer known after the column
+            # was added again.
             reported = [self.kind, fold_name(self.column), self.after, self.at]
         return hashlib.sha256(json.dumps(reported, ensure_ascii=True).encode()).hexdigest()[:16]
 
     @property
     def short_digest(self) -> str:
-        """The start of the digest, which identifies the change in commands."""
+        """The first 8 characters of the digest. People use them in commands to name the change."""
         return self.digest[:SHORT_DIGEST]
 
     @property
     def changes_rows(self) -> bool:
-        """True for DDL that changes rows, False for changes of columns.
+        """True for DDL that changes existing rows, and False for a change of columns or of the key.
 
-        Also True for a rename in a connector's DDL, because it does not name a column of the target.
+        A rename in the DDL of a Debezium connector also counts as DDL of rows, because it does not name a
+        column of the target.
         """
         return self.kind in get_args(RowChangeKind) or (self.kind == "rename" and not self.column)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the JSON for the status and for stored decisions."""
+        """Returns the change as JSON for ``tidesink status`` and for the state store."""
         rows = self.changes_rows
         return {
             "kind": self.kind,
@@ -92,7 +95,7 @@ class SchemaChange(NamedTuple):
         }
 
     def __str__(self) -> str:
-        """Returns the change as text."""
+        """Returns the change as text for people."""
         if self.changes_rows:
             return f"{self.kind}{f' of {self.before}' if self.before else ''} ({self.after})"
         column = f" column {self.column}" if self.column else ""
@@ -100,9 +103,10 @@ class SchemaChange(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A change that waits for a person.
+    """A schema change that waits for the decision of a person.
 
-    ``accepts``: the decisions that ``tidesink ddl`` allows. If it is empty, ``reason`` explains why.
+    ``accepts``: the decisions that ``tidesink ddl`` allows. ``reason``: why the change waits or why some
+    decisions are not allowed.
     """
 
     change: SchemaChange
@@ -110,28 +114,30 @@ class Pending(NamedTuple):
     reason: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the JSON for the status."""
+        """Returns the waiting change as JSON for ``tidesink status``."""
         waits = {"policy": "pause", "accepts": list(self.accepts), "reason": self.reason}
         return {**self.change.as_json(), **waits}
 
 
 def _time_of(at: str) -> str:
-    """Returns the time at which a column was dropped or renamed; empty if its DDL has no time."""
+    """Returns the commit time of a drop or a rename as text; empty if its DDL has no time."""
     return shown_time(physical_ms(int(at))) if at.isdigit() else ""
 
 
 @dataclass(frozen=True)
 class Policies:
-    """The basis of decisions on changes.
+    """The settings and decisions by which a table's schema changes are decided.
 
     Attributes:
-        said: The policies in the config.
-        accepted: Decisions of people.
-        capabilities: The capabilities of the target.
-        logs: True if the table is a log of changes (``mode: append``).
-        layout: The table's projection. Adding a column that it asks for is not a change at the source.
-        added: Columns of the target that the table's mode adds.
-        chosen: By digest, the decisions made so far without a person. They apply if no change waits.
+        said: The policies in the config (``schema-changes``).
+        accepted: The decisions of people.
+        capabilities: What the target can change.
+        logs: True for a change log (``mode: append``).
+        layout: The table's projection. If it names a column, adding this column to the target needs no
+            decision.
+        added: The columns that the table's mode adds to the target.
+        chosen: By digest, the changes that were decided without a person while this batch was prepared. They
+            are stored only if no change waits.
     """
 
     said: SchemaChanges
@@ -144,7 +150,7 @@ class Policies:
 
     @classmethod
     def of(cls, settings: TableConfig, accepted: Accepted, capabilities: Capabilities) -> Policies:
-        """Returns the policies of a table's settings."""
+        """Returns the policies for a table's settings."""
         names = names_of(settings)
         return cls(
             settings.schema_changes,
@@ -157,16 +163,22 @@ class Policies:
 
     @property
     def own(self) -> frozenset[str]:
-        """Columns of the target, in lower case, that are not from the source even if it uses the names."""
+        """Target columns, in lower case, that tidesink fills itself even if the source has such columns."""
         return frozenset(map(fold_name, (*OWN_COLUMNS, *self.layout.metadata.values(), *self.added)))
 
     @property
     def follows(self) -> bool:
-        """True if existing columns can change. Rows that were sent or logged do not change."""
+        """True if DDL can be applied to existing rows of the target.
+
+        False for messages and for a change log.
+        """
         return "rows" in self.capabilities.features and not self.logs
 
     def decide(self, change: SchemaChange) -> ChangePolicy:
-        """Decides on a change. Changes that the target cannot apply were refused earlier."""
+        """Returns the decision on a change: a person's decision, or else the policy in the config.
+
+        Changes that the target cannot apply must be rejected by the caller first.
+        """
         if change.kind == "add" and fold_name(change.column) in self.layout.asked:
             return "apply"
         accepted = self.accepted_as(change)
@@ -181,12 +193,16 @@ class Policies:
         """Returns a person's decision on a change, or None."""
         found = self.accepted.get(change.digest)
         if found is None and self.accepted.get(change._replace(at="").digest) == "ignore":
-            # Decided before changes had a moment. Ignoring it again loses nothing, but applying it might.
+            # This decision was stored by a version without ``at``, so it may be about an earlier drop of the
+            # column. Ignoring the change loses no data, but applying it might.
             return "ignore"
         return found
 
     def pending(self, change: SchemaChange, *, reason: str = "") -> Pending:
-        """Returns a waiting change with the possible decisions."""
+        """Returns the change as waiting, with the decisions that a person can choose.
+
+        ``reason``: why the change cannot be applied. Then ``apply`` is not among the decisions.
+        """
         ways = [policy for policy in allowed_policies(change.kind) if policy != "pause"]
         if reason or change.kind in ALL_FEATURES - self.capabilities.features:
             ways = [policy for policy in ways if policy != "apply"]
@@ -194,7 +210,11 @@ class Policies:
 
 
 class DecidedChange(NamedTuple):
-    """A change and its policy. ``reason``: why it cannot be carried out. ``doubt``: why it waits."""
+    """A schema change and the decision on it.
+
+    ``policy``: the decision. ``reason``: why the change cannot be applied, or empty. ``doubt``: why the
+    change waits although its policy is not ``pause``, or empty.
+    """
 
     change: SchemaChange
     policy: ChangePolicy
@@ -204,13 +224,13 @@ class DecidedChange(NamedTuple):
 
 @dataclass(frozen=True)
 class SchemaDecision:
-    """The decision on the columns of a batch.
+    """The decision on the columns that the target has after a batch.
 
     Attributes:
-        given: The shape of the target, unless a change waits.
-        omitted: Columns of the rows that the target does not get.
-        pending: Changes that wait for a person.
-        drops: Columns to drop first.
+        given: The columns of the target after the batch, if no change waits.
+        omitted: Columns of the rows that are not written to the target.
+        pending: Changes that wait for a person. If there are any, the batch is not applied.
+        drops: Columns of the target that are dropped before the batch.
         warnings: Warnings for the user.
     """
 
@@ -224,7 +244,14 @@ class SchemaDecision:
 def decide_changes(
     gap: SchemaGap, shape: TableShape, policies: Policies, reported: SourceColumns | None
 ) -> SchemaDecision:
-    """Decides on the changes between a target's columns, a shape, and the columns that DDL reports."""
+    """Decides on the differences between the columns of the target and of the source.
+
+    Args:
+        gap: The differences between the target's columns and ``shape``.
+        shape: The columns of the batch's rows.
+        policies: The table's policies.
+        reported: The columns as reported by DDL, or None if the protocol has no DDL.
+    """
     dropped = list(_dropped(gap, shape, policies, reported)) if reported else []
     fold = folding(gap.columns, (column.name for column in shape.columns))
     gone = {
@@ -254,16 +281,17 @@ def decide_changes(
 
 
 _OMITTED = (
-    "Column {} is new at the source and is not added to the target (schema-changes: add: ignore). Its values "
-    "are lost."
+    "Column {} is new at the source. It is not added to the target (schema-changes: add: ignore), so its "
+    "values are not stored."
 )
 _DOUBTED = (
-    "it appeared when {} disappeared, which except_column_list names: if it is that column under a new name, "
-    "add it to except_column_list"
+    "it appeared when {} disappeared, which except_column_list names: if the new column is that column under "
+    "a new name, add the new name to except_column_list"
 )
 _READDED = (
     "the column was dropped and added again, and rows written before the drop cannot be distinguished from "
-    "rows written later: reject it to keep the column as it is in the target, or load the table again"
+    "rows written later: reject the change to keep the column and its old values in the target, or load the "
+    "table again"
 )
 
 
@@ -275,10 +303,10 @@ def _waiting(schema_decision: DecidedChange, policies: Policies) -> Pending:
 def _decided_growth(
     change: SchemaChange, gap: SchemaGap, shape: TableShape, policies: Policies
 ) -> DecidedChange:
-    """Decides on a new or a wider column.
+    """Decides on a column that is new or has a wider type.
 
-    A new column that may be an excluded column under a new name waits, unless new columns are ignored. If the
-    target already has the column, it waits under every policy.
+    A new column may be an excluded column under a new name. Such a column waits, unless the policy is
+    ``ignore``. If the target already has the column, it waits under every policy.
     """
     policy = policies.decide(change)
     if change.kind != "add" or not change.before or policies.accepted_as(change):
@@ -289,7 +317,7 @@ def _decided_growth(
 
 
 def doubt_of(column: ShapeColumn, layout: Layout) -> str:
-    """Returns why a column waits that may be an excluded column (``Layout.doubts``)."""
+    """Returns the reason why a column waits that may be an excluded column under a new name."""
     return _DOUBTED.format(", ".join(layout.doubted(column.instead_of)))
 
 
@@ -308,7 +336,10 @@ def _grown(gap: SchemaGap, shape: TableShape, layout: Layout) -> Iterator[Schema
 
 
 def _added(column: ShapeColumn, layout: Layout) -> SchemaChange:
-    """Returns the change of a new column. ``before``: the excluded columns that it may be."""
+    """Returns the change of a new column.
+
+    ``before`` lists the excluded columns that the new column may be.
+    """
     before = layout.doubted(column.instead_of) if layout.doubts(column) else ()
     return SchemaChange("add", column.name, ", ".join(before), column.comment)
 
@@ -316,7 +347,7 @@ def _added(column: ShapeColumn, layout: Layout) -> SchemaChange:
 def _dropped(
     gap: SchemaGap, shape: TableShape, policies: Policies, reported: SourceColumns
 ) -> Iterator[DecidedChange]:
-    """Yields decisions on columns that the source dropped and the target, or an older row, still has."""
+    """Yields decisions on columns that the source dropped, and that the target or an older row still has."""
     there = {fold_name(name) for name in gap.columns} - policies.own
     for column in reported.former:
         if fold_name(column.name) in there | (shape.by_name.keys() - policies.own):
@@ -324,12 +355,12 @@ def _dropped(
             change = change._replace(at=reported.partings.get(fold_name(column.name), ""))
             policy = policies.decide(change)
             at_target = fold_name(column.name) in there
-            # If only older rows have the column, no person needs to decide.
+            # If the column is only in older rows and not in the target, no person needs to decide.
             yield DecidedChange(change, "ignore" if policy == "pause" and not at_target else policy)
     for name in sorted(reported.readded & there):
         at = reported.partings.get(fold_name(name), "")
         change = SchemaChange("drop", name, before="dropped", after="added again", at=at)
-        # If a person had the old column dropped, its values in older rows are not wanted either.
+        # If the policy or a person dropped the old column, its values in older rows are not wanted either.
         drops = "apply" in (policies.said.drop, policies.accepted_as(SchemaChange("drop", name, at=at)))
         if drops and policies.accepted_as(change) is None:
             yield DecidedChange(change, "pause", _READDED)
@@ -345,15 +376,15 @@ def _narrowed(gap: SchemaGap, shape: TableShape, reported: SourceColumns) -> Ite
 
 
 _READ_BY_FILTER: Final = (
-    "{} (the table's filter reads the column, so its type matters although the target does not store it: "
+    "{} (the target does not store this column, but the table's filter uses it, so its type still matters: "
     "remove the column from filter)"
 )
 
 
 def pending_of(error: SchemaRefusedError, layout: Layout | None = None) -> Pending | None:
-    """Returns the change that a target or a shape refused, or None if the error is about something else.
+    """Returns the schema change for which ``error`` was raised, or None if the error is about something else.
 
-    ``layout``: the table's projection. It may exclude a column that its filter reads.
+    ``layout``: the table's projection, or None. It may exclude a column that the table's filter uses.
     """
     kind = error.context.get("change")
     if kind not in get_args(ChangeKind):
@@ -366,17 +397,17 @@ def pending_of(error: SchemaRefusedError, layout: Layout | None = None) -> Pendi
 
 
 _UNREADABLE: Final = (
-    "rows written before the rename cannot be read as the column is now: reject it to continue with both "
-    "columns, or load the table again"
+    "values in rows written before the rename do not fit the renamed column: reject the change to continue "
+    "with both columns in the target, or load the table again"
 )
 _KEY: Final = (
     "a key column was renamed at the source, and existing rows would not be found under the new name: rename "
-    f"it back, or {LOAD_AGAIN}, with a start: after the change"
+    f"the column back, or {LOAD_AGAIN}, with a start: after the change"
 )
 
 
 class ChangesWaitError(Exception):
-    """Changes of the columns wait for a person. The batch is not applied."""
+    """Schema changes wait for a person, so the batch is not applied."""
 
     def __init__(self, pending: tuple[Pending, ...]) -> None:
         super().__init__("changes of the columns wait")
@@ -384,19 +415,19 @@ class ChangesWaitError(Exception):
 
 
 def source_columns_of(decoding: Decoding, policies: Policies) -> SourceColumns | None:
-    """Returns the columns that DDL reports, or None if the target has no rows that can follow DDL."""
+    """Returns the columns as reported by DDL; None without DDL, or if the target's rows cannot follow it."""
     return decoding.reported() if policies.follows else None
 
 
 def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> bool:
-    """Rename columns of the target, and have rows read under the column names that the target has.
+    """Renames columns of the target, and sets under which names the batch's rows are read.
 
     Returns:
-        True if a column was renamed.
+        True if a column of the target was renamed.
 
     Raises:
         ChangesWaitError: A rename waits for a person.
-        TidesinkError: ``gap``, ``rename_column`` or ``read_as`` failed.
+        TidesinkError: ``gap`` or ``rename_column`` of the target, or ``read_as`` of the decoding failed.
     """
     reported = source_columns_of(decoding, policies)
     if reported is None:
@@ -426,7 +457,7 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
 
 
 def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozenset[str]) -> Pending | None:
-    """Returns a waiting rename if the target has the column, and it is a key under its old or new name."""
+    """Returns a waiting rename if the target has the column, and its old or new name is a key column."""
     was, name = new.was or old, new.target or new.name
     if fold_name(was) not in present or keys.isdisjoint((fold_name(was), fold_name(name))):
         return None
@@ -436,9 +467,9 @@ def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozens
 def _distinct_renames(reported: SourceColumns, present: Mapping[str, str]) -> Iterator[tuple[str, Renamed]]:
     """Yields the renames to decide, newest first.
 
-    If a column had the new name earlier, a target with both names does not show that the rename was
-    ignored (``returned``, like ``reused``). If a column had several names, the newest name in the target is
-    the column. An older name there was ignored.
+    A column with several old names is decided once, for the newest old name that the target has. If the
+    target has an older one as well, that rename was ignored. ``returned`` is set if another column had the
+    new name in the past. Then a target with columns of both names does not prove that the rename was ignored.
     """
     goals = set()
     for old, new in reported.renamed.items():
@@ -451,7 +482,12 @@ def _distinct_renames(reported: SourceColumns, present: Mapping[str, str]) -> It
 
 
 def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:
-    """Decides on a rename: ``apply`` it, ``read`` the old name as the new one, ``ignore`` it, or wait."""
+    """Decides on a rename.
+
+    Returns:
+        ``apply``: rename the target's column. ``read``: read values under the old name as values of the new
+            column. ``ignore``: keep both columns. Or the rename, waiting for a person.
+    """
     was, name = new.was or old, new.target or new.name
     there = (fold_name(was) in present, fold_name(name) in present)
     if there == (False, True) or (there == (False, False) and not new.reused):
@@ -468,13 +504,17 @@ def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Polic
 
 _KIND: Final = "known-columns"
 _NOT_NEW: Final = (
-    "Column {} is not new at the source, but is added to the target only now. It is NULL in existing rows "
-    "until they change. Load the table again if that matters."
+    "Column {} is not new at the source, but is added to the target only now. It is NULL in the target's "
+    "existing rows until they change at the source. If you need the values of these rows, load the table "
+    "again."
 )
 
 
 class KnownColumns:
-    """The source's columns as of a table's last batch. Empty if the state store was lost."""
+    """The source's columns as of the table's last batch, to find columns that are new only for the target.
+
+    The state store has them. They are empty if the state store was lost.
+    """
 
     def __init__(self, store: StateStore, progress: Progress, layout: Layout) -> None:
         self._store = store
@@ -489,9 +529,15 @@ class KnownColumns:
     def schema_decision(
         self, decision: SchemaDecision, added: Collection[str], fold: NameFold = fold_name
     ) -> SchemaDecision:
-        """Returns the decision without defaults of columns that are not new at the source.
+        """Returns the decision without defaults for added columns that are not new at the source.
 
-        ``added``: the columns that the target gets. ``fold``: compares the source's names.
+        Existing rows have values in such a column at the source, and not its default. So the column is NULL
+        in them, with a warning.
+
+        Args:
+            decision: The decision.
+            added: The columns that are added to the target.
+            fold: Folds the source's names, so that they can be compared.
         """
         given = decision.given
         known = {
@@ -508,10 +554,10 @@ class KnownColumns:
         )
 
     def applied(self, decoding: Decoding, progress: Progress) -> None:
-        """Note the columns of an applied batch; ``keep`` stores them."""
+        """Remember the source's columns after a batch was applied. ``keep`` stores them."""
         plan, reported = decoding.columns(), decoding.reported()
         shape, fold = plan.shape, plan.rows.shape.fold
-        # A dropped column is new when it is added again.
+        # If a dropped column is added again, it is a new column.
         dropped = {self._source(column.name, fold) for column in reported.former} if reported else set()
         there = {self._source(column.name, fold) for column in shape.columns}
         now = frozenset({*there, *shape.omitted} - dropped)
@@ -520,36 +566,44 @@ class KnownColumns:
             self._known = now
 
     def keep(self) -> None:
-        """Store the columns. If this fails, they are stored the next time.
+        """Store the columns. If the state store does not answer, the next call stores them.
 
-        A document that another worker wrote in the meantime is kept, because that worker holds the table.
+        If another worker has stored columns in the meantime, its document is kept, because that worker owns
+        the table.
         """
         if self._unkept is not None:
             self._store.swap_document(_KIND, self._name, old=self._kept, new=self._unkept)
             self._kept, self._unkept = self._unkept, None
 
     def _source(self, name: str, fold: NameFold) -> str:
-        """Returns the folded source name of a column of the target."""
+        """Returns the folded source name of a target column."""
         if name in self._rename:
             return fold(self._rename[name])
         return fold(self._folded.get(fold_name(name), name) if fold is fold_name else name)
 
 
 def _columns_of(kept: Mapping[str, Any] | None, progress: Progress) -> frozenset[str]:
-    """Returns the stored columns, unless they belong to other rows: a reloaded table or an old backup."""
+    """Returns the stored columns; empty if they are of a later batch than the target's progress.
+
+    Then they belong to other rows: the table was loaded again, or the target is an old backup.
+    """
     if kept is None or kept["batch"] > progress.batch:
         return frozenset()
     return frozenset(kept["columns"])
 
 
-# Per table.
+# The maximum number of stored decisions per table.
 MOST_CHOICES: Final = 50
 _CHOICES_KIND: Final = "policy-choices"
 _MOST_SQL: Final = 1_000
 
 
 class Choice(NamedTuple):
-    """A policy's decision on a change. ``at``: when a worker followed it, in seconds since 1970."""
+    """A stored decision on a schema change that a policy made without a person.
+
+    ``at``: when a worker applied the decision, in seconds since 1970. ``batch``: the number of the batch.
+    ``change``: the change as JSON.
+    """
 
     policy: ChangePolicy
     at: float
@@ -558,20 +612,20 @@ class Choice(NamedTuple):
 
 
 class PolicyChoices:
-    """Stored decisions that the policies of a pipeline's tables made without a person.
+    """The decisions that the policies of a pipeline's tables made without a person, in the state store.
 
-    Decisions are stored before the batch that follows them is committed, with that batch's number. So none
-    is missing after a kill, and a batch that is tried again stores them once. The newest decisions of each
-    table are kept. Only one thread at a time stores decisions of a table.
+    A decision is stored before its batch is committed, with the number of the batch. So no decision is lost
+    when the worker is killed, and a batch that is tried again stores it once. Only the newest decisions of
+    each table are kept. At most one thread at a time may store decisions of a table.
     """
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
-        # Each batch finds ignored changes again, but the store is read only once.
+        # Every batch makes the same decision on an ignored change again. It is stored only the first time.
         self._known: set[tuple[TableId, str]] = set()
 
     def keep(self, chosen: Chosen, progress: Progress) -> None:
-        """Store the decisions of policies for a batch, each one once.
+        """Store the decisions of a batch that are not stored yet.
 
         Raises:
             StateStoreError: The state store does not answer.
@@ -590,7 +644,8 @@ class PolicyChoices:
             return kept[-MOST_CHOICES:]
 
         busy = StateStoreError(
-            "The policy choices of the table could not be stored, because others keep changing them.",
+            "The decisions of the table's policies could not be stored, because other processes keep "
+            "changing the stored decisions.",
             table=str(table),
         )
         change_document(self._store, _CHOICES_KIND, _name(progress.pipeline, table), more, busy)
@@ -598,7 +653,7 @@ class PolicyChoices:
 
 
 def read_choices(store: StateStore, pipeline: str, table: TableId) -> tuple[Choice, ...]:
-    """Returns the decisions of a table's policies, oldest first.
+    """Returns the stored decisions of a table's policies, oldest first.
 
     Raises:
         StateStoreError: The state store does not answer.
@@ -608,7 +663,7 @@ def read_choices(store: StateStore, pipeline: str, table: TableId) -> tuple[Choi
 
 
 def _recurs(change: SchemaChange, policy: ChangePolicy) -> bool:
-    """Returns True if the same change may come again: a column that was dropped and is added again."""
+    """Returns True if the same change may happen again: an added column may be dropped and added again."""
     return (change.kind, policy) == ("add", "apply")
 
 

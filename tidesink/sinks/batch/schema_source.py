@@ -52,7 +52,8 @@ class Renamed(NamedTuple):
         was: The old name in the target, if it is different.
         reused: True if another column has or had the old or the new name. Then a target with columns of both
             names does not prove that the rename was ignored.
-        at: The position of the DDL that renamed the column: its TSO as text, or empty.
+        at: Identifies the DDL that renamed the column: its TSO as text, or ``#N`` for the N-th drop or rename
+            of a column with this name.
         returned: True if a column, possibly this one, had the new name in the past.
     """
 
@@ -74,8 +75,8 @@ class SourceColumns:
         former: Dropped columns with the types that they had.
         renamed: The table's renamed columns, by their old names.
         readded: Columns that were dropped and added again, by folded name.
-        partings: For each name (folded) that a column lost by a drop or a rename: when the last such DDL was
-            in effect.
+        partings: For each folded name that a column lost by a drop or a rename, the last such DDL, identified
+            as in ``Renamed.at``.
         renames: Pairs of an old name and a later name of the same column, including dropped columns.
     """
 
@@ -354,7 +355,7 @@ class ProjectedDecoding:
         layout, holders = self._layout, self._holders(reported)
         own = holders.own
         excluded = {fold_name(name) for name in layout.except_columns}
-        # If the config lists the columns to keep, it lists the current name. The old name may be missing there.
+        # If the config lists the columns to keep, it has a column's current name and maybe not the old one.
         renamed = {
             old: new._replace(was=layout.target_name(old), target=layout.target_name(new.name))
             for old, new in reported.renamed.items()

@@ -1,14 +1,14 @@
-"""Shared reads: tables of one topic at the same offsets read the records together.
+"""Shared reads: tables whose next offsets in a topic are the same read the records from Kafka together.
 
-Each table has its own progress in its target, and continues from there. Tables at the same offsets get the
-same ranges. The first table chooses them, and the records are read from Kafka once and stored until the last
-of these tables has used them. A table that lags reads on its own, up to the offsets of the others. No table
-waits for it.
+Each table has its own progress in its target, and continues from there. Tables with the same next offsets use
+the same ranges, which the first of these tables chooses. The records are read from Kafka once, and Spark
+stores them until the last of these tables has used them. A table whose offsets are behind reads alone, up to
+the offsets of the other tables. No table waits for it.
 
-A table can skip records that contain nothing for it, without a commit. At intervals, one read is committed by
-all tables that use it, so that they are at the same offsets again after a kill.
+A table can skip records that contain nothing for it, without a commit. At intervals, all tables commit the
+offsets of one shared read, so that they have the same next offsets again after a kill.
 
-This state is only in memory. After a kill the tables are at the offsets in their targets.
+This state is only in memory. After a kill, each table continues at the offsets in its target.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ if TYPE_CHECKING:
 
 
 class Topics:
-    """Shared state of a pipeline's topics, created on demand.
+    """State that the tables of a topic share, for all topics of a pipeline. It is created on demand.
 
     Args:
         pipeline: The pipeline's name.
         source: Reads records from Kafka.
         store: The state store.
-        ask: Creates the client that asks the brokers.
-        interval: See ``TopicReads``.
-        schema_changes: The topic of a connector's DDL, or None.
-        log: Detects that a partition's log was cut, or None.
+        ask: Creates the client that looks up topics and offsets.
+        interval: The seconds between two reads whose offsets all tables commit (``TopicReads``).
+        schema_changes: The name of a Debezium connector's schema change topic, or None.
+        log: Detects whether a partition's log was cut, or None.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Topics:
         *,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Topics:
-        """Returns the topics of a config's brokers. ``is_stopped``: returns True once a stop is requested."""
+        """Returns the topics of a config. ``is_stopped``: returns True after a stop was requested."""
 
         def ask() -> KafkaOffsets:
             return KafkaOffsets(config.source.confluent_properties())
@@ -127,10 +127,12 @@ class Topics:
 
     @property
     def brokers(self) -> KafkaOffsets:
-        """The client that looks up topics. It is shared, because each client has threads and connections.
+        """The client that looks up topics and offsets.
+
+        There is only one, because a client has threads and connections.
 
         Raises:
-            ConfigError: The client refuses the properties.
+            ConfigError: The Kafka client does not accept the config's properties.
         """
         with self._lock:
             if self._brokers is None:
@@ -138,7 +140,7 @@ class Topics:
             return self._brokers
 
     def ddl(self, topic: str) -> TopicDdl:
-        """Returns the table definitions of a topic's DDL."""
+        """Returns the table definitions from the DDL in a topic."""
         with self._lock:
             if topic not in self._ddl:
                 self._ddl[topic] = TopicDdl(
@@ -152,7 +154,7 @@ class Topics:
             return self._ddl[topic]
 
     def tables(self, topic: str) -> TopicTables:
-        """Returns the tables in a topic."""
+        """Returns the tables that have records in a topic."""
         with self._lock:
             if topic not in self._tables:
                 self._tables[topic] = TopicTables(
@@ -161,11 +163,11 @@ class Topics:
             return self._tables[topic]
 
     def details(self, topic: str) -> dict[str, Any]:
-        """Returns the details about its topic in the status of a table."""
+        """Returns the details about a table's topic, as JSON for ``tidesink status``."""
         return {"topic": topic, **({TOPIC_ABSENT: True} if self.tables(topic).absent else {})}
 
     def grown(self, found: TopicOffsets) -> tuple[Ends, ...]:
-        """Returns the ends of a topic's partitions at each growth of the topic that the pipeline saw.
+        """Returns the partitions' end offsets at each time at which the pipeline noticed new partitions of a topic.
 
         Raises:
             StateStoreError: The state store does not answer.
@@ -178,7 +180,7 @@ class Topics:
         return growth.see(found)
 
     def reads(self, topic: str) -> TopicReads[KeptRead]:
-        """Returns the shared reads of a topic's tables."""
+        """Returns the shared reads of a topic."""
         tables, ddl = self.tables(topic), self.ddl(topic)
 
         def keep(ranges: tuple[OffsetRange, ...], found: TopicOffsets, size: RecordSize) -> KeptRead:
@@ -188,42 +190,48 @@ class Topics:
             return self._reads.setdefault(topic, TopicReads(keep, interval=self._interval))
 
     def ends_now(self, found: TopicOffsets) -> TopicOffsets:
-        """Returns a topic's current end offsets; ``found`` itself if the topic was deleted or created again.
+        """Returns a topic's current end offsets.
+
+        If the topic was deleted or created again after ``found`` was looked up, returns ``found``.
 
         Raises:
             SourceUnavailableError: No broker answers.
             SourceError: The brokers refuse the request.
         """
-        # Without the lock, so that tables do not wait for each other's answers.
+        # The lock is not held, so that a table does not wait for the brokers' answer to another table.
         now = self.brokers.lookup([found.topic]).get(found.topic, found)
         return now if not found.topic_id or now.topic_id == found.topic_id else found
 
     def release(self) -> None:
-        """Release all records that are stored for several tables."""
+        """Release the records of all shared reads."""
         with self._lock:
             reads = list(self._reads.values())
         for one in reads:
             one.release()
 
 
-# So many stored reads of one topic wait for tables. If there are more, the oldest is closed.
+# The maximum number of shared reads of a topic that tables can still join. With more, the oldest is closed.
 MOST_KEPT: Final = 2
 
 Offsets = Mapping[int, int]
 
 
 class Kept(Protocol):
-    """A read that several tables share."""
+    """The stored records of a shared read."""
 
     def release(self) -> None:
-        """Release the records. Never fails."""
+        """Release the records. Never raises."""
 
 
 K = TypeVar("K", bound=Kept)
 
 
 class Limits(NamedTuple):
-    """The limits of a batch, and the size of a record of the table."""
+    """The limits of a batch.
+
+    ``max_records``: the maximum number of records. ``max_bytes``: the maximum size in bytes. ``size``: the
+    size of a record of the table, as measured so far.
+    """
 
     max_records: int
     max_bytes: int
@@ -231,7 +239,7 @@ class Limits(NamedTuple):
 
 
 def sample(limits: Limits, available: Sequence[OffsetRange], fetch: Fetch) -> None:
-    """Measure the size of records, if a guess would make the first batch of a backlog too small.
+    """Measures the size of records, if the first batch of a backlog would otherwise be much too small.
 
     Raises:
         SourceError: Kafka refuses the request, or does not answer.
@@ -250,10 +258,13 @@ def sample(limits: Limits, available: Sequence[OffsetRange], fetch: Fetch) -> No
 
 
 class PlannedRead(NamedTuple, Generic[K]):
-    """The offsets of one batch.
+    """The next read of a table.
 
-    ``kept``: the shared read, or None if the table reads on its own. ``commits``: True if the table commits
-    its offsets even if the records contain nothing for it.
+    Attributes:
+        ranges: The range of offsets in each partition.
+        found: The offsets and id of the topic when the ranges were chosen.
+        kept: The shared read, or None if the table reads alone.
+        commits: True if the table commits the offsets even if the records contain nothing for it.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -266,8 +277,8 @@ class PlannedRead(NamedTuple, Generic[K]):
 class _Place:
     """The next offsets of a table.
 
-    ``at``: the current ones, or None if they are not known yet. ``heading``: those after the running batch.
-    ``away``: True if the table is paused, failed or done, and does not read.
+    ``at``: the next offsets, or None if they are not known yet. ``heading``: the next offsets after the
+    running batch, or None. ``away``: True if the table does not read, because it is paused, failed or done.
     """
 
     at: Offsets | None = None
@@ -275,14 +286,17 @@ class _Place:
     away: bool = False
 
     def may_come(self, starts: Offsets) -> bool:
-        """Returns True if the table may still read from these offsets."""
+        """Returns True if the table may read from these offsets in the future."""
         stands = self.heading or self.at
         return not self.away and (stands is None or stands == starts)
 
 
 @dataclass
 class _Open(Generic[K]):
-    """A shared read. ``users``: tables that use it. ``closed``: True if no other table may join."""
+    """A shared read.
+
+    ``users``: the tables whose batch uses it now. ``closed``: True if no other table can join it.
+    """
 
     ranges: tuple[OffsetRange, ...]
     found: TopicOffsets
@@ -294,10 +308,12 @@ class _Open(Generic[K]):
 
 
 class TopicReads(Generic[K]):
-    """The reads of one topic. Used by the tasks of all its tables, from several threads.
+    """Plans the reads of one topic for all its tables. Used from several threads.
 
-    ``keep``: creates the shared read of some ranges; it reads nothing until a table uses it. ``interval``:
-    seconds until the next read that all its tables commit.
+    Args:
+        keep: Creates the shared read of some ranges. It reads nothing until a table needs the records.
+        interval: The seconds between two shared reads whose offsets all tables commit.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -316,14 +332,17 @@ class TopicReads(Generic[K]):
         self._open: list[_Open[K]] = []
 
     def expect(self, table: TableId) -> None:
-        """Register a table that will read, at offsets that are not known yet."""
+        """Register a table that will read the topic. Its next offsets need not be known yet."""
         with self._lock:
             self._places.setdefault(table, _Place())
 
     def plan(
         self, table: TableId, available: Sequence[OffsetRange], found: TopicOffsets, *, limits: Limits
     ) -> PlannedRead[K]:
-        """Plan the next read of a table, within ``available``. The table is busy until ``settle``."""
+        """Plans the next read of a table within the ranges ``available``, and marks the table as busy.
+
+        The table is busy until ``settle`` is called. Only a read that another table may join is shared.
+        """
         starts = {part.partition: part.start for part in available}
         with self._lock:
             place = self._places.setdefault(table, _Place())
@@ -343,10 +362,10 @@ class TopicReads(Generic[K]):
             return PlannedRead(joined.ranges, joined.found, joined.kept, joined.commits)
 
     def settle(self, table: TableId, at: Offsets | None, *, away: bool) -> None:
-        """End the read of a table, after its batch is done or failed.
+        """Ends the read of a table, after its batch is committed or failed.
 
-        ``at``: the table's next offsets, or None if they did not change. ``away``: True if it does not read
-        for now.
+        ``at``: the table's next offsets, or None if they did not change. ``away``: True if the table will not
+        read for now, because it is paused, failed or done.
         """
         with self._lock:
             place = self._places.setdefault(table, _Place())
@@ -356,7 +375,7 @@ class TopicReads(Generic[K]):
             self._let_go()
 
     def release(self) -> None:
-        """Release everything, because the worker ends."""
+        """Release all shared reads, because the worker ends."""
         with self._lock:
             for read in self._open:
                 read.kept.release()
@@ -364,7 +383,8 @@ class TopicReads(Generic[K]):
 
     def _joined(self, starts: Offsets, found: TopicOffsets) -> _Open[K] | None:
         for read in self._open:
-            # Records that were read under another leader may be cut off (``kafka.leader_epochs``).
+            # After a change of leader, Kafka may have dropped records that were read before the change
+            # (``kafka.leader_epochs``).
             same = (read.found.topic_id, read.found.leader_epochs) == (found.topic_id, found.leader_epochs)
             if not read.closed and read.starts == starts and same:
                 return read
@@ -385,12 +405,12 @@ class TopicReads(Generic[K]):
         self._open.append(read)
         joinable = [one for one in self._open if not one.closed]
         for old in joinable[:-MOST_KEPT]:
-            # Its last tables are two batches slower than the others. They lag, and read on their own.
+            # Tables that have not joined yet are two batches behind the other tables. They read alone.
             old.closed = True
         return read
 
     def _let_go(self) -> None:
-        """Release reads that no table uses or may still use."""
+        """Releases the shared reads that no table uses now or may join in the future."""
         for read in list(self._open):
             coming = not read.closed and any(one.may_come(read.starts) for one in self._places.values())
             if not read.users and not coming:
@@ -406,10 +426,18 @@ _log = structlog.get_logger("tidesink.spark")
 
 
 class KeptRead:
-    """The records of some ranges of a topic, packed by table. Used by several threads, each with a session.
+    """The records of some ranges of a topic, grouped by table and stored by Spark.
 
-    ``found``: the topic when the ranges were chosen. Kafka must still report its id after the read. ``size``:
-    learns the size of a record.
+    Several threads, each with its own Spark session, use the object.
+
+    Args:
+        source: Reads records from Kafka.
+        tables: The known tables of the topic.
+        ddl: The table definitions from the topic's DDL.
+        ranges: The ranges to read.
+        found: The offsets and id of the topic when the ranges were chosen. The read fails if Kafka then
+            reports another id.
+        size: The measured size of a record, which this read updates.
     """
 
     def __init__(
@@ -430,32 +458,35 @@ class KeptRead:
         self._size = size
         self._lock = threading.Lock()
         self._frame: DataFrame | None = None
-        # The named tables, and True if a record other than a watermark does not name a table.
+        # The tables that records name, and True if a record that is not a watermark names no table.
         self._named, self._for_all = frozenset[str](), True
         # The last record of each partition, if it has a leader epoch. Empty before the records are read.
         self.last: Mapping[int, LastRecord] = {}
         self._failed: tuple[int, Exception | None] = (0, None)
 
     def frame(self, session: SparkSession) -> DataFrame:
-        """Returns the payloads (``KEPT_DDL``). The first call reads them, and other callers wait for it.
+        """Returns the stored payloads (``KEPT_DDL``).
+
+        The first call reads them from Kafka. Calls during the read wait for it.
 
         Raises:
-            SourceError: Kafka refuses the request, or does not answer. All waiting callers get the error, and
-                the next call reads again.
-            StateStoreError: The names of new tables or the DDL cannot be stored.
+            SourceError: Kafka refuses the request, or does not answer. All waiting calls raise the same
+                error, and the next call reads again.
+            StateStoreError: The names of new tables, or the DDL, cannot be stored.
         """
         asked_at, _ = self._failed
         with self._lock:
             failures, error = self._failed
             if self._frame is None and error is not None and failures != asked_at:
-                # Otherwise the callers would read one after the other, each as slowly, even after a stop.
+                # Otherwise each waiting call would try the slow read again, one after the other, even after a
+                # stop request.
                 raise error
             if self._frame is None:
                 self._frame = self._read_or_fail(session)
             return in_session(self._frame, session)
 
     def concerns(self, table: TableId, session: SparkSession) -> bool:
-        """Returns True if there are records other than watermarks for a table.
+        """Returns True if a record that is not a watermark names this table or no table.
 
         Raises:
             SourceError, StateStoreError: For the same reasons as ``frame``.
@@ -471,7 +502,7 @@ class KeptRead:
             raise
 
     def release(self) -> None:
-        """Release the records. A frame that is still used would read Kafka again."""
+        """Release the stored records. If a frame is still in use, Spark reads Kafka again for it."""
         with self._lock:
             frame, self._frame = self._frame, None
         if frame is not None:
@@ -484,10 +515,10 @@ class KeptRead:
         try:
             heads = frame.drop("payload").collect()
             raise_first(heads)
-            # New tables get their tasks with their first row. After only a CREATE there is nothing to apply.
+            # The worker starts a new table when it has a row. After only a CREATE there is nothing to apply.
             self._tables.add(sorted({table_of(head["named"]) for head in heads if head["strangers"]}))
             if any(head["ddl"] for head in heads):
-                # DDL may affect tables that it does not name, and those do not get the record.
+                # DDL may affect tables that it does not name. Their tasks do not get the DDL record.
                 self._ddl.scan(session, self._found)
             self.last = _last_records(heads)
             self._named = frozenset(head["named"] for head in heads if head["named"] is not None)
@@ -511,7 +542,10 @@ def _last_records(heads: Iterable[Any]) -> dict[int, LastRecord]:
 
 
 class TableRecords:
-    """A table's part of a shared read, used instead of Kafka. ``commits``: see ``PlannedRead``."""
+    """The records of one table in a shared read. Used in place of a reader of Kafka.
+
+    ``commits``: True if the table commits the offsets even if the records contain nothing for it.
+    """
 
     def __init__(self, kept: KeptRead, source: KafkaSource, table: TableId, *, commits: bool) -> None:
         self.commits = commits
@@ -520,7 +554,7 @@ class TableRecords:
         self._table = table
 
     def concern(self, session: SparkSession) -> bool:
-        """Returns True if there are records other than watermarks for the table.
+        """Returns True if the read has records for the table. Watermarks do not count.
 
         Raises:
             SourceError: Kafka refuses the request, or does not answer.
@@ -530,13 +564,13 @@ class TableRecords:
 
     @property
     def last(self) -> Mapping[int, LastRecord]:
-        """The last record of each partition, of any table. Empty before the records are read."""
+        """The last record of each partition, of any table. Empty until the records are read."""
         return self._kept.last
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """Returns the results of ``work`` on the records that name this table or no table; lazy.
+        """Returns a lazy frame with the results of ``work`` on the records that name this table or no table.
 
-        Ranges other than the stored ones are read from Kafka.
+        If ``ranges`` are not the ranges of the shared read, the records are read from Kafka.
         """
         if tuple(ranges) != self._kept.ranges:
             return self._source.over(session, ranges, work, ddl)
@@ -547,10 +581,11 @@ class TableRecords:
 
 
 class PassedRecords:
-    """Records that contained nothing for a table, and were skipped without a commit.
+    """The offsets of records that contained nothing for a table and were skipped without a commit.
 
-    After a kill they are read again. Still, the table commits within ``interval`` seconds. Otherwise its
-    committed offsets would one day point to expired records.
+    After a kill these records are read again. If the first of them was skipped ``interval`` seconds ago, the
+    table commits its offsets. Otherwise its committed offsets could point to records that retention has
+    deleted.
     """
 
     def __init__(self, interval: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -562,27 +597,27 @@ class PassedRecords:
 
     @property
     def owe_commit(self) -> bool:
-        """True if the first of them was skipped at least ``interval`` seconds ago."""
+        """True if a record was skipped at least ``interval`` seconds ago and its offset is not committed yet."""
         return bool(self._ends) and self._clock() - self._since >= self._interval
 
     def add(self, ranges: Iterable[OffsetRange], last: Mapping[int, LastRecord] | None = None) -> None:
-        """Add skipped records. ``last``: the last record of each partition, if it has a leader epoch."""
+        """Add skipped ranges. ``last``: the last record of each partition, if it has a leader epoch."""
         if not self._ends:
             self._since = self._clock()
         self._ends |= {part.partition: part.end for part in ranges if part.records}
         self.last = {**self.last, **(last or {})}
 
     def behind(self, committed: Mapping[int, int]) -> dict[int, int]:
-        """Returns the next offset of each partition, including partitions without a commit."""
+        """Returns the offset after the committed and the skipped records, for each partition."""
         known = {**self._ends, **committed}
         return {number: max(at, self._ends.get(number, at)) for number, at in known.items()}
 
     def step_back(self) -> None:
-        """Have the last record read again, so that a batch commits the table's offsets."""
+        """Have the last skipped record read again, so that a batch commits the table's offsets."""
         self._ends[next(iter(self._ends))] -= 1
 
     def clear(self) -> None:
-        """Forget the skipped records: the table is at its committed offsets."""
+        """Forget the skipped records, because the table's offsets are committed."""
         self._ends.clear()
         self.last = {}
 

@@ -1,7 +1,7 @@
-"""Reading Kafka records for tasks and look-ups, and the frames of a batch that tasks decoded and reduced.
+"""Reading Kafka records in Spark tasks and in the driver, and the Spark frames of decoded and reduced records.
 
-Spark stores the payloads in memory and on disk. The driver collects the other columns: counts, hashes of keys
-and errors, with one row for each payload.
+Spark stores the payloads in memory and on disk. For each payload, the driver collects one row with the other
+columns: counts, hashes of keys, and errors.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 Records = Iterator[pa.RecordBatch]
 
-# The number of records per task in the shuffle of a batch.
+# The number of records per shuffle task of a batch.
 _RECORDS_A_SHUFFLE_TASK: Final = 25_000
 
 
 class KafkaRead(NamedTuple):
-    """The amounts that were read from Kafka.
+    """The amounts of data that were read from Kafka.
 
     Attributes:
         records: The number of records.
-        bytes: The bytes of their keys and values.
-        strangers: The number of rows of unknown tables.
-        decoded: The bytes in the tasks' memory after decoding.
+        bytes: The size of their keys and values in bytes.
+        strangers: The number of rows of tables that the pipeline does not know.
+        decoded: The size of the decoded records in the tasks' memory, in bytes.
         ddl: The number of DDL events of any table.
     """
 
@@ -73,17 +73,17 @@ class KafkaRead(NamedTuple):
 
 
 class RecordReader(Protocol):
-    """Provides the records of ranges to tasks."""
+    """Reads the records of ranges in Spark tasks."""
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
         """Returns a lazy frame with the results of ``work`` on each range."""
 
 
 class KafkaSource:
-    """Reads ranges of offsets.
+    """Reads ranges of offsets from Kafka.
 
-    ``fetch``: reads a range in a Spark task; it may contain secrets. ``opens_up_to``: values may be
-    compressed and are decompressed first, up to so many bytes each. None: values are left as they are.
+    ``fetch``: reads a range in a Spark task. It may contain secrets. ``opens_up_to``: compressed values are
+    decompressed, if they then have at most this number of bytes. None: values are not decompressed.
     """
 
     def __init__(self, fetch: Fetch, *, opens_up_to: int | None = None) -> None:
@@ -91,13 +91,16 @@ class KafkaSource:
         self.opens_up_to = opens_up_to
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """Returns a lazy frame with the results of ``work`` on each range, whose task fetches the records."""
+        """Returns a lazy frame with the results of ``work`` on each range, which is read by the range's own task."""
         return over_ranges(session, ranges, self.fetch, work, ddl)
 
     def ask(
         self, session: SparkSession, ranges: Sequence[OffsetRange], question: Callable[[Records], R]
     ) -> list[R]:
-        """Returns the answers of tasks, in the order of the ranges. A task reads a range or a part of it.
+        """Returns the answers to ``question`` on the records of the ranges, in the order of the ranges.
+
+        Spark tasks read the records and call ``question``. A large range is split, and each part has its own
+        answer.
 
         Raises:
             SourceError: Kafka refuses the request, or does not answer.
@@ -110,7 +113,7 @@ class KafkaSource:
             return [pickle.loads(row["answer"]) for row in found.collect()]  # noqa: S301  (our own tasks')
 
     def read_here(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
-        """Yields the records of the ranges, read lazily by this process.
+        """Yields the records of the ranges, which this process reads, one batch at a time.
 
         Raises:
             SourceError: Kafka refuses the request, or does not answer.
@@ -120,42 +123,46 @@ class KafkaSource:
                 yield from opened(self.fetch(FetchRange(*part)), self.opens_up_to)
 
     def messages_here(self, ranges: Sequence[OffsetRange]) -> Iterator[Message]:
-        """Yields the messages of the ranges that have a value, read by this process."""
+        """Yields the records of the ranges as messages, without Kafka tombstones. This process reads them."""
         return (one for batch in self.read_here(ranges) for one in messages(batch) if one.value is not None)
 
 
 def fit_shuffle(session: SparkSession, records: int) -> None:
-    """Set the session's number of shuffle tasks for so many records."""
+    """Set the session's number of shuffle tasks for a batch of this number of records."""
     tasks = max(1, min(2 * session.sparkContext.defaultParallelism, records // _RECORDS_A_SHUFFLE_TASK))
     session.conf.set("spark.sql.shuffle.partitions", str(tasks))
 
 
 def translated_read_errors(topic: str) -> AbstractContextManager[None]:
-    """Returns a context for jobs that read a topic, which translates errors (``raised_task_errors``)."""
+    """Returns a context for Spark jobs that read a topic.
+
+    It raises the task's own error in place of Spark's.
+    """
     return raised_task_errors(topic=topic)
 
 
-# The number of keys in an error about keys that came in two partitions.
+# The maximum number of keys in the message about keys that occur in two partitions.
 _SHOWN_KEYS: Final = 3
-# At one commit_ts a write wins, and of equal events the first, as in ``reduce_tables`` with versions.
+# At one commit_ts a write wins over a delete, and the first of equal events wins, as in ``reduce_tables``.
 _FIRST_WRITE: Final = f"struct(_op = '{UPSERT}', -_partition, -_offset)"
 _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
-# A log's rows are not shuffled: as many files as the topic has partitions would be many small ones.
+# The rows of a change log are not shuffled. Without a limit, each partition of the topic would be a small file.
 _ROWS_A_FILE: Final = 100_000
 
 
 @dataclass(frozen=True)
 class RangeFrame:
-    """The results of tasks on their ranges.
+    """The results of the tasks of a batch.
 
     Attributes:
-        task: The task.
-        stored: The frame of the payloads, which Spark stores.
-        heads: The other columns of the payloads' rows.
-        read: The amounts that were read from Kafka.
-        summary: The counts of the tasks.
-        over_ranges: The rows after rows of one key from several ranges were reduced once more, or None.
-        staged: The staged parts if the rows to apply are staged in the target and not in the frame, or None.
+        task: The task that ran on the ranges.
+        stored: The frame of the result rows, which Spark stores.
+        heads: These rows without their payloads.
+        read: The amounts of data that were read from Kafka.
+        summary: The counts of the batch.
+        over_ranges: If a key was in several ranges: the rows after these ranges were reduced together. Else
+            None.
+        staged: If the tasks staged the rows to apply in the target: the staged parts. Else None.
     """
 
     task: RangeTask
@@ -168,44 +175,50 @@ class RangeFrame:
 
     @cached_property
     def frame(self) -> DataFrame:
-        """The reduced frame."""
+        """The reduced frame: one row per row to apply, bad record, DDL event and truncate."""
         return _unpacked(self.stored, self.task) if self.over_ranges is None else self.over_ranges
 
     @property
     def payloads(self) -> DataFrame | None:
-        """The packed rows of the frame; None if the rows are staged or were reduced once more."""
+        """The packed rows. None if the rows are staged, or if several ranges were reduced together."""
         as_packed = self.over_ranges is None and self.staged is None
         return self.stored.select("payload", "error") if as_packed else None
 
     @property
     def row_by_row_records(self) -> int:
-        """The number of records that were decoded one at a time."""
+        """The number of records that the slower row codec decoded."""
         return _counted(self.heads, "row_by_row_records")
 
     @property
     def hashes(self) -> npt.NDArray[np.uint64]:
-        """The hashes of the keys (``reduce.key_hashes``)."""
+        """The hashes of all keys (``reduce.key_hashes``)."""
         return np.frombuffer(b"".join(found for _, found in _key_places(self.heads)), np.uint64)
 
     def release(self) -> None:
-        """Release the payloads that Spark stores."""
+        """Release the result rows that Spark stores."""
         release_stored(self.stored)
 
 
 def reduced_ranges(
     session: SparkSession, task: RangeTask, reader: RecordReader, *, checkpoint: bool = False
 ) -> RangeFrame:
-    """Run a task on its ranges, with the records from the reader.
+    """Runs a task on its ranges and returns the results.
 
-    If the task's sink could not accept the rows, or they must be reduced once more, the ranges are read again
-    without the sink. ``checkpoint``: True to store the payloads as blocks that Spark never recomputes,
-    instead of in its cache.
+    If the sink could not stage the rows of some range, or a key is in several ranges, the ranges are read
+    again without the sink.
+
+    Args:
+        session: The Spark session.
+        task: The task.
+        reader: Reads the records.
+        checkpoint: True to store the results as a local checkpoint, which Spark never recomputes. False to
+            store them in Spark's cache.
 
     Raises:
-        TidesinkError: The error of a task, with its class.
+        TidesinkError: A task failed with this error.
     """
     packed = _packed(session, task, reader)
-    # A lazy checkpoint: the job that collects the heads stores the payloads, as with a cached frame.
+    # The checkpoint is lazy: the job that collects the heads also stores the payloads, as with a cached frame.
     stored = packed.localCheckpoint(eager=False) if checkpoint else packed.persist(_LEVEL)
     try:
         heads = stored.drop("payload").collect()
@@ -226,9 +239,9 @@ def reduced_ranges(
 
 
 def unpacked_ranges(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:
-    """Returns a lazy frame with the results of a task, in the columns of ``reduced_schema``.
+    """Returns a lazy frame with the rows that a task returns, in the columns of ``reduced_schema``.
 
-    Nothing is stored. An error of a task is raised when the frame is computed
+    Spark does not store them. If a task fails, its error is raised when the frame is computed
     (``spark.errors.raised_task_errors``).
     """
     return _unpacked(_packed(session, task, reader), task)
@@ -239,19 +252,22 @@ def _counted(heads: Sequence[Any], name: str) -> int:
 
 
 def _staged(heads: Sequence[Any]) -> tuple[StagedPart, ...] | None:
-    """Returns the parts that tasks staged; None if a part failed, or a key came in two ranges."""
+    """Returns the staged parts of all tasks; None if a part could not be staged or a key is in two ranges."""
     parts = tuple(pickle.loads(head["staged"]) for head in heads if head["staged"])  # noqa: S301
     failed = any(part.failure is not None for part in parts)
     return None if failed or len(mixed_hashes(_key_places(heads))) else parts
 
 
 def _key_places(heads: Sequence[Any]) -> list[tuple[tuple[str, int], bytes]]:
-    """Returns the hashes of keys by topic-partition."""
+    """Returns the hashes of the keys in each payload, with its topic and partition."""
     return [((head["topic"], head["partition"]), bytes(head["hashes"])) for head in heads if head["hashes"]]
 
 
 def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:
-    """Returns the payloads of a task. Spark applies a filter between its two parts, in one stage."""
+    """Returns the result rows of a task as a lazy frame.
+
+    With a row filter, Spark evaluates the filter between the two halves of the task, in the same stage.
+    """
     rule = task.plan.row_filter
     if rule is None:
         return reader.over(session, task.ranges, task.packed, PACKED_DDL)
@@ -261,10 +277,12 @@ def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> Dat
 
 
 def checkpointed(frame: DataFrame, kept: ExitStack, **context: ContextValue) -> DataFrame:
-    """Computes a frame's rows and stores them until ``kept`` is closed, so that Spark never recomputes them.
+    """Computes a frame and stores its rows as a checkpoint until ``kept`` is closed.
+
+    Spark never recomputes a checkpoint.
 
     Raises:
-        TidesinkError: The error of a task, translated by ``raised_task_errors``.
+        TidesinkError: A task failed with this error.
     """
     with raised_task_errors(**context):
         found = frame.localCheckpoint(eager=True)
@@ -273,16 +291,16 @@ def checkpointed(frame: DataFrame, kept: ExitStack, **context: ContextValue) -> 
 
 
 def release_stored(stored: DataFrame) -> None:
-    """Free the blocks of a frame that ``reduced_ranges`` stored."""
+    """Free the memory and disk blocks of a frame that ``reduced_ranges`` stored."""
     plan: Any = stored._jdf.queryExecution().analyzed()
-    if plan.getClass().getSimpleName() == "LogicalRDD":  # a checkpoint: the frame's own unpersist leaves it
+    if plan.getClass().getSimpleName() == "LogicalRDD":  # a checkpoint, which ``unpersist`` does not free
         plan.rdd().unpersist(False)
     else:
         stored.unpersist()
 
 
 def raise_first(heads: Sequence[Any]) -> None:
-    """Raise the first error of a task, if any."""
+    """Raise the first error that a task returned, if any."""
     for head in heads:
         if head["error"] is not None:
             raise pickle.loads(head["error"])  # noqa: S301  (our own task wrote it)
@@ -300,10 +318,11 @@ def _summary(heads: Sequence[Any]) -> BatchSummary:
 
 
 def _reduced_over_ranges(found: RangeFrame) -> RangeFrame:
-    """Reduces rows of one key from several ranges.
+    """Reduces the rows of all ranges together, if a key is in several ranges.
 
-    The source's order keeps the last row of each key. A history keeps one row of each key and commit_ts.
-    Such keys are an error in Kafka's order.
+    Under ``sequence_by: source`` the last row of each key is kept. Under ``mode: history`` one row of each
+    key and commit_ts is kept. Under ``sequence_by: kafka`` such keys are an error, and are listed in the
+    summary.
     """
     if not len(mixed_hashes(_key_places(found.heads))):
         return found
@@ -316,7 +335,7 @@ def _reduced_over_ranges(found: RangeFrame) -> RangeFrame:
 
 
 def _mixed_keys(frame: DataFrame) -> tuple[str, ...]:
-    # Called only if hashes are equal. The keys may still differ.
+    # Called only if hashes are equal. Two different keys may have the same hash, so compare the keys.
     places_of_key = F.countDistinct("_topic", "_partition")
     keys = frame.where(F.col("key").isNotNull()).groupBy("key").agg(places_of_key.alias("places"))
     found = keys.where("places > 1").select(F.to_json("key").alias("key")).limit(_SHOWN_KEYS).collect()
@@ -326,7 +345,10 @@ def _mixed_keys(frame: DataFrame) -> tuple[str, ...]:
 def _last_of_all(
     frame: DataFrame, summary: BatchSummary, *, by: Sequence[str], order: str
 ) -> tuple[DataFrame, BatchSummary]:
-    """Returns the row of each group that is the greatest in ``order``, and the summary of these rows."""
+    """Returns the greatest row in ``order`` of each group, and the counts of these rows.
+
+    ``by``: the columns by which rows are grouped.
+    """
     whole = F.struct(*frame.columns)
     groups = frame.where(F.col("key").isNotNull()).groupBy(*by)
     rows = groups.agg(F.max_by(whole, F.expr(order)).alias("last")).select("last.*")
@@ -365,11 +387,11 @@ def _marked(rows: DataFrame, mark: str, of_ranges: Mapping[str, int]) -> dict[st
     return {row["name"]: row["count"] for row in found if row["name"] in of_ranges}
 
 
-# The rows of a frame that a target gets
+# The rows that a target gets
 
 
 def omitting(frame: DataFrame, schema_decision: SchemaDecision) -> DataFrame:
-    """Returns the rows of a reduced frame with the columns that the target gets."""
+    """Returns the rows of a reduced frame without the columns that the target does not get."""
     if not schema_decision.omitted:
         return frame
     after = F.col("after")
@@ -382,11 +404,14 @@ def omitting(frame: DataFrame, schema_decision: SchemaDecision) -> DataFrame:
 
 
 def rows_to_write(reduced: DataFrame, rows: int, settings: TableConfig) -> DataFrame:
-    """Returns the rows of a reduced frame to write, in so few partitions that each is worth a file."""
+    """Returns the rows to write, in a number of Spark partitions that avoids small files.
+
+    ``rows``: their number.
+    """
     found = rows_to_apply(reduced)
     return found.coalesce(1 + rows // _ROWS_A_FILE) if settings.mode == "append" else found
 
 
 def rows_to_apply(reduced: DataFrame) -> DataFrame:
-    """Returns the rows of a reduced frame that a merge applies: upserts and deletes."""
+    """Returns the rows to apply (upserts and deletes) of a reduced frame."""
     return reduced.where(F.col("_op").isin(*ROW_KINDS))
