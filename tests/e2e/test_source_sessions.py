@@ -146,9 +146,9 @@ def test_rows_are_counted_only_if_fewer_came_than_there_were(server: sa.engine.U
         assert len(_rows(url, full)) == 12
         assert counts == []
         # The walk counted a row that came no more: the database has one more than it gave.
-        with pytest.raises(SourceUnavailableError, match="gave 12 rows of a range that has 13"):
+        with pytest.raises(SourceUnavailableError, match="returned 12 rows of a range that has 13"):
             _rows(url, replace(full, rows=13))
-        with pytest.raises(SourceUnavailableError, match="gave 8 rows of a range that has 9"):
+        with pytest.raises(SourceUnavailableError, match="returned 8 rows of a range that has 9"):
             _rows(url, rest)
     with _counts() as counts:
         # Rows that were deleted since the walk.

@@ -167,7 +167,7 @@ class Topics:
         return {"topic": topic, **({TOPIC_ABSENT: True} if self.tables(topic).absent else {})}
 
     def grown(self, found: TopicOffsets) -> tuple[Ends, ...]:
-        """Returns the partitions' end offsets at each time at which the pipeline noticed new partitions of a topic.
+        """Returns the end offset of each partition at every moment the pipeline noticed new partitions.
 
         Raises:
             StateStoreError: The state store does not answer.
@@ -597,7 +597,7 @@ class PassedRecords:
 
     @property
     def owe_commit(self) -> bool:
-        """True if a record was skipped at least ``interval`` seconds ago and its offset is not committed yet."""
+        """True if records were skipped at least ``interval`` seconds ago and are not committed yet."""
         return bool(self._ends) and self._clock() - self._since >= self._interval
 
     def add(self, ranges: Iterable[OffsetRange], last: Mapping[int, LastRecord] | None = None) -> None:

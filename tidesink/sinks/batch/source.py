@@ -1,4 +1,4 @@
-"""Reading Kafka records in Spark tasks and in the driver, and the Spark frames of decoded and reduced records.
+"""Reading Kafka records in Spark tasks and in the driver, and the Spark frames of the reduced records.
 
 Spark stores the payloads in memory and on disk. For each payload, the driver collects one row with the other
 columns: counts, hashes of keys, and errors.
@@ -91,7 +91,10 @@ class KafkaSource:
         self.opens_up_to = opens_up_to
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """Returns a lazy frame with the results of ``work`` on each range, which is read by the range's own task."""
+        """Returns a lazy frame with the results of ``work`` on each range.
+
+        A range's task reads its records.
+        """
         return over_ranges(session, ranges, self.fetch, work, ddl)
 
     def ask(
@@ -146,7 +149,7 @@ _SHOWN_KEYS: Final = 3
 # At one commit_ts a write wins over a delete, and the first of equal events wins, as in ``reduce_tables``.
 _FIRST_WRITE: Final = f"struct(_op = '{UPSERT}', -_partition, -_offset)"
 _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
-# The rows of a change log are not shuffled. Without a limit, each partition of the topic would be a small file.
+# The rows of a change log are not shuffled. Without this, each partition of the topic would be a small file.
 _ROWS_A_FILE: Final = 100_000
 
 
@@ -218,7 +221,7 @@ def reduced_ranges(
         TidesinkError: A task failed with this error.
     """
     packed = _packed(session, task, reader)
-    # The checkpoint is lazy: the job that collects the heads also stores the payloads, as with a cached frame.
+    # The checkpoint is lazy: the job that collects the heads also stores the payloads, as for a cached frame.
     stored = packed.localCheckpoint(eager=False) if checkpoint else packed.persist(_LEVEL)
     try:
         heads = stored.drop("payload").collect()

@@ -1,11 +1,12 @@
-"""Rows of the source's table as the input of a batch: a task reads a range of the key and decodes it.
+"""Rows of the source database's table as the input of a batch: a task reads and decodes a range of the key.
 
-A range is read like a range of offsets. It has a number in place of a partition, and a row has its number in
-the range in place of an offset. A log stores both (``log_offset``).
+A range of the key is processed like a range of offsets. The index of the range takes the place of a
+partition, and the number of a row in its range takes the place of an offset. A change log stores both
+(``log_offset``).
 
-The rows are read as texts (``source_database.mysql``), as in canal-json. They become a ``ChangeTable`` with
-the types and values that the table's records would have. So all later steps are the same: columns of the
-target, filters, packing, staging.
+The database returns the values as texts (``source_database.mysql``), in the form that canal-json has. They
+are converted into a ``ChangeTable`` with the types and values that the table's Kafka records have. So all
+later steps are the same as for Kafka records: projection, filter, packing, staging.
 """
 
 from __future__ import annotations
@@ -78,33 +79,34 @@ if TYPE_CHECKING:
 
 OPTION: Final = "source.database"
 EXTRA: Final = "a driver: pip install 'tidesink[mysql]' or 'tidesink[postgres]'"
-# The number of rows that are decoded at once: their texts are many times larger than the rows.
+# The number of rows that are decoded at once. It is small, because texts need much more memory than rows.
 _ROWS_A_PART: Final = 20_000
 _UTC: Final = ZoneInfo("UTC")
 _ROW: Final = "row"
 _NO_ROW_KEY: Final = (
-    "Rows of the table are identified by TiDB's row keys, but source.database does not have them. It is not "
-    "TiDB, or the table is partitioned, or clustered by a primary key."
+    "Rows of the table are identified by TiDB's row keys, but source.database does not have row keys for "
+    "this table. The database is not TiDB, or the table is partitioned, or clustered by a primary key."
 )
-# Returns the condition for the rows to read, in the dialect of a database.
+# Returns the SQL condition for the rows to read, in the database's dialect.
 Condition = Callable[["SourceRows", SourceDialect], "ColumnElement[bool]"]
 
 
 def log_offset(batch: int) -> int:
-    """Returns the offset in a log (``mode: append``) of the first row of each range in a batch.
+    """Returns the offset that the first row of each range has in a change log (``mode: append``).
 
-    It is below the offsets of all records, so that a change of a row comes after the row in any case. Later
-    batches come after earlier ones. A range has room for 2^32 rows.
+    ``batch``: the number of the batch. The offset is negative, so every change of a row from Kafka comes
+    after the row. Rows of later batches come after rows of earlier batches. A range has room for 2^32 rows.
     """
     return (batch << 32) - 2**63
 
 
 @dataclass(frozen=True)
 class KeyRange:
-    """Rows whose keys are above ``after`` and not above ``up_to``, as texts. None means no bound.
+    """Rows whose keys are greater than ``after``, and less than or equal to ``up_to``.
 
-    ``where``: additional bounds that a person gave. ``rows``: the number of rows when the range was made, or
-    None if they were not counted, as in a range without an end.
+    ``after``, ``up_to``: texts of the key columns, or None for no limit. ``where``: additional bounds of key
+    columns, as given by a person. ``rows``: the number of rows when the range was chosen, or None if they
+    were not counted, as in the last range of a table.
     """
 
     after: KeyTexts | None = None
@@ -115,10 +117,10 @@ class KeyRange:
 
 @dataclass(frozen=True)
 class KeySet:
-    """Rows of some keys, used like a ``KeyRange``.
+    """Rows with certain keys. Used in place of a ``KeyRange``.
 
-    ``columns``: the key columns. ``keys``: canal-json's texts of their values. ``up_to``: represents the last
-    key in the progress, or None if no keys follow.
+    ``columns``: the key columns. ``keys``: the values of these columns as canal-json's texts. ``up_to``: the
+    text for the last key that the progress stores, or None if no keys follow.
     """
 
     columns: tuple[str, ...]
@@ -127,23 +129,28 @@ class KeySet:
 
 
 def open_database(url: str) -> Engine:
-    """Returns the engine of the source database, which is not connected yet.
+    """Returns the SQLAlchemy engine of the source database. It is not connected yet.
 
     Raises:
-        ConfigError: There is no URL, or no driver for it.
+        ConfigError: The config has no URL, or the URL's driver is not installed.
     """
     return open_engine(url, option=OPTION, extra=EXTRA)
 
 
 @contextmanager
 def connected(url: str, *, as_of: int | None = None, replica: bool = False) -> Iterator[Connection]:
-    """Opens a session of the source database, which reads as of a commit_ts or as of now.
+    """Opens a session of the source database, which reads the current state or the state at a commit_ts.
 
-    The caller must translate the errors of its queries. ``replica``: True if the database may be a replica.
+    The caller must translate the errors of its queries.
+
+    Args:
+        url: The URL of the database.
+        as_of: The commit_ts of the state to read, or None to read the current state.
+        replica: True if the database may be a replica.
 
     Raises:
-        ConfigError: There is no URL or no driver. Or the database refuses the user, or cannot read as of a
-            moment.
+        ConfigError: The config has no URL, or the URL's driver is not installed. Or the database rejects the
+            user, or cannot read the state at a commit_ts.
         SourceUnavailableError: The database does not answer.
     """
     engine = open_database(url)
@@ -168,9 +175,19 @@ def key_ranges(
     most: int,
     where: tuple[Bound, ...] = (),
 ) -> tuple[KeyRange, ...]:
-    """Returns the next ranges of a table, at most ``most``. The table's last range has no end.
+    """Returns the next ranges of a table. The last range of the table has no end.
 
-    The index of the key is read from ``after`` on, so that each range has ``rows`` rows for any keys.
+    The query reads the key's index from ``after`` on, so ranges have the same number of rows however the keys
+    are distributed.
+
+    Args:
+        connection: A session of the database.
+        table: The table.
+        stored: The table's columns and key in the database.
+        after: The key after which the first range begins, or None for the beginning of the table.
+        rows: The number of rows in a range.
+        most: The maximum number of ranges.
+        where: Additional bounds of key columns, as given by a person.
     """
     found: list[KeyRange] = []
     with translated(OPTION):
@@ -185,11 +202,11 @@ def key_ranges(
 def _key_after(
     connection: Connection, table: TableId, stored: StoredTable, part: KeyRange, rows: int
 ) -> KeyTexts | None:
-    """Returns the key ``rows`` rows after the start of a range, or None if no rows follow."""
+    """Returns the last key of a range of ``rows`` rows that starts at ``part``; None for the last range."""
     import sqlalchemy as sa
 
     dialect, types = dialect_of(connection), stored.key_types
-    # The texts need their own names: otherwise ORDER BY would use a text in place of the column of its name.
+    # The texts get other names than the columns. Otherwise ORDER BY would sort by the texts.
     texts = (dialect.selected(name, types[name]).label(f"k{at}") for at, name in enumerate(stored.key))
     query = sa.select(*texts).select_from(table_of(table))
     query = rows_between(query, stored.key, types, dialect, after=part.after)
@@ -197,7 +214,7 @@ def _key_after(
         query = query.where(within(part.where, types, dialect))
     query = query.order_by(*map(column_of, stored.key)).offset(rows - 1).limit(2)
     found = connection.execute(query).all()
-    # If no row follows the last key of a full range, the range is the last one.
+    # If no row follows this key, the range is the last one.
     if len(found) < 2:
         return None
     return tuple(
@@ -207,20 +224,23 @@ def _key_after(
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Reads ranges of a table's key. It is pickled for the tasks, with the URL and its secrets.
+    """Reads ranges of a table's key from the source database.
+
+    The object is pickled and sent to Spark tasks, including the URL and its secrets.
 
     Attributes:
         url: The URL of the database.
-        schema: The columns that are read.
-        key: The columns by which ranges are made.
+        schema: The columns to read.
+        key: The columns by which ranges are chosen.
         key_types: The types of these columns.
-        ranges: The ranges, in the order of their numbers.
-        at_once: The number of ranges that are read at once. None: no limit except Spark's tasks.
-        since: The least position at which transactions read. The commit_ts of rows is the position of their
-            transaction. None: rows have no commit_ts.
-        constants: See ``StoredTable``. The values are read again for each range.
-        as_of: The commit_ts as of which rows are read. None: as of now.
-        rows_per_second: The maximum rate of reading one range. None: no limit.
+        ranges: The ranges, in the order of their indices.
+        at_once: The maximum number of ranges that are read at once, or None.
+        since: The smallest position (commit_ts) at which a transaction may read. Rows get the position of
+            their transaction as commit_ts. None: rows get no commit_ts.
+        constants: Columns whose value is the same for all rows, with their text (``StoredTable``). They are
+            read again for each range.
+        as_of: The commit_ts of the state to read, or None to read the current state.
+        rows_per_second: The maximum number of rows per second when reading one range, or None.
         replica: True if the database may be a replica.
     """
 
@@ -237,11 +257,11 @@ class SourceRows:
     replica: bool = False
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a range as records without key and value, with their texts.
+        """Yields the rows of a range as records that have texts of columns in place of key and value.
 
         Raises:
-            SourceUnavailableError: The database does not answer, or reads as of a moment before ``since``.
-            ConfigError: The database refuses the user, or has no positions.
+            SourceUnavailableError: The database does not answer, or reads a state older than ``since``.
+            ConfigError: The database rejects the user, or has no positions.
         """
         part = self.ranges[wanted.partition]
         if isinstance(part, KeySet):
@@ -252,11 +272,11 @@ class SourceRows:
     def _of_set(
         self, wanted: FetchRange, columns: Sequence[str], keys: Sequence[KeyTexts]
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of keys. A key that is not a valid value of its columns has no row."""
+        """Yields the rows with these keys. A key that is not a valid value of its columns is skipped."""
         if not keys:
             return
         try:
-            # The database refuses an invalid key before it returns a row.
+            # If a key is invalid, the database raises an error before it returns a row. So split the keys.
             yield from [*self.of_keys(wanted, columns, keys)]
         except ValueOutOfRangeError:
             half = len(keys) // 2
@@ -268,13 +288,14 @@ class SourceRows:
     def of_keys(
         self, wanted: FetchRange, columns: Sequence[str], keys: Sequence[KeyTexts]
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows that the database finds by canal-json's texts of some columns, as those of a range.
+        """Yields the rows with these keys, as records.
 
-        Because of its collations, the database may find more rows.
+        Because of its collations, the database may return additional rows. ``columns``: the columns of the
+        keys. ``keys``: their values as canal-json's texts.
 
         Raises:
             SourceUnavailableError: The database does not answer.
-            ConfigError: The database refuses the user, or has no positions.
+            ConfigError: The database rejects the user, or has no positions.
             ValueOutOfRangeError: A text is not a valid value of its column.
         """
         try:
@@ -289,7 +310,10 @@ class SourceRows:
     def _among(
         self, columns: Sequence[str], keys: Sequence[KeyTexts], dialect: SourceDialect
     ) -> ColumnElement[bool]:
-        """Returns the condition that a row has one of the keys, in a form for which an index can be used."""
+        """Returns the SQL condition that a row has one of the keys.
+
+        It is written so that the database can use an index.
+        """
         import sqlalchemy as sa
 
         types = {column.name: column.type for column in self.schema.columns}
@@ -328,7 +352,7 @@ class SourceRows:
                 if condition is not None:
                     query = query.where(condition(now, dialect))
                 types = [column.type for column in self.schema.columns]
-                # Before the rows are read, so that they contain every change up to this position.
+                # The position is read before the rows, so that the rows contain every change up to it.
                 position = None if self.since is None else begin_at_position(connection, since=self.since)
                 is_one_state = self.since is not None or self.as_of is not None
                 if not (is_one_state or now.constants):
@@ -341,9 +365,9 @@ class SourceRows:
                     start += len(columns[0])
                     self._hold_back(start - wanted.start, began)
                 count, rows_read = None, start - wanted.start
-                # Counting is a second scan of the range. It is skipped if the known number of rows was read.
-                # Rows of a table without a key are read without a transaction and are not counted, so that a
-                # TRUNCATE does not wait for them. It is detected afterwards.
+                # Counting the rows needs a second scan of the range. It is skipped if the expected number of
+                # rows was read. A table without a key is read outside a transaction and not counted, so that
+                # a TRUNCATE need not wait for the read. ``_confirm`` detects the TRUNCATE.
                 if is_one_state and (part.rows is None or rows_read < part.rows):
                     count = dialect.counted_rows(connection, self.schema.table, query)
             self._check_count(rows_read, count)
@@ -352,43 +376,54 @@ class SourceRows:
             engine.dispose()
 
     def _hold_back(self, rows: int, began: float) -> None:
-        """Wait until ``rows_per_second`` allows so many rows."""
+        """Sleeps until ``rows_per_second`` allows this number of rows.
+
+        ``began``: when reading the range began, by ``time.monotonic``.
+        """
         if self.rows_per_second is not None:
             time.sleep(max(0.0, began + rows / self.rows_per_second - time.monotonic()))
 
     def _check_count(self, rows: int, count: int | None) -> None:
-        """Check that all rows were read that the database counted in the same transaction.
+        """Checks that the read returned as many rows as the database counted in the same transaction.
 
         Raises:
             SourceUnavailableError: The numbers differ.
         """
         if count is not None and count != rows:
             raise SourceUnavailableError(
-                f"{OPTION} returned {rows} rows of a range that has {count}. Something between the worker "
-                "and the database drops rows, such as a row limit in a proxy. Configure the database's own "
-                "address.",
+                f"{OPTION} returned {rows} rows of a range that has {count} rows. Something between the "
+                f"worker and the database drops rows, such as a row limit in a proxy. Set {OPTION} to the "
+                "database's own address, not to the proxy's.",
                 table=str(self.schema.table),
             )
 
     def _constants(self, connection: Connection, dialect: SourceDialect) -> Mapping[str, str]:
-        """Returns the current constants: a TRUNCATE after the ranges were made changes the table's id.
+        """Returns the current values of ``constants``.
+
+        A TRUNCATE while ranges are read changes the table's id.
 
         Raises:
-            SourceUnavailableError: The table no longer has row ids.
+            SourceUnavailableError: The table no longer has TiDB row ids.
         """
         if not any(column.name in self.constants for column in self.schema.columns):
             return self.constants
         found = dialect.row_key_constants(connection, self.schema.table)
         if found.keys() != self.constants.keys():
             raise SourceUnavailableError(
-                "The table had TiDB row ids when reading began, and no longer has them. It was created "
-                "again, or partitioned.",
+                "The table had TiDB row ids when reading began, and no longer has row ids. It was created "
+                "again, or partitioned, in the meantime.",
                 table=str(self.schema.table),
             )
         return found
 
     def _confirm(self, engine: Engine) -> None:
-        """Check that the table's id did not change during the read, as a TRUNCATE would do."""
+        """Checks that the table's id in TiDB is the same after the read.
+
+        A TRUNCATE during the read changes it.
+
+        Raises:
+            SourceUnavailableError: The id changed.
+        """
         if not any(column.name in self.constants for column in self.schema.columns):
             return
         with translated(OPTION), engine.connect() as connection:
@@ -401,7 +436,7 @@ class SourceRows:
             )
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """Returns a lazy frame with the results of ``work`` on each range and its rows."""
+        """Returns a lazy frame with the results of ``work`` on each range. A range's task reads its rows."""
         return over_ranges(session, ranges, self, work, ddl, most_tasks=self.at_once)
 
     def _query(self, part: KeyRange, dialect: SourceDialect) -> Any:
@@ -424,9 +459,11 @@ class SourceRows:
 def numbered_records(
     wanted: FetchRange, start: int, rows: pa.Array, *, commit_ts: int | None = None
 ) -> pa.RecordBatch:
-    """Returns rows as records without key and value. Only special decoders can read them (``rows_of``).
+    """Returns rows as records without key and value.
 
-    ``commit_ts``: the rows' position in the source's order.
+    Only decoders for such records can read them (``rows_of``).
+
+    ``start``: the offset of the first record. ``commit_ts``: the commit_ts of all rows, or None.
     """
     count = len(rows)
     return pa.record_batch(
@@ -443,7 +480,7 @@ def numbered_records(
 
 
 def rows_of(records: pa.RecordBatch) -> pa.Array:
-    """Returns the rows that were passed to ``numbered_records``."""
+    """Returns the rows of records that ``numbered_records`` made."""
     return records.column(_ROW)
 
 
@@ -456,7 +493,11 @@ def changes_of(
     after: pa.Array | None = None,
     marks: Mapping[str, pa.Array] = MappingProxyType({}),
 ) -> dict[str, pa.Array]:
-    """Returns the columns of one change per such record. ``row``: the type of whole rows."""
+    """Returns the columns of a ``ChangeTable`` with one change per record of ``numbered_records``.
+
+    ``op``: the operation of all changes. ``row``: the Arrow type of a whole row. ``after``: the new rows, or
+    None for deletes. ``marks``: for each mark, the columns that carry it in each row.
+    """
     count = records.num_rows
     return {
         "record": pa.array(np.arange(count)),
@@ -477,18 +518,18 @@ def changes_of(
 
 
 class MatchingRows:
-    """A ``Restriction`` to the rows that match a table's filter, for a history.
+    """Selects rows that match the table's filter, for reading the source database in ``mode: history``.
 
-    In other modes, a row that does not match deletes the stored row of its key. But rows that are read from
-    the database delete nothing in a history.
+    In other modes a row that does not match the filter deletes the stored row of its key. Under ``mode:
+    history``, a row that was read from the database must not delete anything.
     """
 
     def of(self, found: DecodedRecords, _plan: DecodePlan) -> DecodedRecords:
-        """Returns everything: omitted rows are counted with the rows."""
+        """Returns the decoded records unchanged. Rows that do not match are removed after the reduction."""
         return found
 
     def rows(self, reduction: Reduction) -> Reduction:
-        """Returns the rows to write. The others count as superseded."""
+        """Returns the rows to write. Rows that do not match count as superseded."""
         kept = [
             replace(one, rows=one.rows.filter(pc.invert(one.rows["deleted"]))) for one in reduction.tables
         ]
@@ -496,7 +537,10 @@ class MatchingRows:
 
 
 class ReadColumn(NamedTuple):
-    """A column that is read. ``stored``: its form in the database. ``recorded``: its form in the records."""
+    """A column to read.
+
+    ``stored``: the column in the database. ``recorded``: the same column in Kafka records.
+    """
 
     stored: Column
     recorded: Column
@@ -504,7 +548,7 @@ class ReadColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class NumberedDecoder(TableDecoder):
-    """Decodes ``numbered_records`` of a table. ``inner``: the decoder of its records in Kafka."""
+    """Decodes records that ``numbered_records`` made. ``inner``: the decoder of the table's Kafka records."""
 
     inner: TableDecoder
 
@@ -519,24 +563,24 @@ class NumberedDecoder(TableDecoder):
 
     @property
     def values(self) -> ValueOptions:
-        """The inner decoder's options."""
+        """Settings for the conversion of values, as for the table's Kafka records."""
         return self.inner.values
 
 
 @dataclass(frozen=True)
 class SourceDecoder(NumberedDecoder):
-    """A table's decoder for the rows that ``SourceRows`` reads."""
+    """Decodes rows that ``SourceRows`` reads into changes with the values that Kafka records would have."""
 
     columns: tuple[ReadColumn, ...]
     keys: tuple[str, ...]
 
     @property
     def stored(self) -> TableSchema:
-        """The columns with their forms in the database."""
+        """The columns to read, as they are in the database."""
         return TableSchema(self.table, tuple(column.stored for column in self.columns))
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """Returns one change per row, which writes the row in any case."""
+        """Returns one change per row: an upsert."""
         count = records.num_rows
         schema = self._schema
         types = RowTypes(schema, self.keys, self.values)
@@ -559,12 +603,12 @@ class SourceDecoder(NumberedDecoder):
         return DecodedBatch(tables, (), faults, count, 0)
 
     def decode_new_rows(self, records: pa.RecordBatch, _keys: Sequence[str]) -> DecodedBatch:
-        """Returns the result of ``decode_batch``, because there are no old rows."""
+        """Returns the result of ``decode_batch``, because these changes have no old rows."""
         return self.decode_batch(records)
 
     @cached_property
     def _schema(self) -> TableSchema:
-        """The columns with their forms in the records."""
+        """The columns to read, as they are in Kafka records."""
         return TableSchema(self.table, tuple(column.recorded for column in self.columns))
 
     def _readers(self, types: RowTypes) -> Iterator[_ColumnReader]:
@@ -578,7 +622,7 @@ class SourceDecoder(NumberedDecoder):
     def _faults(
         self, records: pa.RecordBatch, found: dict[str, ColumnResult], types: RowTypes
     ) -> Iterator[Fault]:
-        """Yields the first fault of each row with values that do not fit their column's type, in order."""
+        """Yields the first error of each row with a value that does not fit its column's type."""
         first: dict[int, DecodeError] = {}
         for reader in self._readers(types):
             unproven = found[reader.column.recorded.name].unproven
@@ -594,18 +638,21 @@ class SourceDecoder(NumberedDecoder):
 
 
 class _ColumnReader(NamedTuple):
-    """Reads the selected values of a column. ``convert``: see ``TableDecoder.recorded_value``."""
+    """Converts the values of a column.
+
+    ``convert``: converts one value, or None if no conversion is needed.
+    """
 
     column: ReadColumn
     convert: Convert | None
     policies: TimePolicies
 
     def of(self, rows: pa.StructArray) -> pa.Array:
-        """Returns the selected values."""
+        """Returns the column's values as the database returned them."""
         return rows.field(self.column.stored.name)
 
     def read(self, rows: pa.StructArray) -> ColumnResult:
-        """Returns the values of the column in the form of the records."""
+        """Returns the column's values as Kafka records would have them."""
         selected_values = self.of(rows)
         if self.convert is None:
             read = from_text if pa.types.is_string(selected_values.type) else from_value
@@ -628,7 +675,7 @@ class _ColumnReader(NamedTuple):
         return ColumnResult(found.values.take(encoded.indices), unproven, zero, None)
 
     def refusal(self, value: Any) -> DecodeError | None:
-        """Returns the error of the scalar readers for a value, or None."""
+        """Returns the error for a value that cannot be converted, or None."""
         kind = self.column.recorded.type
         try:
             if self.convert is not None:
@@ -645,7 +692,7 @@ class _ColumnReader(NamedTuple):
 
 
 def _in_zone(convert: Convert | None, zone: tzinfo, value: Value) -> Value:
-    """Converts a TIMESTAMP that is stored as text into the changefeed's time zone, as in records."""
+    """Converts a TIMESTAMP that the target stores as text into the changefeed's time zone."""
     found = value if convert is None else convert(value)
     if not isinstance(found, str) or found.startswith("0000-00-00"):
         return found
@@ -661,11 +708,10 @@ def _struct(found: dict[str, ColumnResult], kind: pa.StructType, count: int) -> 
 
 
 class ColumnGap(NamedTuple):
-    """The differences between the columns of the database and of a table's records, by name.
+    """The differences between a table's columns in the database and in its Kafka records, by name.
 
-    ``lost``: columns of the records that the database does not have. ``new``: columns of the database that
-    the records do not have. Virtual and generated columns are neither, because TiCDC may list them without
-    values.
+    ``lost``: columns that only the records have. ``new``: columns that only the database has. Virtual and
+    generated columns are not included, because TiCDC may list such columns without sending values.
     """
 
     lost: tuple[str, ...] = ()
@@ -673,13 +719,14 @@ class ColumnGap(NamedTuple):
 
 
 def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, ColumnGap]:
-    """Returns the plan of a table's rows in the database, with the current columns of the table's records.
+    """Returns the plan for reading a table's rows from the database, and the differences of the columns.
 
-    Columns whose values are not needed (``TargetRows.unread``) are not read. The decoder is a SourceDecoder.
+    The rows get the columns that the table's Kafka records have. Columns whose values are not needed
+    (``TargetRows.unread``) are not read. The plan's decoder is a ``SourceDecoder``.
 
     Raises:
-        ConfigError: The form of a column's values in the records is not known. Or rows are identified by row
-            keys that the database does not have.
+        ConfigError: It is not known how Kafka records represent the values of a column. Or rows are
+            identified by TiDB's row keys, and the database does not have row keys for this table.
     """
     decoder, shape, handle = plan.decoder, plan.rows.shape, {*map(plan.rows.shape.fold, plan.rows.keys)}
     virtual = stored.virtual if decoder.has_virtual_columns else {}
@@ -688,7 +735,7 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
     if is_row_keyed(shape) and not row_key:
         raise ConfigError(_NO_ROW_KEY, table=str(shape.source))
     types = {**row_key, **stored.types, **virtual, **generated}
-    # If the newest records lack a generated column, changes do not contain it. It is NULL, as in the records.
+    # If the newest records do not have a generated column, later changes will not have it. So it is NULL.
     unsent = _gone(plan)
     called = {
         name: own
@@ -712,13 +759,13 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
     held = {*plan.rows.keys, *plan.rows.value_sources.values()} - known
     lost = (c.name for c in shape.columns if c.name in held and shape.fold(c.name) not in gone)
     gap = ColumnGap(tuple(lost), tuple(name for name in stored.types if name not in called))
-    # NULL and not the default, as in rows that were written after the column was dropped.
+    # A lost column is NULL and does not have its default, as in rows written after the column was dropped.
     rows = replace(plan.rows, dropped=DroppedNow(gone | {shape.fold(name) for name in gap.lost}))
     return replace(plan, rows=rows, decoder=SourceDecoder(decoder, columns, plan.rows.keys)), gap
 
 
 def _called(plan: DecodePlan, names: Iterable[str]) -> dict[str, str]:
-    """Returns the records' names of columns, which differ in Avro, by the names in the database."""
+    """Returns the columns' names in Kafka records by their names in the database. Avro names may differ."""
     there = [*names]
     found = {name: own for own, name in plan.rows.written(there).items()}
     fold = plan.rows.shape.fold
@@ -731,7 +778,7 @@ def _called(plan: DecodePlan, names: Iterable[str]) -> dict[str, str]:
 
 
 def _gone(plan: DecodePlan) -> frozenset[str]:
-    """Returns the table's own columns, in lower case, that the source no longer has."""
+    """Returns the table's columns, in lower case, that the source no longer has."""
     sources = plan.rows.sources
     if sources is None:
         return plan.gone

@@ -1,8 +1,8 @@
-"""Conversion of a writer's rows into rows of the target, with its columns, names and types.
+"""Conversion of rows of a writer schema into rows of the target, with the target's columns, names and types.
 
-A column that the writer lacks has its default if the row was written before the column was added. It is null
-if the row was written after the column was dropped (``DroppedByWriter``). Columns of a writer that the shape
-lacks are looked up before this conversion.
+If the writer schema does not have a column, the value depends on when the row was written: before the column
+was added, it is the column's default; after the column was dropped, it is null (``DroppedByWriter``). Columns
+that only the writer schema has are looked up before this conversion.
 """
 
 from __future__ import annotations
@@ -28,48 +28,49 @@ from tidesink.typemap.values import TargetValue
 _TOLD_OPS: Final = pa.array([Op.INSERT.value, Op.UPDATE.value])
 
 
-# No row was written before the column was added: all rows lack it because it was dropped.
+# All rows were written after the column was dropped, and none before it was added.
 _NO_OFFSETS: Final = pa.array([], pa.int64())
 
 W = TypeVar("W", bound=Hashable)
 
 
 class Dropped(Protocol):
-    """Returns the columns that a writer lacks because they were dropped. It is pickled for the tasks."""
+    """Finds out which rows lack a column because it was dropped. Pickled and sent to Spark tasks."""
 
     def __call__(self, changes: ChangeTable, /) -> Mapping[str, pa.Int64Array]:
-        """Returns folded columns of the shape that some of these rows lack because they were dropped.
+        """Returns the columns (folded) that some of these rows lack because the column was dropped.
 
-        The value of each column is the offsets of the rows that lack it because it was not added yet.
+        The value of a column is the offsets of those rows that lack it because the column was not added yet.
         """
 
     def in_range(self, tables: Sequence[ChangeTable], /) -> Dropped:
-        """Returns the object for one range of a partition, all of whose rows are in these tables."""
+        """Returns an object for one range of a partition. ``tables``: all rows of the range."""
 
 
 @dataclass(frozen=True)
 class DroppedByWriter(ABC, Generic[W]):
-    """Columns that each writer schema lacks because they were dropped, from the order of the schemas.
+    """Finds the columns that rows lack because they were dropped, from the order of the writer schemas.
 
-    The rule, for a row whose writer's schema lacks a column:
+    For a row whose writer schema does not have a column:
 
-    1. If the schema in use has the column, the row was written before the newest ADD. It has the default,
-       because the source wrote the default into every existing row. This is also the case if the column was
-       dropped and added again.
+    1. If the schema in use has the column, the row was written before the last ADD of the column. It has the
+       default, because the source wrote the default into every existing row. The same holds if the column had
+       been dropped before and was added again.
     2. Otherwise the column was dropped. The row has NULL if it was written after the DROP, and the default if
        it was written before the ADD.
 
-    A table may return to an earlier schema: ``ADD COLUMN c; DROP COLUMN c`` leads back to the first schema,
-    and a registry then returns the first id. Rows of such a schema may be from before the ADD or from after
-    the DROP. A row is from after the DROP if it is later than the first row that has the column.
+    A table may return to an earlier schema: after ``ADD COLUMN c; DROP COLUMN c`` it has the first schema
+    again, and a registry returns the first id again. Rows with this schema may be from before the ADD or from
+    after the DROP. A row is from after the DROP if it is later than the first row that has the column.
 
     Attributes:
-        columns: By writer, the missing columns that an earlier schema had.
-        later: By writer, the missing columns that only later schemas have.
-        again: By writer, those of ``later`` that existed before this schema was in use again. A row that
-            cannot be compared with the first row of the column is treated as written after the DROP.
+        columns: By writer schema, the columns that it lacks and an earlier schema had.
+        later: By writer schema, the columns that it lacks and only later schemas have.
+        again: For a writer schema that came into use again: the columns in ``later`` that a schema had before
+            that. A row that cannot be compared with the first row that has the column counts as written after
+            the DROP.
         first_rows: By column, the first known rows that have it.
-        fold: The function under which the shape's column names are compared.
+        fold: The function that folds column names, so that they can be compared.
         in_use: The columns of the schema in use, folded.
     """
 
@@ -82,12 +83,12 @@ class DroppedByWriter(ABC, Generic[W]):
 
     @property
     def can_return(self) -> bool:
-        """True if rows of some schema lack a column, so that the schema in use matters."""
+        """True if some schema lacks a column that another has, so that it matters which schema is in use."""
         return any(self.later.values()) or any(self.columns.values())
 
     @abstractmethod
     def _writer(self, changes: ChangeTable) -> W | None:
-        """Returns the identity of the schema of these rows."""
+        """Returns the identity of the writer schema of these rows, or None if it is not known."""
 
     def __call__(self, changes: ChangeTable) -> Mapping[str, pa.Int64Array]:
         writer = self._writer(changes)
@@ -116,7 +117,7 @@ class DroppedByWriter(ABC, Generic[W]):
 
 @dataclass(frozen=True)
 class DroppedById(DroppedByWriter[int]):
-    """Dropped columns by the registry id of a writer's value schema."""
+    """Finds dropped columns for protocols that identify a writer's value schema by a registry id."""
 
     @classmethod
     def of(
@@ -126,9 +127,10 @@ class DroppedById(DroppedByWriter[int]):
         fold: NameFold = fold_name,
         first_rows: Mapping[int, FirstRows] = MappingProxyType({}),
     ) -> DroppedById:
-        """Makes it from the columns of each schema.
+        """Returns the object for the columns of each schema, by registry id.
 
-        ``history``: the ids in their order, with repetitions. ``first_rows``: the first known rows by id.
+        ``history``: the ids in the order in which the schemas were in use. An id is repeated if its schema
+        came into use again. ``first_rows``: the first known rows of each schema.
         """
         in_use = frozenset(fold(name) for one in history[-1:] for name in columns[one])
         first_of = first_rows_by_column(columns, first_rows, fold)
@@ -141,7 +143,7 @@ class DroppedById(DroppedByWriter[int]):
 def first_rows_by_column(
     columns: Mapping[W, Iterable[str]], first_rows: Mapping[W, FirstRows], fold: NameFold
 ) -> dict[str, FirstRows]:
-    """Returns by folded column the first known rows of the schemas that have it."""
+    """Returns for each folded column the first known rows of the schemas that have it."""
     found: dict[str, FirstRows] = {}
     for writer, first in first_rows.items():
         for name in {fold(one) for one in columns.get(writer, ())}:
@@ -152,16 +154,17 @@ def first_rows_by_column(
 def dropped_in_order(
     columns: Mapping[W, Iterable[str]], history: Sequence[W], fold: NameFold = fold_name
 ) -> tuple[dict[W, frozenset[str]], dict[W, frozenset[str]], dict[W, frozenset[str]]]:
-    """Returns the folded columns of other schemas that each schema lacks.
+    """Returns for each schema the columns that it lacks and another schema has, folded.
 
     Args:
         columns: The columns of each schema.
-        history: The schemas in the order in which they were in use. A schema that came back is repeated.
-        fold: The function under which column names are compared.
+        history: The schemas in the order in which they were in use. A schema is repeated if it came into use
+            again.
+        fold: The function that folds column names, so that they can be compared.
 
     Returns:
-        Three mappings by schema: the columns dropped before the schema was first in use, the columns dropped
-        before it came back, and the columns in only later schemas.
+        Three mappings from a schema to columns that it lacks: columns dropped before it was first in use,
+            columns dropped before it was in use again, and columns that only later schemas have.
     """
     first: dict[W, frozenset[str]] = {}
     again: dict[W, frozenset[str]] = {}
@@ -179,7 +182,10 @@ def dropped_in_order(
 
 @dataclass(frozen=True)
 class DroppedNow:
-    """Columns that the source no longer has: a row that lacks one was written after it was dropped."""
+    """The columns that the source no longer has.
+
+    Every row that lacks one of them was written after the DROP.
+    """
 
     columns: frozenset[str] = frozenset()
 
@@ -192,10 +198,14 @@ class DroppedNow:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The metadata columns, which describe a row's last change.
+    """The metadata columns of a table, which describe the last change of a row.
 
-    ``names``: the column names by kind. ``source``: the table at the source. ``batch``: the number of the
-    batch. ``marks_deletes``: True if deleted rows stay in the target, so that deletes write these columns.
+    Attributes:
+        names: The names of the columns in the target, by kind.
+        source: The table at the source.
+        batch: The number of the batch.
+        marks_deletes: True if a deleted row stays in the target and is marked. Then a delete writes the
+            metadata columns too.
     """
 
     names: Mapping[MetadataKind, str]
@@ -204,7 +214,11 @@ class Metadata:
     marks_deletes: bool = False
 
     def columns(self, events: pa.Table, ops: pa.Array) -> dict[str, pa.Array]:
-        """Returns the columns by name, with one value per event; see ``TargetRows.metadata_columns``."""
+        """Returns the metadata columns by name, with one value per event.
+
+        ``events``: the columns of ``ChangeTable.rows`` that describe where an event is from. ``ops``: the
+        operation of each event as a word.
+        """
         fixed = {"database": self.source.schema, "table": self.source.name, "batch": self.batch}
         found = {}
         for kind, name in self.names.items():
@@ -221,18 +235,18 @@ class Metadata:
 
 @dataclass(frozen=True)
 class TargetRows:
-    """Converts the rows of every writer into the columns of the target.
+    """Converts rows of all writer schemas into the columns of the target.
 
     Attributes:
-        shape: The table's own columns. Keys are compared and filters are evaluated in them.
-        dropped: Returns the columns that a writer lacks because they were dropped.
-        renamed: New names of columns by their old names, newest first. If a row has several names of a
-            column, the current name counts, then the newest.
-        target: The table as projected by the config, or None if it is not projected.
-        sources: The table's own names by the target's names, or None if they are the same. Other columns of
-            the target are the shard column or metadata.
+        shape: The table's own columns. Keys are compared, and filters are evaluated, in these columns.
+        dropped: Finds out which columns a row lacks because they were dropped.
+        renamed: New names of renamed columns by old names, newest first. If a row has several names of a
+            column, its current name is used, or else the newest of the old names.
+        target: The columns in the target, or None if they are the same as the table's own.
+        sources: The table's own names of columns by the target's names, or None if the names are the same.
+            Target columns that are missing here are the shard column and metadata columns.
         metadata: The metadata columns, or None.
-        unread: Columns of the shape whose values are not needed, so that any value fits.
+        unread: Columns of ``shape`` whose values are not needed, so their values are not checked.
     """
 
     shape: TableShape
@@ -245,38 +259,38 @@ class TargetRows:
 
     @property
     def target_shape(self) -> TableShape:
-        """The table as in the target."""
+        """The table's columns in the target."""
         return self.shape if self.target is None else self.target
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The key columns, with the table's own names."""
+        """The table's own names of the key columns."""
         return tuple(column.name for column in self.shape.key_columns)
 
     @property
     def value_sources(self) -> dict[str, str]:
-        """The table's own names of the target's non-key columns, by their names in the target."""
+        """The table's own names of the columns that are not part of the key, by their names in the target."""
         others = (column.name for column in self.target_shape.columns if not column.key)
         return {name: own for name in others if (own := self._own_name(name)) is not None}
 
     def new_columns(self, names: Iterable[str]) -> list[str]:
-        """Returns the names of a row's columns that the shape does not have."""
+        """Returns those of a row's column names that ``shape`` does not have."""
         there = [*names]
         read = self.written(there).values()
         return [name for name in there if name not in read]
 
     def key_values(self, name: str, values: pa.Array) -> pa.Array:
-        """Returns the values of a key column in the shape's type.
+        """Returns the values of a key column, converted into the column's type in ``shape``.
 
         Raises:
-            SchemaMismatchError: The values do not fit.
+            SchemaMismatchError: A value does not fit the type.
         """
         return _as_type(values, self.shape.by_name[self.shape.fold(name)])
 
     def unfit(self, changes: ChangeTable, *, before: bool = False) -> dict[int, SchemaMismatchError]:
-        """Returns by row the error of a value that does not fit into the shape.
+        """Returns the errors of changes with a value that does not fit its column's type, by index.
 
-        ``before``: True to check old rows too.
+        ``before``: True to check the old rows too.
         """
         found: dict[int, SchemaMismatchError] = {}
         for image in ("after", "before") if before else ("after",):
@@ -292,10 +306,10 @@ class TargetRows:
         return found
 
     def key(self, keys: pa.StructArray) -> pa.StructArray:
-        """Converts keys with the table's own names into the target's columns.
+        """Converts keys with the table's own names into the target's names and types.
 
         Raises:
-            SchemaMismatchError: A key's type does not fit into the shape's type.
+            SchemaMismatchError: A value does not fit the type of its key column.
         """
         columns = self.target_shape.key_columns
         arrays = [
@@ -305,7 +319,7 @@ class TargetRows:
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=keys.is_null())
 
     def in_range(self, tables: Sequence[ChangeTable]) -> TargetRows:
-        """Returns the conversion for one range of a partition, all of whose rows are in these tables."""
+        """Returns the conversion for one range of a partition. ``tables``: all rows of the range."""
         return replace(self, dropped=self.dropped.in_range(tables))
 
     def row(
@@ -318,12 +332,17 @@ class TargetRows:
     ) -> pa.StructArray:
         """Converts rows of one writer schema into the target's columns.
 
-        A null row stays null. If deletes are marked, it has only its metadata instead. ``metadata``: the
-        columns of ``metadata_columns``. ``offsets``: the offsets of the rows' records, or None if there is
-        one row per change.
+        A null row stays null. If deleted rows are marked in the target, a null row gets only its metadata
+        columns.
+
+        Args:
+            changes: The changes that the rows belong to.
+            rows: The rows, in the writer's columns.
+            metadata: The result of ``metadata_columns``, or None.
+            offsets: The offset of each row's record, or None if there is exactly one row per change.
 
         Raises:
-            SchemaMismatchError: A column's type does not fit into the shape's type.
+            SchemaMismatchError: A value does not fit the type of its column.
         """
         columns, read = self.target_shape.columns, self._read(changes, rows, offsets)
         arrays = [self._target_values(one, len(rows), read, metadata or {}) for one in columns]
@@ -335,26 +354,35 @@ class TargetRows:
     def source_row(
         self, changes: ChangeTable, rows: pa.StructArray, names: Container[str] | None = None
     ) -> pa.StructArray:
-        """Converts rows into the table's own columns that are needed, or into those of ``names``."""
+        """Converts rows into the table's own columns.
+
+        ``names``: the columns, or None for all that are needed.
+        """
         own = (one for one in self.shape.columns if one.name not in self.unread)
         columns = tuple(one for one in own if names is None or one.name in names)
         arrays = [*map(self._read(changes, rows), columns)]
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=rows.is_null())
 
     def source_names(self, lists: pa.ListArray) -> pa.ListArray:
-        """Converts lists of a writer's column names into the table's own names, without unknown columns."""
+        """Converts lists of a writer's column names into the table's own names.
+
+        Unknown columns are removed.
+        """
         return self._listed(lists, {column.name: column.name for column in self.shape.columns})
 
     def names(self, lists: pa.ListArray) -> pa.ListArray:
-        """Converts lists of a writer's column names into the target's names, without columns it lacks."""
+        """Converts lists of a writer's column names into the target's names.
+
+        Columns that the target does not have are removed.
+        """
         held = ((self._own_name(column.name), column.name) for column in self.target_shape.columns)
         return self._listed(lists, {own: name for own, name in held if own is not None})
 
     def metadata_columns(self, events: pa.Table, ops: pa.Array) -> dict[str, pa.Array]:
-        """Returns the metadata columns by name, with one value per event.
+        """Returns the metadata columns by name, with one value per event; empty if the table has none.
 
-        ``events``: the columns of ``ChangeTable.rows`` that describe the origin of an event. ``ops``: the
-        events' operations as words.
+        ``events``: the columns of ``ChangeTable.rows`` that describe where an event is from. ``ops``: the
+        operation of each event as a word.
         """
         if self.metadata is None:
             return {}
@@ -362,7 +390,7 @@ class TargetRows:
         return {name: one.cast(types[name]) for name, one in self.metadata.columns(events, ops).items()}
 
     def _own_name(self, name: str) -> str | None:
-        """Returns the table's own name of a target column, or None if the table does not have it."""
+        """Returns the table's own name of a target column, or None for a column that the table does not have."""
         if self.sources is not None:
             return self.sources.get(name)
         return name if self.shape.find(name) is not None else None
@@ -374,7 +402,10 @@ class TargetRows:
         read: Callable[[ShapeColumn], pa.Array],
         metadata: Mapping[str, pa.Array],
     ) -> pa.Array:
-        """Returns a column of the target. ``read``: returns a column of the table's own."""
+        """Returns the values of a target column.
+
+        ``read``: returns the values of one of the table's own columns.
+        """
         own, shard = self._own_name(column.name), self.target_shape.shard
         if own is not None:
             return read(self.shape.by_name[self.shape.fold(own)])
@@ -386,7 +417,7 @@ class TargetRows:
     def _read(
         self, changes: ChangeTable, rows: pa.StructArray, offsets: pa.ChunkedArray | None = None
     ) -> Callable[[ShapeColumn], pa.Array]:
-        """Returns a function that reads a column of the shape from rows of one writer schema."""
+        """Returns a function that returns the values of one of the table's own columns."""
         written = self.written([member.name for member in rows.type])
         dropped = self.dropped(changes)
 
@@ -413,7 +444,7 @@ class TargetRows:
         return pa.array(found, lists.type)
 
     def written(self, names: Iterable[str]) -> dict[str, str]:
-        """Returns a row's column names by the shape's names, in the shape's order (``events.folding``)."""
+        """Returns a row's column names by the names in ``shape``, in the order of ``shape``."""
         listed = tuple(names)
         fold = folding(listed, (column.name for column in self.shape.columns))
         there = {fold(name): name for name in listed}
@@ -431,18 +462,22 @@ class TargetRows:
 
 
 def event_words(ops: pa.Array, deleted: pa.Array) -> pa.Array:
-    """Returns each row's last operation: ``insert`` or ``update`` if the record has it, else ``upsert``."""
+    """Returns the last operation of each row as a word.
+
+    It is ``insert`` or ``update`` if the record distinguishes them, else ``upsert``, and ``delete`` for a
+    deleted row.
+    """
     written = pc.if_else(pc.is_in(ops, _TOLD_OPS), ops, pa.scalar(Op.UPSERT.value))
     return pc.if_else(deleted, pa.scalar(Op.DELETE.value), written)
 
 
 def source_texts(source: pa.Array) -> pa.Array:
-    """Returns source positions as text, like ``Position.source_text``."""
+    """Returns source positions as text, in the form of ``Position.source_text``."""
     return pc.binary_join(source.cast(pa.list_(pa.string())), SOURCE_SEPARATOR)
 
 
 def _default(column: ShapeColumn, shape: TableShape) -> TargetValue:
-    """Returns the value for rows written before the column was added; NULL if it is not known."""
+    """Returns the column's value in rows written before it was added; None (NULL) if this is not known."""
     try:
         return default_value(column, shape)
     except ValueOutOfRangeError:
@@ -450,12 +485,12 @@ def _default(column: ShapeColumn, shape: TableShape) -> TargetValue:
 
 
 def key_type(shape: TableShape) -> pa.StructType:
-    """Returns the Arrow type of a shape's key."""
+    """Returns the Arrow struct type of a key."""
     return pa.struct(_fields(shape.key_columns))
 
 
 def row_type(shape: TableShape) -> pa.StructType:
-    """Returns the Arrow type of a shape's rows."""
+    """Returns the Arrow struct type of a row."""
     return pa.struct(_fields(shape.columns))
 
 
@@ -483,7 +518,7 @@ def _cast_to(values: pa.Array, column: ShapeColumn) -> pa.Array:
 
 
 def _is_moment(*kinds: pa.DataType) -> bool:
-    """Returns True if one of the types is a date or a time, which must not be converted from or to text."""
+    """Returns True if one of the types is a date or a time. These are never converted from or to text."""
     return any(pa.types.is_temporal(kind) for kind in kinds)
 
 
