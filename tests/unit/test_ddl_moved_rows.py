@@ -21,7 +21,7 @@ def _warnings(*statements: str) -> list[DdlWarning]:
 
 
 def _rekeyed(*statements: str) -> set[TableId | None]:
-    return {one.table for one in _warnings(*statements) if "get new row keys" in one.text}
+    return {one.table for one in _warnings(*statements) if "have new row keys" in one.text}
 
 
 @pytest.mark.parametrize(

@@ -390,7 +390,7 @@ class TargetRows:
         return {name: one.cast(types[name]) for name, one in self.metadata.columns(events, ops).items()}
 
     def _own_name(self, name: str) -> str | None:
-        """Returns the table's own name of a target column, or None for a column that the table does not have."""
+        """Returns the table's own name of a target column, or None if it is not a column of the table."""
         if self.sources is not None:
             return self.sources.get(name)
         return name if self.shape.find(name) is not None else None

@@ -1,14 +1,15 @@
-"""The tables of a canal-json topic, and their definitions from its DDL events.
+"""The table definitions of a canal-json topic, which come from its DDL events, and the topic's tables.
 
-TiCDC writes DDL events only to partition 0 (tiflow c7b2588, ticdc b813e76). They are read ahead of the rows,
-in pages up to partition 0's end. Otherwise a row in another partition could be read before the ALTER that
-added its columns. The state store keeps the definitions and the offset up to which DDL was read. If it was
-lost, partition 0 is read again from its beginning.
+TiCDC writes DDL events only to partition 0 (tiflow c7b2588, ticdc b813e76). Before rows are read, the DDL in
+partition 0 is read up to the partition's current end, one page at a time. Otherwise a row in another
+partition could be read before the ALTER that added its columns. The state store has the definitions and the
+offset up to which DDL was read. If it is lost, partition 0 is read again from its beginning.
 
-Partition 0's log can be cut and grow again (``kafka.leader_epochs``), even after the offsets that a table has
-applied. So the last record that was read is stored, and compared under a new leader. DDL is then read again
-from the cut. Definitions from records after the cut are dropped: if these records had DDL, partition 0 is
-read from its beginning.
+Kafka can lose the end of partition 0's log, and new records then get the same offsets
+(``kafka.leader_epochs``). This can even happen at offsets that a table has applied. So the last record that
+was read is stored, and is compared with the log after a change of leader. If the log was cut, DDL is read
+again from the cut. If records after the cut had DDL, the definitions may be wrong, so partition 0 is read
+again from its beginning.
 """
 
 from __future__ import annotations
@@ -53,35 +54,39 @@ if TYPE_CHECKING:
 DDL_PARTITION: Final = 0
 _KIND: Final = "topic-ddl"
 _SHOWN_SQL: Final = 200
-# Only the newest are kept: a topic whose tables are created and dropped every day always has new ones.
+# The number of newest warnings that are stored. A topic whose tables are created and dropped every day always
+# has new warnings.
 _MOST_WARNINGS: Final = 100
-# Per table and kind. The newest statement is enough to wait for a person, and to empty the table.
+# The number of newest statements that are stored per table and kind. To wait for a person or to empty the
+# table, the newest one is enough.
 _MOST_ROW_DDL: Final = 50
-# For all tables: statements of dropped tables would fill the state store.
+# The number of statements that are stored for all tables. Otherwise those of dropped tables would fill the
+# state store.
 _MOST_OF_ALL_NAMES: Final = 5_000
-# The DDL of one page is collected in this process, from all tasks (each has a batch of records in addition).
+# The maximum size of a page of DDL. This process collects it from all tasks. Each task needs memory for a
+# batch of records in addition.
 _PAGE_BYTES: Final = 64 << 20
-# This process reads so few records itself, because a Spark job is slower.
+# Up to this number of records, this process reads them itself, because a Spark job would be slower.
 _FEW_RECORDS: Final = 1000
 
 _REKEYED: Final = (
-    "Rows of a table without a key get new row keys from this DDL on, and no event reports that. If the rows "
-    "are identified by TiDB's row keys, load the table again."
+    "After this DDL, the rows of a table without a key have new row keys, and no event reports the new keys. "
+    "If the rows are identified by TiDB's row keys, load the table again."
 )
 
 _log = structlog.get_logger("tidesink.worker")
 
 
 class DdlStatement(NamedTuple):
-    """The statement of a DDL event.
+    """The SQL statement of a DDL event.
 
     Attributes:
         database: The database in which the statement ran.
-        sql: The SQL.
-        since: The TSO from which the statement is in effect, or None.
-        odd_time: The event's time as text, if it is impossible.
-        table: The table in the event, or empty.
-        offset: The record's offset.
+        sql: The statement's text.
+        since: The TSO from which the statement is in effect, or None if it is not known.
+        odd_time: If the event's time is impossible: this time as text. Else empty.
+        table: The table that the event names, or empty.
+        offset: The offset of the event's record.
     """
 
     database: str
@@ -98,10 +103,11 @@ class DdlStatement(NamedTuple):
 
 
 class DdlWarning(NamedTuple):
-    """A warning about a DDL event.
+    """A warning about a DDL statement.
 
-    ``table``: the table that it is about, or None for all tables. Without a table name it is about all tables
-    of the schema. ``unreported``: True if a definition in the config makes the warning void.
+    ``table``: the table that the warning is about. If its name is empty, the warning is about all tables of
+    the database. None: about all tables. ``unreported``: True if the warning does not apply to a table that
+    the config defines.
     """
 
     text: str
@@ -114,7 +120,11 @@ class DdlWarning(NamedTuple):
 
 
 class TopicTable(NamedTuple):
-    """A table's columns as reported by DDL; see ``TableDefinitions``. Names outside of columns are folded."""
+    """A table's columns as defined by DDL.
+
+    The members are the results of the methods of ``TableDefinitions`` with the same names. All names are
+    folded, except those in columns.
+    """
 
     current: TableSchema
     former: tuple[Column, ...]
@@ -126,7 +136,7 @@ class TopicTable(NamedTuple):
 
 
 def reported_by(definitions: TableDefinitions, table: TableId) -> TopicTable | None:
-    """Returns the columns of a table in the definitions, or None if they do not have the table."""
+    """Returns a table's columns according to ``definitions``, or None if the table is not defined there."""
     current = definitions.get(table)
     if current is None:
         return None
@@ -143,10 +153,11 @@ def reported_by(definitions: TableDefinitions, table: TableId) -> TopicTable | N
 
 
 class _Known(NamedTuple):
-    """The state read from a topic's DDL.
+    """Everything that was learned from a topic's DDL so far.
 
-    ``last``: the last record that was read, if it has a leader epoch. ``newest``: the offset of the last DDL
-    event, -1 without DDL events, or None if an earlier version did not store it.
+    ``definitions``: the tables. ``warnings``: warnings for the user. ``rows``: statements that change
+    existing rows. ``last``: the last record that was read, if it has a leader epoch. ``newest``: the offset
+    of the last DDL event, -1 without DDL events, or None if an earlier version stored the state without it.
     """
 
     definitions: TableDefinitions
@@ -157,15 +168,15 @@ class _Known(NamedTuple):
 
 
 class _Unread(NamedTuple):
-    """The unread part of partition 0.
+    """The part of partition 0 that is still to be read.
 
     Attributes:
         part: The range to read.
-        known: The state up to this range.
-        stands: The state in use.
-        cut: The log was cut at this offset or earlier. Then the new state is used only after all of it is
-            read. None: the log was not cut.
-        changed: True if a page of this read changed a definition.
+        known: The state after the records before this range.
+        stands: The state that tables use meanwhile.
+        cut: If the log was cut: the offset of the cut, or a higher offset. Then tables use the new state only
+            after the whole range is read. None: the log was not cut.
+        changed: True if a page of this read has changed a definition.
     """
 
     part: OffsetRange
@@ -176,7 +187,11 @@ class _Unread(NamedTuple):
 
 
 class _Page(NamedTuple):
-    """The first statements of a range, the offset up to which it was read, and the last record before it."""
+    """The first statements of a range.
+
+    ``end``: the offset up to which they were read. ``last``: the last record before ``end``, if it has a
+    leader epoch.
+    """
 
     statements: list[DdlStatement]
     end: int
@@ -184,7 +199,7 @@ class _Page(NamedTuple):
 
 
 class TopicDdl:
-    """The definitions of one topic. Shared by the tasks of its tables."""
+    """The table definitions of one topic. All tables of the topic share the object."""
 
     def __init__(
         self,
@@ -196,26 +211,32 @@ class TopicDdl:
         log: LeaderEpochs | None = None,
         ends_now: Callable[[TopicOffsets], TopicOffsets] | None = None,
     ) -> None:
-        """``log``: detects that the log was cut. ``ends_now``: looks up the topic again."""
+        """Creates the object. Nothing is read yet.
+
+        ``log``: detects whether the log was cut, or None. ``ends_now``: looks up the topic's current offsets,
+        or None.
+        """
         self._topic = topic
         self._name = f"{pipeline}/{topic}"
         self._source = source
         self._store = store
         self._logs, self._ends_now = CheckedLogs(log), ends_now
-        # True if the last read was dropped, so that an older look at the topic must not be used.
+        # True if the records of the last read were discarded. The topic must be looked up again before the
+        # next read.
         self._looks_again = False
-        # Only one thread reads. Threads that only need the known state do not wait for it.
+        # Only one thread reads DDL. A thread that only needs the known state does not wait for this lock.
         self._reading = threading.Lock()
         self._failed: tuple[int, SourceError | None] = (0, None)
         self._lock = threading.Lock()
         self._known = _Known(TableDefinitions())
         self._topic_id: str | None = None
         self._next = 0
-        # Cache by table: all statements, and those about the table. It is used before each batch.
+        # A cache for ``row_ddl``, which is called before each batch. By table: the statements of all tables
+        # when the cache was filled, and those of this table.
         self._about: dict[TableId, tuple[tuple[RowDdl, ...], tuple[RowDdl, ...]]] = {}
 
     def row_ddl(self, table: TableId) -> tuple[RowDdl, ...]:
-        """Returns the DDL read so far that changes rows of a table, in its order."""
+        """Returns the statements read so far that change existing rows of a table, in the topic's order."""
         rows = self._known.rows
         known, found = self._about.get(table, (None, ()))
         if known is not rows:
@@ -224,32 +245,39 @@ class TopicDdl:
         return found
 
     def warnings(self, table: TableId, *, defined: bool = False) -> tuple[str, ...]:
-        """Returns a table's warnings from the DDL read so far. ``defined``: True if the config defines it."""
+        """Returns the warnings about a table from the DDL read so far.
+
+        ``defined``: True if the config defines the table. Then warnings that its definition is not known are
+        left out.
+        """
         about = [warning for warning in self._known.warnings if warning.is_about(table)]
         return tuple(warning.text for warning in about if not (defined and warning.unreported))
 
     def get(self, table: TableId) -> TableSchema | None:
-        """Returns a table as defined by the DDL read so far."""
+        """Returns a table as defined by the DDL read so far, or None."""
         with self._lock:
             return self._known.definitions.get(table)
 
     def former(self, table: TableId) -> tuple[Column, ...]:
-        """Returns the dropped columns of a table."""
+        """Returns a table's dropped columns, with the types that they had."""
         with self._lock:
             return self._known.definitions.former(table)
 
     def reported(self, table: TableId) -> TopicTable | None:
-        """Returns a consistent view of a table's columns from the DDL read so far, or None."""
+        """Returns a table's columns as defined by the DDL read so far, or None.
+
+        All members are from the same state of the DDL.
+        """
         with self._lock:
             return reported_by(self._known.definitions, table)
 
     def tables(self) -> tuple[TableId, ...]:
-        """Returns all tables that the topic's DDL defines."""
+        """Returns all tables that the DDL read so far defines."""
         with self._lock:
             return tuple(self._known.definitions)
 
     def recall(self, found: TopicOffsets) -> None:
-        """Restore the stored state of an earlier run, without reading the topic.
+        """Loads the state of an earlier run from the state store, without reading the topic.
 
         Raises:
             StateStoreError: The state store does not answer.
@@ -258,13 +286,14 @@ class TopicDdl:
             self._restore(found)
 
     def scan(self, session: SparkSession, found: TopicOffsets) -> bool:
-        """Read DDL up to partition 0's end. Returns True if a definition changed.
+        """Reads DDL up to partition 0's end. Returns True if a definition changed.
 
         Raises:
-            SourceError: Kafka refuses the request, or does not answer. All waiting callers get the error, and
-                the next call reads again. Or the records can never follow the records read before.
-            SourceUnavailableError: The topic was created again while it was read, or a leader was elected.
-                The records are not used.
+            SourceError: Kafka refuses the request, or does not answer. All calls that wait for this read
+                raise the same error, and the next call reads again. Or the log was cut, and can never contain
+                the records that were read before.
+            SourceUnavailableError: While partition 0 was read, the topic was created again, or a new leader
+                was elected. The records of this read are discarded.
             StateStoreError: The new state cannot be stored.
         """
         asked_at, _ = self._failed
@@ -278,7 +307,7 @@ class TopicDdl:
             if unread is None:
                 return False
             if error is not None and failures != asked_at:
-                # Otherwise each caller would wait as long as that read, one after the other.
+                # Otherwise each waiting call would try the slow read again, one after the other.
                 raise error
             while True:
                 page = self._read_or_fail(session, unread.part)
@@ -288,7 +317,9 @@ class TopicDdl:
                     return unread.changed
 
     def rewind(self, found: TopicOffsets, offset: int) -> None:
-        """Read again from an offset to which a table is rewound. Known statements are not repeated.
+        """Has DDL read again from ``offset``, to which a table is rewound.
+
+        Statements that are already known are not recorded a second time.
 
         Raises:
             StateStoreError: The new offset cannot be stored.
@@ -301,7 +332,7 @@ class TopicDdl:
                 self._known, self._next = known, offset
 
     def define(self, found: TopicOffsets, statement: DdlStatement) -> None:
-        """Apply a CREATE TABLE that the topic does not contain, as if it came before the next record.
+        """Applies a CREATE TABLE that is not in the topic, as if it were the record before the next one.
 
         Raises:
             StateStoreError: The new definition cannot be stored.
@@ -315,7 +346,7 @@ class TopicDdl:
             self._take(_Page([statement], end), topic_id, _Unread(nothing, known, known))
 
     def _left(self, found: TopicOffsets) -> _Unread | None:
-        """Returns the unread part of partition 0, or None."""
+        """Returns the part of partition 0 that is still to be read, or None if there is none."""
         at = found.partitions.get(DDL_PARTITION)
         with self._lock:
             self._restore(found)
@@ -325,12 +356,12 @@ class TopicDdl:
             return _Unread(part, self._known, self._known)
 
     def _is_in_doubt(self, found: TopicOffsets) -> bool:
-        """Returns True if the log must be checked before it counts as read."""
+        """Returns True if it must be checked whether the log was cut, even without new records."""
         last = self._known.last
         return last is not None and self._logs.is_due(found, {DDL_PARTITION: last})
 
     def _behind_cut(self, found: TopicOffsets) -> _Unread | None:
-        """Returns the part to read again if the log was cut, else None.
+        """Returns the part of partition 0 to read again if the log was cut, or None.
 
         Raises:
             SourceUnavailableError: No broker answers.
@@ -348,14 +379,15 @@ class TopicDdl:
         elif at.latest > last.offset or found.leader_epochs.get(DDL_PARTITION, -1) <= last.epoch:
             return None
         else:
-            # A later leader's log ends before a record of an earlier leader. It is not known at which offset
-            # the records begin to differ.
+            # The log of the new leader ends before a record that was read from the previous leader. It is not
+            # known from which offset on the records differ.
             start, cut = 0, at.latest
         held_ddl = known.newest is None or known.newest >= start
         if held_ddl and at.earliest == 0:
             start, learned = 0, _Known(TableDefinitions())
         elif held_ddl:
-            # Definitions cannot be undone. Statements that change rows have their offsets.
+            # Retention deleted the beginning of the log, so definitions cannot be built again. They are kept.
+            # Statements that change rows are kept up to the cut, because their offsets are known.
             rows = tuple(one for one in known.rows if one.offset < cut)
             learned = known._replace(rows=rows, last=None, newest=None)
         else:
@@ -366,19 +398,28 @@ class TopicDdl:
         return _Unread(part, learned, known, cut=cut)
 
     def _check_follows(self, found: TopicOffsets, known: LastRecord | None, read: LastRecord | None) -> None:
-        """Raise unless the page comes from a log that contains the records read before it."""
+        """Checks that the log of a page contains the records that were read before.
+
+        ``known``: the last record before the page. ``read``: the last record of the page.
+
+        Raises:
+            SourceError: The log was cut, and can never contain these records.
+            SourceUnavailableError: A new leader was elected while the page was read. The page must be read
+                again.
+        """
         before, after = ({} if one is None else {DDL_PARTITION: one} for one in (known, read))
         try:
             self._looks_again = not self._logs.follows(found, before, after)
         except SourceError:
-            # A person lets the tables continue. Then DDL is read from the beginning, with any leader epochs.
+            # The tables stop until a person lets them continue. Then DDL is read again from the beginning,
+            # without comparing leader epochs.
             with self._lock:
                 self._known, self._next = self._known._replace(last=None), 0
             raise
         if self._looks_again:
             raise SourceUnavailableError(
-                "A leader of the partition was elected while the topic's DDL was read. That DDL is "
-                "discarded, and the topic is looked up again.",
+                "A new leader of the partition was elected while the topic's DDL was read. The DDL of this "
+                "read is discarded, and the topic is looked up and read again.",
                 topic=self._topic,
                 partition=DDL_PARTITION,
             )
@@ -391,7 +432,12 @@ class TopicDdl:
             raise
 
     def _take(self, page: _Page, topic_id: str, unread: _Unread) -> _Unread:
-        """Apply the statements of a page, under the reading lock. Returns the part that is still unread."""
+        """Applies the statements of a page and stores the new state.
+
+        Returns the part that is still to be read.
+
+        The caller holds the reading lock.
+        """
         before = unread.known
         definitions = TableDefinitions.from_json(before.definitions.to_json())
         version = definitions.version
@@ -408,18 +454,19 @@ class TopicDdl:
         left = unread.part._replace(start=page.end)
         if unread.cut is not None:
             if left.records > 0:
-                # A partial state is not used or stored. After a restart the cut is detected again.
+                # A state without the DDL of the remaining pages is neither used nor stored. After a restart
+                # the cut is detected again.
                 return unread._replace(part=left, known=known)
             lost = _lost(unread.stands, known, unread.cut)
             known = known._replace(warnings=(*warnings, *lost)[-_MOST_WARNINGS:])
         with self._lock:
             if self._known.definitions is not unread.stands.definitions:
                 raise SourceUnavailableError(
-                    "The topic was deleted and created again while its DDL was read. That DDL is discarded, "
-                    "and the topic is read again.",
+                    "The topic was deleted and created again while its DDL was read. The DDL of this read is "
+                    "discarded, and the new topic is read.",
                     topic=self._topic,
                 )
-            # Stored before it is used, so that a retried scan starts at the same offset as this one.
+            # Stored before it is used: if storing fails, the next scan begins at the same offset.
             self._save(topic_id, known, page.end)
             self._known, self._next = known, page.end
         for warning in known.warnings:
@@ -442,7 +489,7 @@ class TopicDdl:
             self._known = _Known(
                 TableDefinitions.from_json(kept["definitions"]),
                 tuple(_warning(*one) for one in kept.get("warnings", ())),
-                # An earlier version did not store statements that it did not follow. They stay ignored.
+                # Earlier versions did not store statements that change rows. These statements stay ignored.
                 tuple(row_ddl_of(*one) for one in kept.get("rows", ())),
                 LastRecord(*kept["last"]) if kept.get("last") else None,
                 kept.get("newest"),
@@ -450,7 +497,11 @@ class TopicDdl:
 
     @staticmethod
     def _is_cut(found: TopicOffsets) -> bool:
-        """Returns True if DDL events have expired. Then definitions without times are better than nothing."""
+        """Returns True if retention has deleted DDL events.
+
+        Then stored definitions are used even without the times from which they are in effect, because they
+        cannot be built again.
+        """
         at = found.partitions.get(DDL_PARTITION)
         return at is not None and at.earliest > 0
 
@@ -469,7 +520,7 @@ class TopicDdl:
         self._store.save_document(_KIND, self._name, document)
 
     def _read(self, session: SparkSession, part: OffsetRange) -> _Page:
-        """Reads a page: the first statements of the range, and the offset up to which it was read."""
+        """Reads a page: the first statements of the range, and the offset up to which they were read."""
         if part.records <= 0:
             return _Page([], part.end)
         statements, last = list[DdlStatement](), None
@@ -477,7 +528,7 @@ class TopicDdl:
             statements += filter(None, map(_statement, found.values, found.offsets, found.times))
             last = record or last
             if found.end is not None:
-                # The results of later tasks come after the records that this task left, so they are not used.
+                # This task stopped before the end of its part, so the results of later tasks are not used.
                 return _Page(statements, found.end, last)
         return _Page(statements, part.end, last)
 
@@ -489,7 +540,10 @@ class TopicDdl:
 
 
 def _marked_page(most_bytes: int, records: Iterator[pa.RecordBatch]) -> tuple[MarkedDdl, LastRecord | None]:
-    """Returns the result of ``marked_ddl``, and the last record before its end with a leader epoch."""
+    """Returns the DDL events in the records, and the last record before the page's end.
+
+    The last record is None if no record has a leader epoch.
+    """
     last = list[LastRecord]()
 
     def noted() -> Iterator[pa.RecordBatch]:
@@ -504,13 +558,22 @@ def _marked_page(most_bytes: int, records: Iterator[pa.RecordBatch]) -> tuple[Ma
 
 
 _LOST: Final = (
-    "The topic's log was cut at offset {} or earlier, and DDL after the cut is lost. Compare the table with "
-    "its source (tidesink diff), and repair it with tidesink resync."
+    "Kafka lost records of the topic from offset {} or earlier on, and their DDL is lost. Compare the table "
+    "with its source (tidesink diff), and repair it with tidesink resync."
 )
 
 
 def _lost(known: _Known, again: _Known, cut: int) -> Iterator[DdlWarning]:
-    """Yields warnings about DDL that a cut log lost: for all tables, and for tables whose rows it changed."""
+    """Yields warnings about DDL that was lost when the log was cut.
+
+    One warning is for all tables, if any DDL was after the cut. The others are for tables whose rows a lost
+    statement changed.
+
+    Args:
+        known: The state before the log was read again.
+        again: The state after it was read again.
+        cut: The offset of the cut, or a higher offset.
+    """
     text, there = _LOST.format(cut), {(one.table, one.kind, one.at) for one in again.rows}
     if known.newest is not None and known.newest >= cut:
         yield DdlWarning(text)
@@ -524,12 +587,15 @@ def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning
 
 
 def row_ddl_of(table: list[str], kind: Any, *parts: Any) -> RowDdl:
-    """Returns a statement from a stored document."""
+    """Returns a statement that changes rows from its stored form."""
     return RowDdl(TableId(*table), kind, *parts)
 
 
 def with_rows(known: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tuple[RowDdl, ...]:
-    """Adds statements that change rows to the known ones. A statement that was sent again is added once."""
+    """Returns the known statements that change rows, and those among the new statements.
+
+    If a statement was sent twice, only its first record counts.
+    """
     found = {(one.table, one.kind, one.at): one for one in known}
     for statement in statements:
         for change in _row_changes(statement):
@@ -545,7 +611,7 @@ def with_rows(known: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tu
 
 
 def newest_row_ddl(found: Iterable[RowDdl]) -> tuple[RowDdl, ...]:
-    """Returns the newest statements, limited per table and kind, and in total."""
+    """Returns the newest statements: at most 50 per table and kind, and at most 5000 in total."""
     count, kept = Counter[tuple[TableId, str]](), list[RowDdl]()
     for one in reversed([*found]):
         count[one.table, one.kind] += 1
@@ -565,7 +631,7 @@ def _row_changes(statement: DdlStatement) -> tuple[RowChange, ...]:
 def applied(
     definitions: TableDefinitions, statements: Iterable[DdlStatement], topic: str
 ) -> Iterator[DdlWarning]:
-    """Apply the statements to the definitions. Yields the warnings of each statement as it is applied."""
+    """Applies the statements to the definitions, one at a time. Yields the warnings about each statement."""
     for statement in statements:
         for warning in _applied(definitions, statement, topic):
             yield warning._replace(text=f"{warning.text} Statement: {statement.sql[:_SHOWN_SQL]}")
@@ -575,7 +641,8 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
     readded = definitions.readded()
     try:
         about = statement.about
-        row_changes(statement.sql, statement.database, about=about)  # raises before anything is changed
+        # Called only to raise ConfigError before ``definitions`` are changed.
+        row_changes(statement.sql, statement.database, about=about)
         for table, old, new in renamed_columns(statement.sql, statement.database):
             yield DdlWarning(_RENAMED.format(old=old, new=new), table)
         for table in moved_tables(statement.sql, statement.database):
@@ -603,14 +670,15 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
             yield DdlWarning(_UNLIKE.format(table), table, unreported=True)
     for table, column in sorted(definitions.readded() - readded):
         yield DdlWarning(
-            f"Not applied: column {column} was dropped and added again. Rows written before keep their old "
-            "values of it in the target.",
+            f"Not applied: column {column} was dropped and added again. Rows written before the drop keep "
+            "their old values of the column in the target.",
             table,
         )
 
 
 _RENAMED: Final = (
-    "Not applied: column {old} was renamed to {new}. If the target has {old}, old values stay in it."
+    "Not applied: column {old} was renamed to {new}. If the target has a column {old}, existing values stay "
+    "there."
 )
 
 
@@ -621,7 +689,7 @@ _CONVERTED: Final = (
 
 
 def _converted(before: TableSchema | None, now: TableSchema | None) -> Iterator[DdlWarning]:
-    """Yields warnings about columns whose new type does not hold all values of the old type."""
+    """Yields a warning for each column whose new type cannot hold all values of the old type."""
     if before is None or now is None:
         return
     known = {column.column_id: column for column in before.columns}
@@ -633,15 +701,16 @@ def _converted(before: TableSchema | None, now: TableSchema | None) -> Iterator[
 
 
 _UNLIKE: Final = (
-    "{} was created like a table whose columns are not known, or whose database depends on the session. So "
-    "its types and defaults are not known. Add a definition under tables."
+    "{} was created with CREATE TABLE LIKE from a table whose columns are not known, or whose database "
+    "depends on the session. So the types and defaults of the new table are not known. Add a definition of "
+    "it under tables."
 )
 
 
 def _untimed(table: TableId, time: str) -> DdlWarning:
     return DdlWarning(
-        f"The DDL of {table} has an impossible time ({time}), which is ignored. Rows from before the DDL are "
-        "read with the types after it. Check that the producer's es is in milliseconds.",
+        f"The DDL of {table} has an impossible time ({time}). The time is ignored, so rows from before the "
+        "DDL are read with the types after the DDL. Check that the producer's es is in milliseconds.",
         table,
         unreported=True,
     )
@@ -649,15 +718,18 @@ def _untimed(table: TableId, time: str) -> DdlWarning:
 
 def _unreported(table: TableId) -> DdlWarning:
     return DdlWarning(
-        f"The DDL changes {table}, whose definition is not known, so its types and defaults are not used. "
-        "Add a definition under tables.",
+        f"The DDL changes {table}, whose definition is not known. So the table's types and defaults are not "
+        "used. Add a definition of the table under tables.",
         table,
         unreported=True,
     )
 
 
 def _statement(value: bytes, offset: int = 0, sent: int | None = None) -> DdlStatement | None:
-    """Returns the statement of a DDL event, or None. ``sent``: Kafka's timestamp in ms since 1970."""
+    """Returns the statement of a DDL event, or None if ``value`` is not a DDL event with a statement.
+
+    ``sent``: Kafka's timestamp of the record in ms since 1970, or None.
+    """
     try:
         message = orjson.loads(value)
     except orjson.JSONDecodeError:
@@ -685,15 +757,15 @@ def _odd_time(commit_ts: object, es: object) -> str:
     )
 
 
-# Key in a status's details: the table's topic does not exist yet.
+# A key in the details of a table's status: True if the table's topic does not exist yet.
 TOPIC_ABSENT: Final = "topic-absent"
 _TABLES_KIND: Final = "topic-tables"
-# The number of records of a new topic that are read at first. Tasks find tables that appear later.
+# The number of records that are read first to find the tables of a new topic.
 _FIRST_RECORDS: Final = 20_000
 
 
 class TopicTables:
-    """The known tables of one topic. Shared by the tasks of its tables."""
+    """The known tables of one topic. All tables of the topic share the object."""
 
     def __init__(self, topic: str, *, pipeline: str, source: KafkaSource, store: StateStore) -> None:
         self._topic = topic
@@ -705,13 +777,13 @@ class TopicTables:
         self._loaded = False
         self._looked_at: str | None = None
         self._looked: dict[int, int] = {}
-        # Tables without records when the topic was read to its end.
+        # Tables that had no records when the topic was read to its end.
         self.unmet: set[TableId] = set()
         # True if the topic does not exist yet.
         self.absent = False
 
     def known(self) -> tuple[TableId, ...]:
-        """Returns the tables found so far, in this run or an earlier run.
+        """Returns the tables that were found in the topic so far, also in earlier runs.
 
         Raises:
             StateStoreError: The state store does not answer.
@@ -724,7 +796,7 @@ class TopicTables:
             return tuple(self._tables)
 
     def add(self, tables: Iterable[TableId]) -> None:
-        """Add tables.
+        """Adds tables and stores them.
 
         Raises:
             StateStoreError: The state store does not answer.
@@ -732,7 +804,7 @@ class TopicTables:
         new = [table for table in tables if table not in self.known()]
         if new:
             with self._lock:
-                # Stored before it is known here, because a known table is not reported again.
+                # The tables are stored before they count as known, because known tables are not stored again.
                 tables = self._tables | dict.fromkeys(new)
                 self._store.save_document(_TABLES_KIND, self._name, [list(table) for table in tables])
                 self._tables = tables
@@ -746,20 +818,20 @@ class TopicTables:
         goes_on: Callable[[], bool],
         read: Mapping[int, int] | None = None,
     ) -> bool:
-        """Look for tables in the topic.
+        """Looks for tables in the topic.
 
-        If no table is known, the topic is read until a row names one. Tasks find the other tables as they
-        read.
+        If no table is known yet, the topic is read until a row names a table. The tables' own tasks find the
+        other tables while they read the topic.
 
         Args:
             session: The Spark session.
             found: The topic's current offsets.
-            goes_on: Returns False to stop. The next call continues.
-            read: The offsets up to which tasks have read the topic, if no task continues. The topic is read
-                from there to its end. None: tasks continue to read.
+            goes_on: Returns False if the search should pause. The next call continues it.
+            read: If no task reads the topic any longer: the offsets up to which tasks have read it. The rest
+                of the topic is searched up to its end. None: tasks still read the topic.
 
         Returns:
-            False if ``goes_on`` returned False before the end.
+            False if ``goes_on`` returned False before the search was complete.
 
         Raises:
             SourceError: Kafka refuses the request, or does not answer.
@@ -777,7 +849,10 @@ class TopicTables:
         return True
 
     def looked_up_to(self, found: TopicOffsets) -> Mapping[int, int]:
-        """Returns the offsets up to which ``look`` has read a topic, so that all tables before are known."""
+        """Returns the offsets up to which ``look`` has searched the topic.
+
+        All tables with earlier records are known.
+        """
         return dict(self._looked) if self._looked_at == found.topic_id else {}
 
     def _unlooked(self, found: TopicOffsets, read: Mapping[int, int]) -> list[OffsetRange]:
@@ -789,7 +864,7 @@ class TopicTables:
         return [OffsetRange(self._topic, n, min(starts[n], at.latest), at.latest) for n, at in ends]
 
     def census(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> None:
-        """Add every table with a row in the ranges.
+        """Adds every table that has a row in the ranges.
 
         Raises:
             SourceError, StateStoreError, ConfigError: For the same reasons as ``look``.
