@@ -392,8 +392,8 @@ class SourceRows:
         if count is not None and count != rows:
             raise SourceUnavailableError(
                 f"{OPTION} returned {rows} rows of a range that has {count} rows. Something between the "
-                f"worker and the database drops rows, such as a row limit in a proxy. Set {OPTION} to the "
-                "database's own address, not to the proxy's.",
+                "worker and the database drops rows, such as a row limit in a proxy. Set source.database to "
+                "the database's own address, not to the proxy's.",
                 table=str(self.schema.table),
             )
 
