@@ -140,7 +140,7 @@ class _LoggedTable:
     def _value(self, column: ShapeColumn) -> pa.Array:
         """Returns a column's values.
 
-        Where only the key of a row is known, a key column's values come from the key.
+        If only the key of a row is known, a key column's values come from the key.
         """
         found = pc.struct_field(self._image, [column.name])
         if column.name not in self._rows.target_shape.keys or not self._key_alone.any():

@@ -63,7 +63,7 @@ class RetryPolicy:
     A stop request ends a pause at once.
 
     Args:
-        seconds: How long after the first failure the step is tried again.
+        seconds: The time after the first failure, in seconds, during which the step is tried again.
         stop: The flag that a stop request sets.
         on_retry: Called after each failure that is followed by another try, with the error and the length of
             the pause in seconds.
@@ -124,8 +124,8 @@ class RetryPolicy:
 def _after_the_first_failure(seconds: float) -> Callable[[RetryCallState], bool]:
     """Returns a tenacity stop condition: True once ``seconds`` have passed since the first failure.
 
-    The time does not count from the first start, because one try of a large batch may take longer than
-    ``seconds``.
+    The time does not count from the first start, because one try of a large batch may last
+    longer than ``seconds``.
     """
     first: list[float] = []
 
@@ -140,8 +140,8 @@ def _after_the_first_failure(seconds: float) -> Callable[[RetryCallState], bool]
 class Cooldown:
     """The pause of a failing table in an endless run.
 
-    After ``retry.for`` is over, the worker leaves the table alone for the same time (at least 15 seconds),
-    then tries it again.
+    After ``retry.for`` is over, the worker does nothing for the table for the same time (at least 15
+    seconds), then tries it again.
     """
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:

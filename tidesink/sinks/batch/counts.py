@@ -391,7 +391,7 @@ def least_watermark(progress: Progress, topic: str) -> int | None:
     """Returns the commit_ts (TiDB TSO) up to which all changes of a topic were read.
 
     This is the smallest of the partitions' watermarks. A DDL event up to it may be applied, and a cut may be
-    made at it. The result is None if some partition has not sent a watermark yet.
+    made at it. The result is None until each partition has a watermark.
     """
     at = progress.topics.get(topic)
     marks = [part.watermark for part in at.partitions.values()] if at else []

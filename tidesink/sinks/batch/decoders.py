@@ -42,7 +42,7 @@ UNDER_CONFLUENT: Final = {
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """How the records of a table are converted into rows of the target, based on the known writer schemas.
+    """The conversion of a table's records into rows of the target, based on the known writer schemas.
 
     Attributes:
         rows: Converts rows of every known writer schema into one shape (``TableShape``), which has the
@@ -76,7 +76,7 @@ class DecodePlan:
 
     @property
     def packed_shape(self) -> TableShape:
-        """The columns of the rows that tasks return. For a change log these include the log's own columns."""
+        """The columns of the rows that tasks return, including the additional columns of a change log."""
         return log_shape(self.shape) if self.logs else self.shape
 
     def with_rows_in(self, shape: TableShape) -> DecodePlan:
@@ -177,7 +177,7 @@ class KnownSchemas(MemorySchemaRegistry):
 
 
 def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str) -> Iterator[Fault]:
-    """Yields the faults. Those caused by a header that workers do not read get a message that says so.
+    """Yields the faults. A fault because of a header that workers do not read gets a message about it.
 
     Workers read a schema id only from Confluent's header in front of a key or a value. They do not read ids
     from record headers or from AWS Glue's header.

@@ -249,7 +249,7 @@ class SortedLetters(NamedTuple):
 
     Attributes:
         ready: Letters that can be replayed now.
-        waiting: The number of letters at offsets that the table has not applied yet. The worker still reads
+        waiting: The number of letters at offsets that are not applied yet. The worker still reads
             these records itself.
         expired: The number of letters that cannot be replayed, because Kafka no longer has all later records.
         settled: Letters whose rows a later resync repaired. They need no replay.
@@ -319,7 +319,7 @@ class EventKeys:
 
     @property
     def columns(self) -> tuple[ShapeColumn, ...]:
-        """The key columns. In a row of the result they come first."""
+        """The key columns. They are the first columns of the result."""
         return self.plan.shape.key_columns
 
     @property

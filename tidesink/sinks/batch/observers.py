@@ -406,7 +406,7 @@ def seconds_since_beat(store: StateStore, pipeline: str, *, now: float | None = 
 class Mark(NamedTuple):
     """The last heartbeat of a pipeline's worker.
 
-    ``seconds``: the age of the heartbeat, or None if there is none or the worker ended on its own.
+    ``seconds``: the age of the heartbeat, or None without a heartbeat or if the worker ended on its own.
     ``failure``: the failure of a step that all tables share, at the time of the heartbeat, or None.
     """
 

@@ -1,8 +1,8 @@
 """Reduction of a range's changes, as Arrow tables, to one row per key: the last event of each key wins.
 
 The last event is the one with the greatest position. An update that changes the primary key counts as a
-delete of the old key and a write of the new key. A value that the winning row omits is taken from the latest
-earlier row of its key that has the value, but not from before the key's last delete.
+delete of the old key and a write of the new key. A value that the winning row omits is filled in from the
+latest earlier row of its key that has the value, but not from before the key's last delete.
 ``tests/reduction_law.py`` states the same law event by event.
 
 Under ``sequence_by: kafka`` all events of a key are in one partition, so each range is reduced on its own.
@@ -34,8 +34,8 @@ ConvertKey = Callable[[str, pa.Array], pa.Array]
 
 _DELETE: Final = OPS.index(Op.DELETE.value)
 _TRUNCATE: Final = OPS.index(Op.TRUNCATE.value)
-# Where the value of a key column is searched, in this order. A write has it in the new row or in the record's
-# key. A delete has no new row, and its old row may not contain the key.
+# The images of a change in which the value of a key column is searched, in order. A write has the value in its
+# new row or in the record's key. A delete has no new row, and its old row may not contain the key.
 _WRITTEN_KEY: Final = ("after", "key")
 _DELETED_KEY: Final = ("key", "before")
 # Less than every number in a source position.
@@ -365,7 +365,7 @@ def _as_written(_name: str, values: pa.Array) -> pa.Array:
 def _new_key(
     images: Mapping[str, pa.StructArray], name: str, deleted: Flags, convert: ConvertKey
 ) -> pa.Array:
-    """Returns the values of a key column. For a write the old row is not used, because its key may differ."""
+    """Returns the values of a key column. A write's old row is not used, because its key may differ."""
     written, removed = (_first_value(images, name, order, convert) for order in (_WRITTEN_KEY, _DELETED_KEY))
     if not deleted.any():
         return written

@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.decoders import DecodePlan
 
 
-# Each new plan knows more schemas than the previous one. A batch that still needs more after this number of
+# Each new plan has more schemas than the previous one. A batch that still needs more after this number of
 # plans is a bug.
 MOST_PLANS: Final = 8
 

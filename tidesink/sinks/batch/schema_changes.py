@@ -131,7 +131,7 @@ class Policies:
     Attributes:
         said: The policies in the config (``schema-changes``).
         accepted: The decisions of people.
-        capabilities: What the target can change.
+        capabilities: Features of the target, such as dropping a column.
         logs: True for a change log (``mode: append``).
         layout: The table's projection. If it names a column, adding this column to the target needs no
             decision.
@@ -583,7 +583,7 @@ class KnownColumns:
 
 
 def _columns_of(kept: Mapping[str, Any] | None, progress: Progress) -> frozenset[str]:
-    """Returns the stored columns; empty if they are of a later batch than the target's progress.
+    """Returns the stored columns. Empty if their batch number is higher than that of the target's progress.
 
     Then they belong to other rows: the table was loaded again, or the target is an old backup.
     """

@@ -89,7 +89,7 @@ class SourceColumns:
 
 
 class Decoding(Protocol):
-    """How a table's records are decoded. Only one thread uses the object at a time."""
+    """The decoding of a table's records. Only one thread uses the object at a time."""
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 Each table has its own progress in its target, and continues from there. Tables with the same next offsets use
 the same ranges, which the first of these tables chooses. The records are read from Kafka once, and Spark
-stores them until the last of these tables has used them. A table whose offsets are behind reads alone, up to
+stores them until the last of these tables has used them. A table with lower offsets reads on its own, up to
 the offsets of the other tables. No table waits for it.
 
 A table can skip records that contain nothing for it, without a commit. At intervals, all tables commit the
@@ -263,7 +263,7 @@ class PlannedRead(NamedTuple, Generic[K]):
     Attributes:
         ranges: The range of offsets in each partition.
         found: The offsets and id of the topic when the ranges were chosen.
-        kept: The shared read, or None if the table reads alone.
+        kept: The shared read, or None if the table reads on its own.
         commits: True if the table commits the offsets even if the records contain nothing for it.
     """
 
@@ -405,7 +405,8 @@ class TopicReads(Generic[K]):
         self._open.append(read)
         joinable = [one for one in self._open if not one.closed]
         for old in joinable[:-MOST_KEPT]:
-            # Tables that have not joined yet are two batches behind the other tables. They read alone.
+            # Tables that did not join this read are two batches slower than the others, and will read on their
+            # own.
             old.closed = True
         return read
 

@@ -379,7 +379,7 @@ class TargetRows:
         return self._listed(lists, {own: name for own, name in held if own is not None})
 
     def metadata_columns(self, events: pa.Table, ops: pa.Array) -> dict[str, pa.Array]:
-        """Returns the metadata columns by name, with one value per event; empty if the table has none.
+        """Returns the metadata columns by name, with one value per event; empty without such columns.
 
         ``events``: the columns of ``ChangeTable.rows`` that describe where an event is from. ``ops``: the
         operation of each event as a word.

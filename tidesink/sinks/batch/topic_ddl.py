@@ -346,7 +346,7 @@ class TopicDdl:
             self._take(_Page([statement], end), topic_id, _Unread(nothing, known, known))
 
     def _left(self, found: TopicOffsets) -> _Unread | None:
-        """Returns the part of partition 0 that is still to be read, or None if there is none."""
+        """Returns the part of partition 0 that is still to be read, or None if all of it was read."""
         at = found.partitions.get(DDL_PARTITION)
         with self._lock:
             self._restore(found)
