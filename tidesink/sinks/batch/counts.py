@@ -230,8 +230,8 @@ class Account:
         dead_lettered: Bad events that were written as dead letters.
         filtered_out: Row events, applied or superseded, whose row does not match the table's filter. Not part
             of the law's sum.
-        row_by_row: Records that were decoded one at a time by the slower row codec, because the columnar
-            decoder could not prove their values. Not part of the law's sum.
+        row_by_row: Records that the slower row codec decoded one at a time, because the columnar decoder
+            could not decode them with certainty. Not part of the law's sum.
     """
 
     read: int = 0

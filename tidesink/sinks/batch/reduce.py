@@ -34,7 +34,7 @@ ConvertKey = Callable[[str, pa.Array], pa.Array]
 
 _DELETE: Final = OPS.index(Op.DELETE.value)
 _TRUNCATE: Final = OPS.index(Op.TRUNCATE.value)
-# The images of a change in which the value of a key column is searched, in order. A write has the value in its
+# The images of a change in which the value of a key column is searched, in this order. A write has it in the
 # new row or in the record's key. A delete has no new row, and its old row may not contain the key.
 _WRITTEN_KEY: Final = ("after", "key")
 _DELETED_KEY: Final = ("key", "before")
@@ -62,9 +62,9 @@ class ReducedTable:
     - ``deleted``: True if the row deletes its key;
     - ``half``: True if the row deletes the old key of a key change. The event is counted with the row of the
       new key;
-    - ``after_delete``: True if the range deletes the key before it writes this row. Then values that the
-      target stores for the key are not part of the row. ``unavailable`` lists the columns that the row omits,
-      whose stored values are kept.
+    - ``unavailable``: the columns that the row omits, so that the target keeps its stored values;
+    - ``after_delete``: True if the range deletes the key before it writes this row. Then the stored values are
+      of a deleted row, and the target must not keep them.
     """
 
     source: ChangeTable
@@ -292,9 +292,9 @@ def _all_rows(
 
 @dataclass(frozen=True)
 class _TableRows:
-    """The writes and deletes of one table, including deletes of old keys.
+    """The writes and deletes of one table, including deletes of old keys. Each array has one element per row.
 
-    ``row``: the index of its change.
+    ``row``: the index of the row's change in the table.
     """
 
     row: Longs
@@ -518,9 +518,10 @@ def _sorted(least_first: Sequence[npt.NDArray[Any]]) -> Longs:
 
 
 def _source_numbers(source: pa.ListArray) -> list[Longs]:
-    """Returns the source positions as integer columns with the same order.
+    """Returns the source positions as integer columns that have the same order.
 
-    Each column has one number of the positions. A position that is a prefix of another one is less.
+    The n-th column has the rank of each position's n-th number. A position that is a prefix of another one is
+    less.
     """
     lengths = pc.list_value_length(source).to_numpy()
     starts = source.offsets.to_numpy()[:-1]

@@ -405,8 +405,8 @@ class TopicReads(Generic[K]):
         self._open.append(read)
         joinable = [one for one in self._open if not one.closed]
         for old in joinable[:-MOST_KEPT]:
-            # Tables that did not join this read are two batches slower than the others, and will read on their
-            # own.
+            # Tables that did not join this read are two batches slower than the others. They will read on
+            # their own.
             old.closed = True
         return read
 

@@ -163,9 +163,8 @@ class RangeFrame:
         heads: These rows without their payloads.
         read: The amounts of data that were read from Kafka.
         summary: The counts of the batch.
-        over_ranges: If a key was in several ranges: the rows after these ranges were reduced together. Else
-            None.
-        staged: If the tasks staged the rows to apply in the target: the staged parts. Else None.
+        over_ranges: The reduced rows of all ranges together, if a key was in several ranges. Else None.
+        staged: The parts that the tasks staged in the target. None if the rows are in the frame.
     """
 
     task: RangeTask

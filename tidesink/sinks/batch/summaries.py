@@ -117,10 +117,7 @@ def range_summary(
 
 
 def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
-    """Returns the counts of a batch from the counts of its ranges.
-
-    Each range has another topic-partition.
-    """
+    """Returns the counts of a batch from the counts of its ranges, which have different topic-partitions."""
     ranges = [one.key_range for one in summaries if one.key_range is not None]
     lows, highs = ([one[at] for one in ranges] for at in (0, 1))
     return BatchSummary(

@@ -38,9 +38,10 @@ class Dropped(Protocol):
     """Finds out which rows lack a column because it was dropped. Pickled and sent to Spark tasks."""
 
     def __call__(self, changes: ChangeTable, /) -> Mapping[str, pa.Int64Array]:
-        """Returns the columns (folded) that some of these rows lack because the column was dropped.
+        """Returns the columns, by folded name, that some of these rows lack because the column was dropped.
 
-        The value of a column is the offsets of those rows that lack it because the column was not added yet.
+        The value of each column is the offsets of the rows that lack it for another reason: it was not added
+        yet.
         """
 
     def in_range(self, tables: Sequence[ChangeTable], /) -> Dropped:

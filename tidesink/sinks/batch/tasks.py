@@ -140,7 +140,7 @@ def reduced_schema(plan: DecodePlan) -> pa.Schema:
     ``_kept``         array     only if the plan ``keeps_values``: columns of ``after`` whose value the source
                                 did not send, so that the stored value is kept; null without such columns
     ``_after_delete`` boolean   only if the plan ``keeps_values``: true if the batch deletes the key before
-                                this row, so that stored values do not belong to the row
+                                it writes this row, so that the target must not keep stored values
     ``_seq``          struct    only in the source's order: the position of the winning event, as in
                                 ``targets.base.SEQUENCE_DDL``
     ================  ========  ========================================================================

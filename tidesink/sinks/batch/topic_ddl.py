@@ -173,7 +173,7 @@ class _Unread(NamedTuple):
     Attributes:
         part: The range to read.
         known: The state after the records before this range.
-        stands: The state that tables use meanwhile.
+        stands: The state that tables use until this read is complete.
         cut: If the log was cut: the offset of the cut, or a higher offset. Then tables use the new state only
             after the whole range is read. None: the log was not cut.
         changed: True if a page of this read has changed a definition.
