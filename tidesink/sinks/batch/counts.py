@@ -276,9 +276,10 @@ class Account:
             self._check_filtered_out(numbers, table)
             return
         raise AccountingError(
-            f"{abs(accounted)} events are {'missing' if accounted > 0 else 'too many'}: {numbers}. The table "
-            "is stopped, so that no later batch builds on wrong rows. Compare the table with its source, and "
-            "report this with the log.",
+            "The counts of the batch do not add up: "
+            f"{abs(accounted)} events are {'missing' if accounted > 0 else 'too many'} ({numbers}). "
+            "The table is stopped, so that no later batch builds on wrong rows. Compare the table with its "
+            "source, and report this with the log.",
             table=table,
         )
 

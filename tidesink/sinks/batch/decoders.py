@@ -29,13 +29,13 @@ _NO_ID = -1
 # The remedy for records with AWS Glue's header, by protocol.
 UNDER_CONFLUENT: Final = {
     "flat-avro": (
-        "Configure the changefeed with a schema-registry URL. Without a worker, tidesink decode and "
-        "open_codec(glue=...) read such messages."
+        "Configure the changefeed with a schema-registry URL. Records with the AWS Glue header can only be "
+        "read with tidesink decode and open_codec(glue=...)."
     ),
     "debezium-avro": (
         "Configure the connector with Confluent's or Apicurio's AvroConverter instead of AWS's, or the "
-        "changefeed with a schema-registry URL. Then read the topic from the first record that was written "
-        "this way."
+        "changefeed with a schema-registry URL. Then have tidesink read the topic from the first record that "
+        "was written after this change."
     ),
 }
 

@@ -204,7 +204,7 @@ class MetricsListener:
         self._commit_ts = Gauge("tidesink_commit_ts", "Greatest commit_ts applied", one, registry=place)
         about = ("table", "state")
         turned = "tidesink_last_turn_timestamp_seconds"
-        self._turned = Gauge(turned, "When the worker last started a look at the topics", registry=place)
+        self._turned = Gauge(turned, "When the worker last looked up the topics", registry=place)
         self._state = Gauge("tidesink_table_state", "1 for a table's current state", about, registry=place)
 
     def hear(self, event: WorkerEvent) -> None:

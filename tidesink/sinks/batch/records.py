@@ -332,7 +332,7 @@ class TableDecoder(ABC):
     def other_table(self, changes: ChangeTable) -> TidesinkError:
         """Returns the error for changes of a table other than this decoder's table."""
         return SchemaMismatchError(
-            f"The change belongs to table {changes.table}, but this topic is read as {self.table}."
+            f"The change belongs to table {changes.table}, but this topic is read as table {self.table}."
         )
 
     def moments(self, changes: ChangeTable, _records: pa.RecordBatch) -> pa.Array:

@@ -63,8 +63,8 @@ class ReducedTable:
     - ``half``: True if the row deletes the old key of a key change. The event is counted with the row of the
       new key;
     - ``unavailable``: the columns that the row omits, so that the target keeps its stored values;
-    - ``after_delete``: True if the range deletes the key before it writes this row. Then the stored values are
-      of a deleted row, and the target must not keep them.
+    - ``after_delete``: True if the range deletes the key before it writes this row. Then the target's stored
+      values belong to the deleted row and must not be kept.
     """
 
     source: ChangeTable
@@ -426,7 +426,7 @@ def _joined(columns: Sequence[pa.Array], name: str) -> pa.Array:
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         types = ", ".join(sorted(map(str, kinds)))
         raise SchemaMismatchError(
-            f"Key column {name} has types that cannot be compared: {types}.", column=name
+            f"Key column {name} has types in several schemas that cannot be compared: {types}.", column=name
         ) from error
 
 

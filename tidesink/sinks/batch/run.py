@@ -354,8 +354,8 @@ class Batch:
                 return self._cut_short(reduction)
             return self._cut_at_truncate(reduction) if reduction.truncates else reduction
         raise SchemaMismatchError(
-            f"The batch still needs unknown schemas or columns after {MOST_PLANS} plans. Report this with "
-            "the log.",
+            f"Records of the batch have unknown schemas or columns, although tidesink looked them up "
+            f"{MOST_PLANS} times. Report this with the log.",
             table=str(self._settings.table),
         )
 
@@ -492,7 +492,7 @@ class Batch:
             return True
         if missed.summary.unplanned:
             raise SchemaMismatchError(
-                "Records were written with schemas that cannot be found: "
+                "The schemas of some records, or columns of their rows, cannot be found: "
                 f"ids {missed.summary.unplanned_value_ids}, columns {missed.summary.unplanned_columns}.",
                 table=str(self._settings.table),
             )

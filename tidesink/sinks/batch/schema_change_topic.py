@@ -58,7 +58,7 @@ _EXPIRED: Final = (
 
 # The kind of a statement whose record has no ``tableChanges``.
 _NO_CHANGES: Final = "QUERY"
-_RENAMED: Final = "existing values stay under the old name, and are NULL under the new one ({})"
+_RENAMED: Final = "existing values stay in the column with the old name, and are NULL under the new one ({})"
 
 _CONVERTED: Final = (
     "values of {} that do not fit the new definition were rounded or cut at the source, but are unchanged in "

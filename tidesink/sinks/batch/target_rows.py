@@ -533,5 +533,5 @@ def _unfit_values(values: pa.Array, column: ShapeColumn) -> Iterator[tuple[int, 
 
 def _unfit(kind: Any, column: ShapeColumn) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"A value of type {kind} does not fit into {column.spark}.", column=column.name
+        f"A value of type {kind} does not fit into the column's type {column.spark}.", column=column.name
     )
