@@ -719,7 +719,7 @@ def _untimed(table: TableId, time: str) -> DdlWarning:
 def _unreported(table: TableId) -> DdlWarning:
     return DdlWarning(
         f"The DDL changes {table}, whose definition is not known. So the table's types and defaults are not "
-        "used. Add a definition of the table under tables.",
+        "used. Add a definition under tables.",
         table,
         unreported=True,
     )
