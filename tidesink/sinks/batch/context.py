@@ -124,8 +124,8 @@ class RetryPolicy:
 def _after_the_first_failure(seconds: float) -> Callable[[RetryCallState], bool]:
     """Returns a tenacity stop condition: True once ``seconds`` have passed since the first failure.
 
-    The time does not count from the first start, because one try of a large batch may last
-    longer than ``seconds``.
+    The time does not count from the start of the first try, because one try of a large batch may last longer
+    than ``seconds``.
     """
     first: list[float] = []
 

@@ -74,7 +74,7 @@ class SourceColumns:
         current: The table with its current columns.
         former: Dropped columns with the types that they had.
         renamed: The table's renamed columns, by their old names.
-        readded: Columns that were dropped and added again, by folded name.
+        readded: Folded names of columns that were dropped and added again.
         partings: For each folded name that a column lost by a drop or a rename, the last such DDL, identified
             as in ``Renamed.at``.
         renames: Pairs of an old name and a later name of the same column, including dropped columns.

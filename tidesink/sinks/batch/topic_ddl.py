@@ -122,8 +122,15 @@ class DdlWarning(NamedTuple):
 class TopicTable(NamedTuple):
     """A table's columns as defined by DDL.
 
-    The members are the results of the methods of ``TableDefinitions`` with the same names. All names are
-    folded, except those in columns.
+    Attributes:
+        current: The table with its current columns.
+        former: Dropped columns with the types that they had.
+        renamed: New names of renamed columns by old names, newest first.
+        reused: Folded names that several columns had, one after the other.
+        readded: Folded names of columns that were dropped and added again.
+        partings: For each folded name that a column lost by a drop or a rename, the last such DDL, identified
+            as in ``Renamed.at``.
+        renames: Pairs of an old name and a later name of the same column, including dropped columns.
     """
 
     current: TableSchema
