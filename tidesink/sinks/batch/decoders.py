@@ -45,8 +45,8 @@ class DecodePlan:
     """The conversion of a table's records into rows of the target, based on the known writer schemas.
 
     Attributes:
-        rows: Converts rows of every known writer schema into one shape (``TableShape``), which has the
-            columns of all these schemas.
+        rows: Converts rows of every known writer schema into one shape (``TableShape``). The shape has the
+            columns of the table's base shape and of all these schemas.
         decoder: Decodes the table's records.
         keeps_values: True if a row may omit values, so that the target keeps its stored values. This depends
             only on the protocol and the config. So a conflicting setting is rejected before any record is

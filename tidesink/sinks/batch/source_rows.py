@@ -120,7 +120,7 @@ class KeySet:
     """Rows with certain keys. Used in place of a ``KeyRange``.
 
     ``columns``: the key columns. ``keys``: the values of these columns as canal-json's texts. ``up_to``: the
-    text for the last key that the progress stores, or None if no keys follow.
+    last of the keys, for the table's progress, or None if no more keys are to be read after these.
     """
 
     columns: tuple[str, ...]
