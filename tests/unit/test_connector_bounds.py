@@ -104,7 +104,7 @@ def test_a_checkpoint_below_what_tables_have_is_none() -> None:
     bed = _Bed()
     bed.comes(10)
     assert bed.bounds.next(above=5, least=11) is None
-    assert "is below the tables' position (11)" in bed.bounds.reason
+    assert "is below the position that the tables have reached (11)" in bed.bounds.reason
     bed.comes(11)
     assert (bed.bounds.next(above=5, least=11), bed.bounds.reason) == (11, "")
 
@@ -128,7 +128,7 @@ def test_bounds_are_apart_and_wait_for_another_checkpoint() -> None:
     assert bed.bounds.after(20) == 20
     bed.comes(15)
     assert bed.bounds.after(20) == 20
-    assert "is below the tables' position (20)" in bed.bounds.reason
+    assert "is below the position that the tables have reached (20)" in bed.bounds.reason
 
 
 def test_ends_are_asked_once_for_each_partition_and_bound() -> None:

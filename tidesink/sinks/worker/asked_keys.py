@@ -1,10 +1,13 @@
-"""The keys of a requested resync, as texts from a report of ``tidesink diff`` or from the command line.
+"""Keys of a resync that is limited to some rows: read from a report or the command line, and stored.
 
-On the command line, a user names the key's columns as the source does.
+A user names the keys with ``tidesink resync``: either the keys in a report of ``tidesink diff``, or single
+keys as ``region=a,id=17`` with the source's column names.
 
-The keys are too many for a document that a worker reads all the time, and for the target's progress. So they
-are a document of their own in the state store. Its name is a digest of the keys, which the request and the
-progress contain. The document is stored before the request, and stays until another request replaces it.
+A request can have thousands of keys. That is too much for the document of requests, which a worker reads
+every few seconds, and for the progress in the target. So the keys are stored in the state store in a document
+of their own. Its name is a digest of the keys, and the request and the progress contain only this name. The
+keys are stored before the request, and are removed once neither a request nor a replay of dead letters needs
+them.
 """
 
 from __future__ import annotations
@@ -36,23 +39,29 @@ _KIND: Final = "asked-keys"
 
 
 class AskedKeys(NamedTuple):
-    """Sorted keys of a table at the target: texts of ``columns``, in the form of ``spark.digests``."""
+    """Sorted primary keys of a table at the target.
+
+    ``columns``: names of the key columns at the target. ``keys``: for each key the values of these columns,
+    as the texts that ``spark.digests`` makes of them.
+    """
 
     columns: tuple[str, ...]
     keys: tuple[KeyTexts, ...]
 
     def behind(self, after: KeyTexts | None) -> tuple[KeyTexts, ...]:
-        """Return the keys after one of them, or all keys for None."""
+        """Return the keys that sort after the key ``after``, or all keys if it is None."""
         return self.keys if after is None else tuple(key for key in self.keys if key > after)
 
     def in_order_of(self, names: Iterable[str]) -> Iterator[KeyTexts]:
-        """Yield the keys with their columns in the order of ``names``, which has all of them."""
+        """Yield each key with its values in the order of ``names``, which must contain every key column."""
         places = [self.columns.index(name) for name in names]
         return (tuple(key[at] for at in places) for key in self.keys)
 
 
 def store_keys(store: StateStore, pipeline: str, table: TableId, asked: AskedKeys) -> str:
-    """Store keys of a pipeline's table; return the document's name, which no other pipeline uses.
+    """Store the keys in the state store, and return the name under which ``load_keys`` finds them.
+
+    The name is a digest of pipeline, table and keys, so that no other pipeline uses it.
 
     Raises:
         StateStoreError: the store does not answer.
@@ -65,7 +74,7 @@ def store_keys(store: StateStore, pipeline: str, table: TableId, asked: AskedKey
 
 
 def load_keys(store: StateStore, name: str) -> AskedKeys | None:
-    """Return the keys stored under a name, or None if they are lost.
+    """Return the keys stored under a name, or None if the state store does not have them.
 
     Raises:
         StateStoreError: the store does not answer.
@@ -75,7 +84,7 @@ def load_keys(store: StateStore, name: str) -> AskedKeys | None:
 
 
 def forget_keys(store: StateStore, name: str) -> None:
-    """Remove the keys of a request that was replaced.
+    """Remove the keys stored under a name from the state store.
 
     Raises:
         StateStoreError: the store does not answer.
@@ -84,17 +93,20 @@ def forget_keys(store: StateStore, name: str) -> None:
 
 
 class ReportedKeys(NamedTuple):
-    """The keys that a report has of a table. ``nulls``: number of keys with a NULL, which are left out."""
+    """The keys of one table in a report. ``nulls``: number of keys that were skipped because of a NULL."""
 
     asked: AskedKeys
     nulls: int
 
 
 def read_report(path: Path, tables: Iterable[TableId]) -> dict[TableId, ReportedKeys]:
-    """Return the keys that a report of ``tidesink diff`` has of tables; tables without keys are left out.
+    """Return, for each of ``tables``, its differing keys in a report of ``tidesink diff --report``.
+
+    Tables without keys in the report are left out.
 
     Raises:
-        ConfigError: the file cannot be read, is not such a report, or has too many keys of a table.
+        ConfigError: the file cannot be read, is not such a report, or has more than ``MOST_KEYS`` keys of a
+            table.
     """
     found = {table: _Keys(table) for table in tables}
     try:
@@ -109,7 +121,11 @@ def read_report(path: Path, tables: Iterable[TableId]) -> dict[TableId, Reported
 
 
 def _named(path: Path, number: int, line: bytes) -> tuple[TableId, Mapping[str, Any]]:
-    """Return the table and the key of a line."""
+    """Return the table and the key in a line of a report.
+
+    Raises:
+        ConfigError: the line is not a line of such a report.
+    """
     try:
         found = json.loads(line)
         table, key = TableId(**found["table"]), found["key"]
@@ -123,7 +139,7 @@ def _named(path: Path, number: int, line: bytes) -> tuple[TableId, Mapping[str, 
 
 
 class _Keys:
-    """The keys of one table while the report is read."""
+    """Collects the keys of one table while a report is read."""
 
     def __init__(self, table: TableId) -> None:
         self._table = table
@@ -132,12 +148,16 @@ class _Keys:
         self.columns: tuple[str, ...] = ()
 
     def add(self, path: Path, number: int, key: Mapping[str, str | None]) -> None:
-        """Add one key."""
+        """Add the key of one line, unless it has a NULL or was added before.
+
+        Raises:
+            ConfigError: the key has other columns than the keys in earlier lines, or there are too many keys.
+        """
         self.columns = self.columns or tuple(key)
         if {*key} != {*self.columns}:
             raise ConfigError(
-                f"Line {number} of {path} has other key columns of {self._table} than earlier lines. Write "
-                "the report again.",
+                f"Line {number} of {path} has other key columns of {self._table} than the lines above it. "
+                "Write the report again with `tidesink diff --report`.",
                 key=OPTION,
             )
         texts = tuple(text for name in self.columns if (text := key[name]) is not None)
@@ -149,28 +169,32 @@ class _Keys:
             self._characters += sum(map(len, texts))
         if len(self._keys) > MOST_KEYS or self._characters > MOST_CHARACTERS:
             raise ConfigError(
-                f"{path} has more than {MOST_KEYS:,} keys of {self._table}, or very long ones. Repair the "
-                f"whole table: `tidesink resync {self._table}`.",
+                f"{path} has more than {MOST_KEYS:,} keys of {self._table}, or keys with more than "
+                f"{MOST_CHARACTERS:,} characters in total. Repair the whole table: "
+                f"`tidesink resync {self._table}`.",
                 key=OPTION,
             )
 
     @property
     def reported(self) -> ReportedKeys:
-        """The keys added so far."""
+        """The keys that were added so far, sorted, and the number of keys with a NULL."""
         return ReportedKeys(AskedKeys(self.columns, tuple(sorted(self._keys))), self._nulls)
 
 
 def given_keys(config: Config, table: TableId, stored: StoredTable, texts: Sequence[str]) -> AskedKeys:
-    """Return the keys that a user gives, each like ``region=a,id=17``, as keys of the table at the target.
+    """Parse keys from the command line, each like ``region=a,id=17``, into keys of the table at the target.
+
+    A user writes the source's column names and leaves out columns with the same value in all rows, such as
+    the shard column. The result has the target's column names and all key columns.
 
     Raises:
-        ConfigError: a text does not have each key column once, or has no integer for an integer column.
+        ConfigError: a key column is missing, unknown or given twice, or an integer column has another value.
     """
     settings, shard = config.table_config(table), config.destination(table).shard
     names = tuple(settings.keys or stored.key)
     fold = folding((*stored.types, *names))
     renamed = {fold(old): new for old, new in (settings.rename or {}).items()}
-    # A value that is the same in all rows is not asked of the user.
+    # Users leave out values that are the same in all rows.
     fixed = {shard.column: shard.value} if shard is not None else {}
     if not stored.row_key.keys().isdisjoint(names):
         fixed = {**stored.constants, **fixed}
@@ -181,7 +205,13 @@ def given_keys(config: Config, table: TableId, stored: StoredTable, texts: Seque
 
 
 def _given(text: str, table: TableId, names: Sequence[str], stored: StoredTable) -> Iterator[str]:
-    """Yield one key's values in the order of its columns; a comma separates values if a name follows it."""
+    """Yield the values in a text like ``region=a,id=17``, in the order of the key columns ``names``.
+
+    A comma separates two values only if ``column=`` follows it. So values may contain commas.
+
+    Raises:
+        ConfigError: a key column is missing, unknown or given twice, or an integer column has another value.
+    """
     fold = folding(names)
     known = {fold(name): name for name in names}
     named = "|".join(map(re.escape, names))

@@ -1,9 +1,15 @@
-"""Bounds of cuts: a pipeline's tables are read up to one bound after the other (ADR 36).
+"""Bounds of cuts: the points in the source's history up to which all tables are read before a cut (ADR 36).
 
-If topics have watermarks, a bound is an instant of the schedule, and watermarks show if a table has passed
-it. If a Debezium connector writes the topics, a bound is a checkpoint of the connector. The end offsets are
-asked for after the checkpoint was read: every partition has passed the bound at its end offset. None of that
-is stored: a new worker reads the newest checkpoint, and asks again.
+A cut shows all tables of a pipeline as of one point, its bound. The worker applies all changes up to the
+bound, publishes the cut, and chooses the next bound. There are two kinds of bounds:
+
+- TiCDC's topics have watermarks. A bound is a commit_ts on the schedule of cuts (``WatermarkBounds``). A
+  partition has passed it once it has a watermark at or after it.
+- The topics of a Debezium connector have no watermarks. A bound is a checkpoint of the connector: the
+  position in the source's log up to which it has sent all rows (``ConnectorBounds``). The partitions' end
+  offsets are looked up after the checkpoint was read, so all rows up to the bound are before these offsets.
+
+Bounds are not stored here. After a restart, the worker chooses a new one.
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.worker.table_task import TableTask
 
 _log = structlog.get_logger("tidesink.worker")
-# Seconds between two queries to the source database.
+# Seconds between two queries that ask the source database if it allows cuts.
 _ASKED_EVERY: Final = 10.0
 _XA: Final = (
     "Applications have used XA transactions since the source's server started (SHOW GLOBAL STATUS LIKE "
@@ -46,39 +52,57 @@ _TAIL: Final = 2000
 
 
 class Bounds(Protocol):
-    """The source of a pipeline's bounds. Used by the worker's main thread."""
+    """Chooses the bounds of a pipeline's cuts. Used by the worker's main thread."""
 
     def look(self, tasks: Sequence[TableTask], seen: Look) -> None:
-        """Receive the tables and the look at their topics, before a bound is requested."""
+        """Update the state that bounds are chosen by. Called before ``next`` and ``after``.
+
+        ``tasks``: the pipeline's tables. ``seen``: the current offsets of their topics.
+        """
 
     def next(self, *, above: int | None, least: int | None) -> int | None:
-        """Return a bound above the last cut and not below ``least``, or None if no such bound exists yet."""
+        """Return the bound of the next cut, or None if the source has no suitable one yet.
+
+        ``above``: the bound of the last cut; the result is greater. ``least``: the lowest bound under which
+        all tables can be read; the result is not lower.
+        """
 
     def after(self, bound: int) -> int:
-        """Return the bound after a finished one, or the same bound if there is no later one yet."""
+        """Return the bound after ``bound``, whose cut is done; ``bound`` itself if none is later yet."""
 
     def tries_again(self) -> bool:
-        """Return True if a cut that could not be written should be tried again at its bound."""
+        """Return True if it is time to retry a cut that could not be written, at the same bound."""
 
     def ask_ends(self, partitions: Mapping[str, Collection[int]]) -> None:
-        """Look up end offsets of the partitions that are after the bound; raises SourceError."""
+        """Look up the end offsets that ``ends`` returns. ``partitions``: numbers of partitions by topic.
+
+        Raises:
+            SourceError: a partition does not answer.
+        """
 
     def ends(self, topic: str) -> Mapping[int, int] | None:
-        """Return per partition an end offset that no record up to the bound follows; None with watermarks."""
+        """Return, per partition, an end offset before which all rows up to the bound are.
+
+        None if watermarks show when a partition has passed the bound.
+        """
 
     def time_of(self, bound: int) -> datetime:
-        """Return the source's time of the bound."""
+        """Return the source's time at the bound."""
 
     @property
     def waits(self) -> str | None:
-        """The reason why there is no other bound; None if bounds are times, which always pass."""
+        """The reason why no later bound exists yet; always None for bounds that are times."""
 
     def close(self) -> None:
-        """Close the clients."""
+        """Close the clients of Kafka and the source database."""
 
 
 class WatermarkBounds:
-    """Instants of a schedule that the source has passed according to watermarks, or else the next instant."""
+    """Chooses commit_ts values that are ``every`` seconds apart as bounds, for topics with watermarks.
+
+    Prefers the newest of them that the source has passed according to the watermarks. ``watermark_of``:
+    returns a record's commit_ts if it is a watermark, else None.
+    """
 
     waits = None
 
@@ -92,39 +116,39 @@ class WatermarkBounds:
         self._seen = Look({}, {})
 
     def look(self, tasks: Sequence[TableTask], seen: Look) -> None:
-        """Record the tables and the look at their topics."""
+        """Record the pipeline's tables and the current offsets of their topics."""
         self._tasks, self._seen = tasks, seen
 
     def next(self, *, above: int | None, least: int | None) -> int:
-        """Return an instant above the last cut and not below ``least``."""
+        """Return the newest scheduled commit_ts that is above the last cut and not below ``least``."""
         return next_bound(self._newest(), every=self._every, above=above, least=least)
 
     def after(self, bound: int) -> int:
-        """Return the next instant."""
+        """Return the newest scheduled commit_ts that is above ``bound``."""
         return self.next(above=bound, least=bound)
 
     def tries_again(self) -> bool:
-        """Return False: a later instant always comes."""
+        """Return False: a cut that could not be written is not retried, because the next one replaces it."""
         return False
 
     def ask_ends(self, partitions: Mapping[str, Collection[int]]) -> None:
-        """Do nothing: watermarks show when a partition has passed the bound."""
+        """Do nothing: watermarks show when a partition has passed the bound, so no end offsets are needed."""
 
     def ends(self, topic: str) -> None:
-        """Return None: watermarks show when a partition has passed the bound."""
+        """Return None: watermarks show when a partition has passed the bound, without end offsets."""
 
     def time_of(self, bound: int) -> datetime:
-        """Return the time of an instant."""
+        """Return the physical time in a commit_ts."""
         return datetime.fromtimestamp(physical_ms(bound) / 1000, timezone.utc)
 
     def close(self) -> None:
-        """Do nothing: there are no clients."""
+        """Do nothing: this class opens no clients."""
 
     def _newest(self) -> int:
-        """Return the newest instant that the source has passed, as a commit_ts.
+        """Return the newest known watermark of any table, or the current time as a commit_ts without one.
 
-        It includes the end of the topic with the largest lag, so that a backlog of days becomes one cut, and
-        not one cut per interval.
+        If a table has a large lag, watermarks at the end of its topic count too, although the table has not
+        read them yet. So a backlog of days becomes one cut and not one cut per interval.
         """
         found = [mark for one in self._tasks for mark in _watermarks(one)]
         late = max(self._tasks, key=lambda one: one.lag)
@@ -135,7 +159,10 @@ class WatermarkBounds:
         return max(found, default=int(time.time() * 1000) << LOGICAL_BITS)
 
     def _tail(self, topic: TopicOffsets) -> int | None:
-        """Return the newest watermark at the end of the topic's longest partition."""
+        """Return the newest watermark near the end of the topic's partition with the highest end offset.
+
+        None if the last ``_TAIL`` records have no watermark, or cannot be read.
+        """
         number, at = max(topic.partitions.items(), key=lambda one: one[1].latest)
         part = OffsetRange(topic.topic, number, max(at.earliest, at.latest - _TAIL), at.latest)
         if not part.records:
@@ -149,17 +176,18 @@ class WatermarkBounds:
 
 
 def _watermarks(task: TableTask) -> Iterator[int]:
-    """Yield the known watermarks that a table's partitions have passed."""
+    """Yield the newest known watermark of each of a table's partitions."""
     topic = task.held.progress.topics.get(task.topic) if task.held else None
     known = (part.watermark for part in topic.partitions.values()) if topic else ()
     yield from (mark for mark in (*known, *task.marks.values()) if mark is not None)
 
 
 class ConnectorBounds:
-    """Checkpoints of a connector, ``every`` seconds apart.
+    """Chooses checkpoints of a Debezium connector as bounds, at least ``every`` seconds apart.
 
-    ``reason``: why there is no other bound. ``clock``: returns seconds that never decrease. ``refusal``: asks
-    the source database why it does not allow cuts, and returns an empty text if it does; None without one.
+    ``reason``: the reason why no later bound exists yet. ``clock``: returns monotonic seconds. ``refusal``:
+    queries the source database, and returns the reason why it does not allow cuts, or an empty text if it
+    does; None if the config has no source database.
     """
 
     def __init__(
@@ -183,16 +211,16 @@ class ConnectorBounds:
 
     @property
     def waits(self) -> str:
-        """The reason why there is no other bound."""
+        """The reason why no later bound exists yet."""
         return self.reason
 
     def time_of(self, bound: int) -> datetime:  # noqa: ARG002  (a position has no time)
-        """Return the source's time of the bound that was chosen last."""
+        """Return the source's time at the checkpoint that was chosen last, which is the bound."""
         assert self._chosen is not None  # noqa: S101  (the bound is its position)
         return datetime.fromtimestamp(self._chosen.time, timezone.utc)
 
     def look(self, tasks: Sequence[TableTask], seen: Look) -> None:  # noqa: ARG002  (part of ``Bounds``)
-        """Read the newest checkpoint; if that fails, set ``reason``."""
+        """Read the newest checkpoint from Kafka Connect's offsets topic; set ``reason`` on failure."""
         try:
             self._checkpoints.look()
         except SourceError as exc:
@@ -203,20 +231,21 @@ class ConnectorBounds:
             self.reason = self._checkpoints.reason
 
     def next(self, *, above: int | None, least: int | None) -> int | None:
-        """Return the newest checkpoint if it is above the last cut and not below ``least``.
+        """Return the position of the newest checkpoint if it is above the last cut and not below ``least``.
 
-        A checkpoint below the tables' position means that the connector sends from an earlier position, or
-        reads another server. Nothing is read until the connector has passed the tables' position.
+        Otherwise returns None, and sets ``reason`` if a user has to do something. A checkpoint below a
+        position that tables have already reached means one of two things: the connector sends old changes
+        again, or it reads another server. So nothing is read until the connector has passed that position.
         """
         newest, floor = self._checkpoints.newest, greatest([above, least])
         if newest is None:
             return None
         if floor is not None and newest.position < floor:
             self.reason = (
-                f"The connector's checkpoint ({newest.position}) is below the tables' position ({floor}). "
-                "Either the connector sends again from an earlier position: wait until it has passed the "
-                "tables. Or it reads another server, whose log has other positions: load the tables again, "
-                "with another pipeline name."
+                f"The connector's checkpoint ({newest.position}) is below the position that the tables have "
+                f"reached ({floor}). Either the connector sends changes again from an earlier position: wait "
+                f"until it has passed {floor}. Or it reads another server, whose log has other positions: "
+                "load the tables again, with another pipeline name."
             )
             return None
         if newest.position == above or self._is_refused():
@@ -225,7 +254,10 @@ class ConnectorBounds:
         return newest.position
 
     def _is_refused(self) -> bool:
-        """Return True if the source database does not allow a cut at the checkpoint, and set ``reason``."""
+        """Return True if the source database does not allow a cut at the checkpoint, and set ``reason``.
+
+        The database is queried at most every ``_ASKED_EVERY`` seconds.
+        """
         if self._refusal is None:
             return False
         if not self._refused or self._clock() - self._refused_at >= _ASKED_EVERY:
@@ -238,21 +270,25 @@ class ConnectorBounds:
         return bool(self._refused)
 
     def after(self, bound: int) -> int:
-        """Return the bound after a finished one when its time has come; until then the same bound."""
+        """Return the next checkpoint after ``bound``, whose cut is done.
+
+        Returns ``bound`` until ``every`` seconds have passed since it was chosen, and while the connector has
+        no later checkpoint.
+        """
         if self._clock() - self._chosen_at < self._every:
             return bound
         found = self.next(above=bound, least=bound)
         return bound if found is None else found
 
     def tries_again(self) -> bool:
-        """Return True, every ``every`` seconds, if a cut that could not be written should be tried again."""
+        """Return True once per ``every`` seconds: then a cut that could not be written is tried again."""
         if self._clock() - self._chosen_at < self._every:
             return False
         self._chosen_at = self._clock()
         return True
 
     def ask_ends(self, partitions: Mapping[str, Collection[int]]) -> None:
-        """Look up the partitions' end offsets after the bound, once per partition.
+        """Look up the end offsets of ``partitions``, once per partition and bound.
 
         Raises:
             SourceError: a partition does not answer.
@@ -263,23 +299,24 @@ class ConnectorBounds:
             topic: [number for number in numbers if number not in self._ends.get(topic, ())]
             for topic, numbers in partitions.items()
         }
-        # The checkpoint was read earlier, so end offsets of now follow all its rows.
+        # The checkpoint was read before this look-up, so all rows up to it are before these end offsets.
         for topic, ends in self._checkpoints.ends({one: n for one, n in lacking.items() if n}).items():
             self._ends[topic] = {**self._ends.get(topic, {}), **ends}
 
     def ends(self, topic: str) -> Mapping[int, int]:
-        """Return the known end offsets per partition that no record up to the bound follows."""
+        """Return the end offsets that ``ask_ends`` found, by partition."""
         return self._ends.get(topic, {})
 
     def close(self) -> None:
-        """Close the clients."""
+        """Close the Kafka clients."""
         self._checkpoints.close()
 
 
 def is_empty(progress: Progress | None, starts: Mapping[int, int], ends: Mapping[int, int]) -> bool:
-    """Return True if a topic has nothing for a table up to the bound, and nothing was ever applied to it.
+    """Return True if nothing was applied to a table, and its topic has no records up to the bound.
 
-    ``starts``: the first available offset per partition.
+    ``progress``: the table's progress, or None if the table is not open. ``starts``: the first offset per
+    partition that Kafka still has. ``ends``: the end offset per partition when the bound was chosen.
     """
     if progress is not None and progress.topics:
         return False
@@ -289,7 +326,10 @@ def is_empty(progress: Progress | None, starts: Mapping[int, int], ends: Mapping
 def open_bounds(
     context: WorkerContext, cuts: CutSettings, watermark_of: Callable[[Message], int | None]
 ) -> Bounds:
-    """Return the bounds of a pipeline's cuts. ``watermark_of``: the result of ``watermark_reader``."""
+    """Return the bounds of a pipeline's cuts: checkpoints if the config names a connector, else watermarks.
+
+    ``watermark_of``: returns a record's commit_ts if it is a watermark, else None.
+    """
     source = context.config.source
     debezium = source.debezium
     if debezium.offsets_topic is None or debezium.connector_name is None:
@@ -300,7 +340,7 @@ def open_bounds(
 
 
 def _refusal(settings: DatabaseSettings) -> str:
-    """Return the reason why the source database allows no cuts, or an empty text.
+    """Query the source database, and return the reason why it does not allow cuts, or an empty text.
 
     Raises:
         ConfigError: the database refuses the user.

@@ -1,4 +1,9 @@
-"""Checks of a table and its topic before further records are applied: nothing may be lost unnoticed."""
+"""Checks before each batch that a table's topic still continues what was applied, and claiming a table.
+
+Records can be lost without an error of Kafka: a topic is deleted and created again, retention or compaction
+removes records before they are read, or a partition's log is truncated after a broker failed. Each of these
+must stop the table with an error that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,7 @@ NO_RECORDS: Final[Mapping[int, LastRecord]] = {}
 
 
 class Continuity:
-    """Checks of one table's topic that need more than offsets. Used by one thread at a time."""
+    """Checks that one table's topic continues what was applied to the table. Used by one thread at a time."""
 
     def __init__(self, context: WorkerContext, topic: str, settings: TableConfig) -> None:
         self._context = context
@@ -61,17 +66,23 @@ class Continuity:
         repaired: bool = False,
         passed: Mapping[int, LastRecord] = NO_RECORDS,
     ) -> bool:
-        """Check that a topic was not replaced since it was read, and has the next records.
+        """Check that the topic is the one that was read before, and that it still has the next records.
 
-        Returns False if only records that were passed without a commit are lost: they must be read again from
-        the applied offsets.
+        Args:
+            progress: The table's progress in the topic, or None if nothing of the topic was applied.
+            found: The topic's current offsets.
+            repaired: True if a requested resync will repair the whole table. Then it does not matter that
+                records expired before the topic was first read.
+            passed: The last record per partition that was skipped without a commit, because it contained
+                nothing for the table.
 
-        ``repaired``: True if a resync will repair the table, so that records lost before the topic was first
-        seen do not matter. ``passed``: the last record per partition that was passed without a commit.
+        Returns:
+            False if skipped records were replaced by other records in Kafka. The caller must read again from
+            the committed offsets. Otherwise True.
 
         Raises:
-            SourceError: the topic was replaced, has lost records, or a partition's log was truncated below
-                the applied offset and has grown again.
+            SourceError: the topic was replaced, unread records expired, or a partition's log was truncated
+                below the applied offset.
             SourceUnavailableError: no broker answers.
             StateStoreError: the store does not answer.
         """
@@ -86,19 +97,25 @@ class Continuity:
     def follows(
         self, found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]
     ) -> bool:
-        """Return True if records that were read come from the log that has the known records.
+        """Return True if the partitions' logs still have the ``known`` records before the ``read`` ones.
 
-        ``known``, ``read``: the last record of each partition.
+        A new leader may have truncated a log and written other records at the same offsets. ``known``: the
+        last record per partition that was applied or skipped. ``read``: the last record per partition that
+        was read now.
 
         Raises:
-            SourceError: they do not, and another check would not differ.
+            SourceError: a log was truncated below a known record, and a retry would not help.
         """
         return self._logs.follows(found, known, read)
 
     def _has_log(
         self, progress: TopicProgress, found: TopicOffsets, passed: Mapping[int, LastRecord]
     ) -> bool:
-        """Return True if the log has all read records; raise if it was cut below the applied offset."""
+        """Return True if the partitions' logs still have all applied and skipped records.
+
+        Raises:
+            SourceError: a log was truncated below the applied offset, so applied records no longer exist.
+        """
         known = {**progress.last_records, **passed}
         cuts = self._logs.cuts(found, known)
         for number, offset in sorted(cuts.items()):
@@ -117,13 +134,25 @@ class Continuity:
         repaired: bool = False,
         passed: Mapping[int, LastRecord] = NO_RECORDS,
     ) -> bool:
-        """Check that a topic continues what is applied; ``batch``: number of the last batch.
+        """Run ``check_topic``, and for a compacted topic check that no delete expired before it was read.
 
-        ``progress``: None if nothing of the topic is applied, which begins ``caught_up``. The other
-        parameters and the result are those of ``check_topic``.
+        Compaction removes a delete (a tombstone record) ``delete.retention.ms`` after it was written. So a
+        table that did not read to the end of its topic in that time may have missed deletes.
+
+        Args:
+            progress: The table's progress in the topic, or None if nothing of the topic was applied.
+            found: The topic's current offsets.
+            batch: Number of the table's last batch.
+            caught_up: Remembers when the table was last at the end of its topic; is updated.
+            pauses: The user's acceptances; gets the fault that a user can accept.
+            repaired: As in ``check_topic``.
+            passed: As in ``check_topic``.
+
+        Returns:
+            The result of ``check_topic``.
 
         Raises:
-            SourceError: the topic was replaced or has lost records, or deletes may be lost unread.
+            SourceError: an error of ``check_topic``, or deletes may be missing and no user accepted that.
             SourceUnavailableError: no broker answers.
             StateStoreError: the store does not answer.
         """
@@ -145,7 +174,11 @@ class Continuity:
         return True
 
     def _accept_missed(self, progress: TopicProgress, compaction: Compaction, pauses: Pauses) -> None:
-        """Raise SourceError unless a user accepted that deletes may be missing."""
+        """Check that a user accepted that deletes may be missing.
+
+        Raises:
+            SourceError: no user accepted it. ``pauses`` gets the text and the digest for the acceptance.
+        """
         digest = digest_of(progress)
         if digest not in pauses.accepted:
             text = missed_deletes(compaction, str(self._settings.table))
@@ -153,7 +186,10 @@ class Continuity:
             raise SourceError(text, topic=progress.topic)
 
     def _has_read(self, progress: TopicProgress, found: TopicOffsets, since: float) -> bool:
-        """Return True if everything written before a time is read, judged by the records that are left."""
+        """Return True if the table has read every record that was written before ``since`` (s since 1970).
+
+        Judged by the unread records that Kafka still has: the oldest must be from ``since`` or later.
+        """
         known = {number: at.next_offset for number, at in progress.partitions.items()}
         unread = [n for n, at in found.partitions.items() if known.get(n, at.earliest) < at.latest]
         first = self._context.brokers.first_since(found.topic, unread, since)
@@ -161,18 +197,23 @@ class Continuity:
 
 
 def late_start(topic: str, found: TopicOffsets) -> tuple[str, ...]:
-    """Return a warning if a topic's beginning had expired before it was first read."""
+    """Return a warning if the first records of a topic expired before the topic was first read."""
     late = _late(found)
     if not late:
         return ()
     return (
-        f"The beginning of topic {topic} had expired when it was first read ({late}). Rows that have not "
-        "changed since are missing, unless a snapshot was loaded before.",
+        f"The first records of topic {topic} had expired when it was first read ({late}). Rows that have not "
+        "changed since then are missing, unless the table was loaded from a snapshot. To load them, run "
+        "`tidesink snapshot start` for the table.",
     )
 
 
 def _check_beginning(found: TopicOffsets, settings: TableConfig) -> None:
-    """Refuse a topic that lost its beginning unnoticed: it did not exist when the table was loaded."""
+    """Check that a topic that did not exist when the table was loaded still has its first records.
+
+    Raises:
+        SourceError: its first records expired before they were read.
+    """
     late, table = _late(found), settings.table
     if not late:
         return
@@ -195,11 +236,12 @@ def _late(found: TopicOffsets) -> str:
 
 
 class FirstRecords:
-    """The first records of one table's topic when last seen, for topics without an id.
+    """Detects a replaced topic by its first records, if the brokers give topics no id.
 
-    They only move forward while the topic is the same: retention and compaction remove the oldest records,
-    and the record at an offset never changes. A replaced topic is not noticed if its first records are
-    removed, too.
+    Remembers the offset and timestamp of each partition's first record. In the same topic, the first offset
+    only grows, because retention and compaction remove the oldest records, and the record at an offset never
+    changes. Limitation: a new topic is not noticed if its own first records were removed up to a higher
+    offset.
     """
 
     def __init__(self, table: TableId, topic: str, *, pipeline: str, store: StateStore) -> None:
@@ -210,9 +252,10 @@ class FirstRecords:
     def check(
         self, progress: TopicProgress | None, found: TopicOffsets, brokers: Callable[[], KafkaOffsets]
     ) -> None:
-        """Compare a topic's first records with the known ones; asks no broker while all are known.
+        """Compare the first record of each partition with the one that was stored earlier, and store it.
 
-        Without ``progress`` the topic is read from its beginning, and the records are only stored.
+        Without ``progress``, the records are stored and not compared, since the topic is read from its
+        beginning. The brokers are only queried if a partition's first record is not known in this run.
 
         Raises:
             SourceError: the topic was replaced, or the brokers refuse the request.
@@ -243,7 +286,7 @@ def _compare(topic: str, number: int, before: FirstRecord, now: FirstRecord | No
     raise made_again(
         topic,
         f"partition {number} begins with offset {now.offset} of time {now.timestamp}, and began with offset "
-        f"{before.offset} of time {before.timestamp}; it has no topic id",
+        f"{before.offset} of time {before.timestamp}; the brokers give the topic no id",
     )
 
 
@@ -253,11 +296,14 @@ def _compare(topic: str, number: int, before: FirstRecord, now: FirstRecord | No
 def opened(
     context: WorkerContext, decoding: Decoding, settings: TableConfig, tally: Tally, pauses: Pauses
 ) -> tuple[Hold, Tombstones | None]:
-    """Open the target's table and claim it; close it again on failure.
+    """Open the table at the target and claim it for this worker; close it again if that fails.
+
+    Returns the open table with its progress (``Hold``), and its tombstones (the target's memory of deletes)
+    if it stores any.
 
     Raises:
-        AccountingError: a count did not add up before, and no user accepted that.
-        ConfigError: the table was read without cuts, and now has them.
+        AccountingError: the event counts of an earlier batch did not add up, and no user accepted that.
+        ConfigError: the config has cuts, but records were already applied to the table without cuts.
         StaleProgressError: another worker took over the table, or it was restored from a backup.
         TargetError: the target refuses the table.
     """
@@ -277,14 +323,17 @@ def opened(
 def taken(
     context: WorkerContext, table: TargetTable, name: TableId, tally: Tally, pauses: Pauses
 ) -> tuple[Hold, Tombstones | None]:
-    """Claim a table's epoch, and load its progress and its tombstones.
+    """Claim the next epoch of an open table, so that other workers can no longer commit to it.
+
+    Returns the open table with its progress (``Hold``), and its tombstones if it stores any.
 
     Raises:
-        AccountingError: a count did not add up before, and no user accepted that.
+        AccountingError: the event counts of an earlier batch did not add up, and no user accepted that.
         StaleProgressError: another worker took over the table, or it was restored from a backup.
     """
     pipeline, settings = context.config.pipeline, context.config.table_config(name)
-    # Must be read before the claim: an epoch that is not above the status's belongs to a new life.
+    # Must be read before the claim: if the new epoch is not above the status's epoch, the table at the target
+    # is a new one, or was restored.
     before, place = context.store.status_of(pipeline, name), context.place_of(name)
     pauses.check_law(before, place)
     claim = table.claim()
@@ -315,10 +364,10 @@ def _tombstones(table: TargetTable, settings: TableConfig) -> Tombstones | None:
 
 
 def check_bounded(progress: Progress) -> None:
-    """Check that no worker without cuts has applied records to a table.
+    """Check that all records of a table were applied under cuts.
 
     Raises:
-        ConfigError: such a worker has, so the source position of the table's rows is unknown.
+        ConfigError: records were applied without cuts, so the source position of the rows is unknown.
     """
     if progress.topics and progress.bound is None:
         raise ConfigError(

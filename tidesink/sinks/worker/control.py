@@ -1,4 +1,8 @@
-"""Requests of users to a running table, through the state store: pauses, snapshots, rewinds, restores."""
+"""Requests that users send to a running worker: pause, resume, snapshot, rewind, accept a restored table.
+
+A command such as ``tidesink pause`` writes the request to one document per pipeline in the state store. The
+worker reads this document every few seconds, and applies each table's requests between two batches.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +34,20 @@ _KIND: Final = "table-control"
 
 @dataclass(frozen=True)
 class SnapshotControl:
-    """A user's requests about a table's snapshots.
+    """A user's requests about one table's snapshots.
 
-    Snapshot numbers increase; 0 is the number of a snapshot that no user requested.
+    Each requested snapshot has a number above the previous one's. A snapshot that the setting
+    ``snapshot: initial`` began has the number 0.
 
-    ``started``: number of the last requested snapshot. ``cancelled``: snapshots up to this number are
-    cancelled. ``rests``: True while snapshots are paused. ``deletes``: True if the requested one is a resync,
-    which deletes rows that exist only in the target. ``keys``: name of its keys in the state store
-    (``worker.asked_keys``), or None for all keys. ``where``: its bounds (``source_database.key_bounds``).
+    Attributes:
+        started: Number of the last requested snapshot, or 0.
+        cancelled: All snapshots up to this number are cancelled.
+        rests: True while the table's snapshots are paused.
+        deletes: True if the requested snapshot is a resync, which also deletes rows that exist only in the
+            target.
+        keys: Name of the document with the requested keys in the state store (``worker.asked_keys``), or
+            None if the snapshot is not limited to keys.
+        where: Bounds of the primary key that limit the snapshot's rows (``source_database.key_bounds``).
     """
 
     started: int = 0
@@ -60,24 +70,35 @@ class SnapshotControl:
     def start(
         self, now: float, *, last: int = 0, deletes: bool = False, keys: str | None = None, where: Where = ()
     ) -> SnapshotControl:
-        """Request another snapshot.
+        """Return the requests with a new snapshot, which replaces the last request.
 
-        ``now``: seconds since 1970; a number made from it is new even if the state store was lost. ``last``:
-        number of the snapshot in the table's status, in case the clock is slow.
+        ``now``: seconds since 1970. It is the new number, unless a higher one is needed, so that the number
+        is new even if the state store was lost. ``last``: number of the snapshot in the table's status. The
+        new number is above it, even if the clock is slow.
         """
         number = max(self.started + 1, self.cancelled + 1, last + 1, int(now))
         return SnapshotControl(number, self.cancelled, deletes=deletes, keys=keys, where=where)
 
     def cancel(self, *, last: int = 0) -> SnapshotControl:
-        """Cancel all snapshots so far; ``last``: number of the snapshot in the table's status."""
+        """Return the requests with all snapshots cancelled that were requested or begun so far.
+
+        ``last``: number of the snapshot in the table's status.
+        """
         return SnapshotControl(self.started, max(self.started, self.cancelled, last))
 
     def outrun(self, started: int, number: int) -> SnapshotControl:
-        """Replace the request ``started`` by the snapshot ``number`` that the target has."""
+        """Return the requests without the request numbered ``started``, whose number is too low to begin.
+
+        ``number``: number of the snapshot in the target's progress, which takes its place.
+        """
         return SnapshotControl(number, self.cancelled, self.rests) if self.started == started else self
 
     def refused(self, started: int, before: int, *, begun: bool) -> SnapshotControl:
-        """Withdraw the request ``started``, which is not possible, and return to the snapshot ``before``."""
+        """Return the requests without the request numbered ``started``, which is not possible for the table.
+
+        ``before``: number of the snapshot that continues instead, or 0. ``begun``: True if the refused
+        snapshot has applied rows already. Then it counts as cancelled.
+        """
         if self.started != started:
             return self
         return SnapshotControl(before, max(self.cancelled, started) if begun else self.cancelled, self.rests)
@@ -85,7 +106,11 @@ class SnapshotControl:
 
 @dataclass(frozen=True)
 class RewindControl:
-    """A request to read a topic again from ``offsets``, by partition. Numbers of rewinds increase."""
+    """A request to read a topic again from earlier offsets.
+
+    ``number``: number of the request, above the numbers of the table's earlier rewinds. ``offsets``: the
+    offset per partition to continue from.
+    """
 
     number: int
     topic: str
@@ -95,11 +120,14 @@ class RewindControl:
 
 @dataclass(frozen=True)
 class TableControl:
-    """A user's requests to one table.
+    """All requests that users have sent to one table.
 
-    ``rests``: True while the table is paused. ``resumed``: number of resume requests so far. ``accepted``:
-    the user's decisions about schema changes, by the change's digest. ``snapshot``: requests about
-    snapshots. ``rewind``: a rewind that is neither done nor refused yet.
+    Attributes:
+        rests: True while the table is paused by request.
+        resumed: Number of resume requests so far.
+        accepted: The users' decisions, by the digest of the schema change or fault that they are about.
+        snapshot: Requests about the table's snapshots.
+        rewind: The requested rewind that is neither done nor refused yet, or None.
     """
 
     rests: bool = False
@@ -109,25 +137,28 @@ class TableControl:
     rewind: RewindControl | None = None
 
     def pause(self) -> TableControl:
-        """Pause the table."""
+        """Return the requests with a pause of the table."""
         return replace(self, rests=True)
 
     def resume(self, accepted: Accepted) -> TableControl:
-        """Resume the table, and accept changes."""
+        """Return the requests with a resume of the table, and with the decisions ``accepted`` added."""
         accepted = {**self.accepted, **accepted}
         return replace(self, rests=False, resumed=self.resumed + 1, accepted=accepted)
 
     def decide(self, accepted: Accepted) -> TableControl:
-        """Let the table continue with decided changes; a paused table stays paused."""
+        """Return the requests with the decisions ``accepted`` added, so that a table that waits continues.
+
+        A table that a user paused stays paused.
+        """
         return replace(self.resume(accepted), rests=self.rests)
 
     def rewound(self, asked: RewindControl) -> TableControl:
-        """Request a rewind, which replaces an unfinished one."""
+        """Return the requests with the rewind ``asked``, which replaces an unfinished one."""
         number = max(asked.number, self.rewind.number + 1 if self.rewind is not None else 0)
         return replace(self, rewind=replace(asked, number=number))
 
     def answered(self, rewind: int) -> TableControl:
-        """Remove the rewind of this number, which is done or refused."""
+        """Return the requests without the rewind of this number, which is done or refused."""
         known = self.rewind is not None and self.rewind.number == rewind
         return replace(self, rewind=None) if known else self
 
@@ -137,7 +168,7 @@ NOTHING_ASKED: Final = TableControl()
 
 
 def read_controls(store: StateStore, pipeline: str) -> Controls:
-    """Return the requests to a pipeline's tables; tables without requests are left out.
+    """Return the users' requests to a pipeline's tables; tables without requests are left out.
 
     Raises:
         StateStoreError: the store does not answer.
@@ -146,7 +177,10 @@ def read_controls(store: StateStore, pipeline: str) -> Controls:
 
 
 class Requests:
-    """A worker's copy of the requests. If the store does not answer, the last copy stays valid."""
+    """A worker's copy of the users' requests to its tables. Used by the worker's main thread.
+
+    If the state store does not answer, the worker continues with the copy that it read last.
+    """
 
     def __init__(self, store: StateStore, pipeline: str) -> None:
         self._store = store
@@ -154,14 +188,14 @@ class Requests:
         self._controls: Controls = {}
 
     def look(self) -> None:
-        """Read the requests from the store, with one short query."""
+        """Read all requests from the state store with one query; keep the last copy if the store fails."""
         try:
             self._controls = read_controls(self._store, self._pipeline)
         except StateStoreError as exc:
             _log.warning("what is asked of the tables not read", error=str(exc))
 
     def loaded(self) -> tuple[TableId, ...]:
-        """Return the tables with a snapshot that is requested and not cancelled."""
+        """Return the tables for which a user requested a snapshot and did not cancel it."""
         return tuple(table for table, asked in self._controls.items() if asked.snapshot.is_asked)
 
     def of(self, table: TableId) -> TableControl:
@@ -172,17 +206,21 @@ class Requests:
 def change_control(
     store: StateStore, pipeline: str, table: TableId, change: Callable[[TableControl], TableControl]
 ) -> TableControl:
-    """Change the requests to a table, and return the new ones.
+    """Replace the requests to a table by the result of ``change``, and return the new requests.
 
     Raises:
-        StateStoreError: the store does not answer, or others kept changing the document.
+        StateStoreError: the store does not answer, or other commands kept changing the requests meanwhile.
     """
 
     def asked(old: Any | None) -> dict[str, Any]:
         controls = _read(old)
         return _written({**controls, table: change(controls.get(table, NOTHING_ASKED))})
 
-    busy = StateStoreError("Other commands kept changing the requests. Try again.", table=str(table))
+    busy = StateStoreError(
+        "The request was not stored, because other commands kept changing the requests of the same pipeline. "
+        "Run the command again.",
+        table=str(table),
+    )
     return _read(change_document(store, _KIND, pipeline, asked, busy))[table]
 
 
@@ -228,12 +266,16 @@ def _written(controls: Controls) -> dict[str, Any]:
 
 
 _DECISIONS: Final = "decided-changes"
-# Only the newest decisions are stored: tables have long continued after the older ones.
+# Maximum number of stored decisions. The oldest are removed: their tables have continued long ago.
 MOST_DECISIONS: Final = 500
 
 
 class Decision(NamedTuple):
-    """A user's decision about a change, as the status showed the change; ``at``: seconds since 1970."""
+    """A user's decision about a schema change that a table waited for.
+
+    ``policy``: the decision. ``at``: its time in seconds since 1970. ``change``: the schema change, as the
+    table's status showed it.
+    """
 
     table: TableId
     policy: ChangePolicy
@@ -242,21 +284,27 @@ class Decision(NamedTuple):
 
 
 def store_decisions(store: StateStore, pipeline: str, decided: Sequence[Decision]) -> None:
-    """Store decisions with the changes they are about; a table's control has only the changes' digests.
+    """Store decisions together with the schema changes that they are about, to list them later.
 
     Raises:
-        StateStoreError: the store does not answer, or others kept changing the document.
+        StateStoreError: the store does not answer, or other commands kept storing decisions meanwhile.
     """
 
     def more(old: Any | None) -> list[Any]:
         return [*(old or ()), *([list(one.table), *one[1:]] for one in decided)][-MOST_DECISIONS:]
 
-    busy = StateStoreError("Other commands kept storing decisions. Try again.", pipeline=pipeline)
+    busy = StateStoreError(
+        "The decision was not stored, because other commands kept storing decisions of the same pipeline. "
+        "Run the command again.",
+        pipeline=pipeline,
+    )
     change_document(store, _DECISIONS, pipeline, more, busy)
 
 
 def read_decisions(store: StateStore, pipeline: str) -> tuple[Decision, ...]:
-    """Return the newest decisions, oldest first; of each table and change only the last one.
+    """Return the stored decisions that are still valid, oldest first.
+
+    If several decisions are about the same schema change of a table, only the last one is returned.
 
     Raises:
         StateStoreError: the store does not answer.
@@ -267,28 +315,35 @@ def read_decisions(store: StateStore, pipeline: str) -> tuple[Decision, ...]:
         decision = Decision(TableId(*table), *rest)
         name = decision.table, decision.change["digest"]
         last.pop(name, None)
-        # A command that was killed may have stored a decision without requesting it.
+        # A command that was killed may have stored the decision and not yet sent it to the table.
         if controls.get(decision.table, NOTHING_ASKED).accepted.get(name[1]) == decision.policy:
             last[name] = decision
     return tuple(last.values())
 
 
-# In a status's details: the table's location at the target. With another location it is another table.
+# Key in a status's details: the table's location at the target. Another location means another table.
 PLACE: Final = "place"
 _ACCEPTED_KIND: Final = "accepted-restore"
-# The batch of a target that was refused: without it there is nothing to accept.
+# Document with the batch number of a table that a worker refused as restored. Without it, there is nothing
+# to accept.
 _REFUSED: Final = "refused-restore"
 
 
 def check_not_restored(store: StateStore, progress: Progress | None, place: str, *, life: int = 0) -> None:
-    """Refuse a table that holds less than was committed to it, unless a user accepted that.
+    """Check that the table at the target was not restored from a backup, unless a user accepted that.
 
-    A target without progress is accepted: it is loaded from the start of the topic, like a target that was
-    emptied on purpose. ``life`` and the progress's epoch identify the worker's new hold; they let the status
-    record an earlier batch than before.
+    A restored table is at a lower batch number than the table's status records. A table without progress is
+    accepted: it is loaded from the start of its topic, like a table that was removed on purpose.
+
+    Args:
+        store: The state store with the table's status.
+        progress: The progress in the target, or None if it has none.
+        place: The table's location at the target.
+        life: Number of times that the table's epochs started again (``TableStatus.life``). With the epoch of
+            ``progress``, it makes the status accept a lower batch number.
 
     Raises:
-        StaleProgressError: the target was restored from a backup, or another worker took over the table.
+        StaleProgressError: the table was restored from a backup, or another worker took it over.
     """
     if progress is None:
         return
@@ -296,12 +351,12 @@ def check_not_restored(store: StateStore, progress: Progress | None, place: str,
     name = _name(progress.pipeline, progress.table)
     accepted = store.load_document(_ACCEPTED_KIND, name)
     if status is None or status.details.get(PLACE) != place or status.batch <= progress.batch:
-        _forget(store, name)  # from an earlier restore, which was undone
+        _forget(store, name)  # of a restore that was undone
         return
     if accepted != status.batch:
         store.save_document(_REFUSED, name, progress.batch)
         raise _refusal(status.batch, progress, place)
-    # The acceptance is used up: the status gets the target's batch, and another restore will be refused.
+    # The acceptance is used up: the status gets the target's batch number, so the next restore is refused.
     now = replace(status, life=life, epoch=progress.epoch, batch=progress.batch)
     if not store.save_status(now):
         raise StaleProgressError("Another worker holds the table now.", table=str(progress.table))
@@ -309,7 +364,9 @@ def check_not_restored(store: StateStore, progress: Progress | None, place: str,
 
 
 def accept_restored(store: StateStore, pipeline: str, table: TableId) -> int:
-    """Let a table continue from its target's restored state, and return the last batch before the restore.
+    """Accept that a table was restored from a backup, so that the next worker continues from its state.
+
+    Returns the number of the last batch that was committed before the restore.
 
     Raises:
         ConfigError: no worker of this pipeline has worked on the table, or none found it restored.
@@ -352,14 +409,17 @@ def _refusal(known: int, progress: Progress, place: str) -> StaleProgressError:
     )
 
 
-# In a status's details: the count that did not add up, until a user accepts it.
+# Key in a status's details: the error that event counts did not add up, until a user accepts it.
 BROKEN: Final = "broken-law"
-# In a status's details: a report that deletes may be missing, until a user accepts it.
+# Key in a status's details: the error that deletes may be missing, until a user accepts it.
 MISSED: Final = "missed-deletes"
 
 
 class Unaccepted(NamedTuple):
-    """A fault that stops a table until a user accepts it; ``digest``: identifies it in the acceptance."""
+    """A fault that stops a table until a user accepts it with ``tidesink resume --accept``.
+
+    ``text``: the error message. ``digest``: identifies the fault in the acceptance.
+    """
 
     text: str
     digest: str
@@ -369,7 +429,10 @@ Turn = Literal["rest", "go on"]
 
 
 class Pauses:
-    """A table's pauses: the user's requests, and the changes that wait. Used by one thread at a time."""
+    """Why one table is paused: by request, for schema changes that wait, or for a fault to be accepted.
+
+    Used by one thread at a time.
+    """
 
     def __init__(self, table: TableId) -> None:
         self._table = table
@@ -382,7 +445,11 @@ class Pauses:
         self.accepted: Accepted = {}
 
     def apply_control(self, asked: TableControl, *, waits: bool) -> Turn | None:
-        """Return what to do now; ``waits``: the table is paused or failing. The first call finds no news."""
+        """Return ``rest`` if the table must pause now, ``go on`` if it must continue now, or else None.
+
+        Compares the requests with those of the previous call. The first call never returns ``go on``.
+        ``waits``: True if the table is paused or failing.
+        """
         before, self._resumed = self._resumed, asked.resumed
         self.accepted = asked.accepted
         if asked.rests:
@@ -393,11 +460,14 @@ class Pauses:
         return "go on" if rested or (reported and waits) else None
 
     def wait_for(self, pending: tuple[Pending, ...]) -> None:
-        """Record changes that wait for a user's decision."""
+        """Record the schema changes that the table waits for until a user decides about them."""
         self._pending = pending
 
     def break_law(self, error: AccountingError, at: Rank) -> str:
-        """Stop the table, also after a restart, as a count did not add up; return what the user can do."""
+        """Record that event counts did not add up, so that the table stays stopped even after a restart.
+
+        Returns the advice that follows the error's message. ``at``: the rank of the table's last batch.
+        """
         if self._broken is None or self._broken.text != error.message:
             digest = sha256(f"{at} {error.message}".encode()).hexdigest()[:16]
             self._broken = Unaccepted(error.message, digest)
@@ -407,13 +477,16 @@ class Pauses:
         )
 
     def check_law(self, before: TableStatus | None, place: str) -> None:
-        """Refuse a table whose count did not add up, as recorded in ``before``, until a user accepts it.
+        """Check that no earlier batch had event counts that did not add up, unless a user accepted it.
+
+        ``before``: the table's status before this worker claimed the table; it records the fault. ``place``:
+        the table's location at the target. A fault of a table at another location does not count.
 
         Raises:
             AccountingError: the recorded fault.
         """
         known = before.details.get(BROKEN) if before and before.details.get(PLACE) == place else None
-        # A fault found by this worker counts too: the store may not have recorded it.
+        # A fault that this worker found counts too, because the state store may not have recorded it.
         broken = Unaccepted(**known) if known else self._broken
         self._broken = None if broken and broken.digest in self.accepted else broken
         if self._broken is not None:
@@ -421,11 +494,11 @@ class Pauses:
 
     @property
     def is_law_broken(self) -> bool:
-        """Return True if a count did not add up, and no user has accepted that."""
+        """Return True if event counts of a batch did not add up, and no user has accepted that."""
         return self._broken is not None
 
     def state_is(self, state: TableState) -> None:
-        """Forget the waiting changes in any state but PAUSED."""
+        """Record the table's new state: only a PAUSED table has schema changes that wait."""
         if state != "PAUSED":
             self._pending = ()
 
@@ -441,7 +514,7 @@ class Pauses:
         )
 
     def details(self) -> dict[str, Any]:
-        """Return what the status shows."""
+        """Return the details of the table's status that describe its pauses and faults, as JSON."""
         shown: dict[str, Any] = {"rests": True} if self._asked else {}
         if self._pending:
             shown["pending"] = [pending.as_json() for pending in self._pending]
@@ -453,7 +526,10 @@ class Pauses:
 
 
 def _reason(pending: Pending, named: str) -> str:
-    """Explain why a table waits, and how to continue; ``named``: the change's name in commands."""
+    """Explain which schema change a table waits for, and which commands decide about it.
+
+    ``named``: the argument of these commands, which identifies the change.
+    """
     change = pending.change
     if not pending.accepts:
         return f"A schema change waits: {change}. {pending.reason}"

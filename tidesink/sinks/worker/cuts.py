@@ -1,8 +1,12 @@
-"""Cuts of a pipeline: publishes a cut when all tables have reached the bound, and sets the next one (ADR 36).
+"""Cuts: publishes a consistent version of all tables of a pipeline, one bound after the other (ADR 36).
 
-One object chooses the bound for all tables, in the worker's main thread. After a kill, the bound in each
-table's progress and the last cut remain. A new worker begins with a bound that is not below any of them, so
-nothing above it is applied anywhere.
+The bound is a point in the source's history (``worker.bounds``). All tables apply changes up to the bound and
+no later ones. Once every table has reached the bound, the cut is published, which names the tables' versions
+at the target. Then the next bound is chosen.
+
+One ``Cuts`` object chooses the bound for all tables, in the worker's main thread. After a worker was killed,
+the next one finds the last cut, and the bound that each table's progress records. It begins with a bound that
+is not below any of them, so that no table has applied changes above the new bound.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ _BEAT_SECONDS: Final = 1.0
 
 
 class Cuts:
-    """The cuts of a worker's tables. ``bound``: None until it is chosen."""
+    """Publishes the cuts of a worker's tables. ``bound``: the current bound, or None until it is chosen."""
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class Cuts:
     ) -> None:
         self.bound: int | None = None
         self._bounds = bounds
-        # The bound whose cut was published or could not be written.
+        # The last bound that is done: its cut was published, or could not be written.
         self._done: int | None = None
         self._context = context
         self._settings = settings
@@ -68,10 +72,13 @@ class Cuts:
         self._shown: Mapping[str, Any] | None = None
 
     def turn(self, tasks: Sequence[TableTask], busy: Collection[TableTask], seen: Look) -> bool:
-        """Publish the cut if it is complete, and choose the next bound; return True if the bound changed.
+        """Publish the cut if all its tables have reached the bound, and then choose the next bound.
+
+        Returns True if the bound changed, so that tables may read further. ``busy``: the tables that are
+        running a batch. ``seen``: the current offsets of the topics.
 
         Raises:
-            TidesinkError: the earlier cuts cannot be read.
+            TidesinkError: the target's log of earlier cuts cannot be read.
         """
         if not tasks:
             return False
@@ -100,7 +107,7 @@ class Cuts:
         return self.bound != before
 
     def lead(self, task: TableTask) -> None:
-        """Set the bound of a table that is not at work."""
+        """Pass the current bound to the task of a table that runs no batch."""
         task.bound, task.ends = self.bound, self._bounds.ends(task.topic)
         if task.ends is not None and task.held is not None:
             task.marks = marks_at(task.held.progress, task.topic, self.bound, task.ends)
@@ -115,7 +122,10 @@ class Cuts:
             self._bounds.ask_ends({topic: [*seen.found[topic].partitions] for topic in topics})
 
     def _is_empty(self, task: TableTask, seen: Look) -> bool:
-        """Return True if a table has nothing up to the bound, so that a cut has no version of it to name."""
+        """Return True if nothing was applied to a table, and its topic has no records up to the bound.
+
+        The table has no version at the target that the cut could name.
+        """
         found, ends = seen.found.get(task.topic), self._bounds.ends(task.topic)
         if ends is None or found is None:
             return False
@@ -124,7 +134,7 @@ class Cuts:
         return is_empty(progress, starts, ends)
 
     def _raise(self, tasks: Iterable[TableTask]) -> None:
-        """Raise the bound to at least the bound of every open table."""
+        """Choose the first bound, or a higher one if an open table has already applied changes above it."""
         known = [at for one in tasks if (at := one.least_bound) is not None]
         least = max(known, default=None)
         if self.bound is None or (least is not None and least > self.bound):
@@ -135,15 +145,19 @@ class Cuts:
         assert before is not None  # noqa: S101  (it is done with)
         self.bound = self._bounds.after(before)
         if self.bound == before != self._last and self._bounds.tries_again():
-            # While nothing changes in the source there is no other bound, so this one is tried again.
+            # As long as nothing changes in the source, no later bound exists. So this cut is tried again.
             self._done = None
 
     def _blocked(self, tasks: Iterable[TableTask], seen: Look) -> dict[TableTask, str]:
-        """Return for each table what it waits for before it reaches the bound; empty if it has."""
+        """Return, for each table, what keeps it from reaching the bound, or an empty text if it has."""
         return {one: _obstacle(one, seen.found.get(one.topic), self.bound) for one in tasks}
 
     def _publish(self, tasks: Sequence[TableTask], bound: int, *, without: Collection[TableId]) -> None:
-        """Publish the cut. A cut that cannot be written is skipped."""
+        """Publish the cut at ``bound`` with the tables of ``tasks``.
+
+        If it cannot be written, a warning is logged and the cut is skipped. ``without``: the tables that the
+        cut leaves out.
+        """
         assert self._log is not None  # noqa: S101  (opened before)
         try:
             with self._alive():
@@ -157,7 +171,7 @@ class Cuts:
             _log.warning("cut not published", commit_ts=bound, error=str(exc))
             refused = [one for one in tasks if exc.context.get("table") == str(one.table)]
             for one in refused if not may_pass(exc) else ():
-                # The next cut would be refused because of the same rows.
+                # The next cut would be refused for the same reason, so the table stops.
                 one.fail(exc)
             return
         self._context.failpoints.reach("cut")
@@ -166,7 +180,10 @@ class Cuts:
         _log.info("cut", commit_ts=bound, tables=len(tables))
 
     def _named(self, tasks: Iterable[TableTask], bound: int) -> dict[CutTable, TargetTable] | None:
-        """Return the tables with the versions that the cut names and protects; None if one is not known."""
+        """Return the tables of the cut with their versions, each protected from removal.
+
+        None if the version of a table cannot be looked up. Then the cut is not published.
+        """
         tables = dict[CutTable, TargetTable]()
         for one in tasks:
             try:
@@ -188,7 +205,10 @@ class Cuts:
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
-        """Send signs of life to the listeners meanwhile: a database may merge for minutes."""
+        """Send events to the listeners every second while the context is open.
+
+        A database may take minutes to write a cut, and a worker without events counts as dead.
+        """
         done = threading.Event()
 
         def beat() -> None:
@@ -204,12 +224,19 @@ class Cuts:
             thread.join()
 
     def _by_position(self) -> dict[str, Any]:
-        """Return the last cut's time and the reason to wait, if bounds are positions and not times."""
+        """Return the last cut's time and the reason to wait, for bounds that are positions of a connector.
+
+        Empty for bounds that are times.
+        """
         waits = self._bounds.waits
         return {} if waits is None else {"last_time": self._last_time, "waits": waits}
 
     def _show(self, blocked: Mapping[TableTask, str], outside: Iterable[TableTask]) -> None:
-        """Save the next cut, and what holds it back, in the state store."""
+        """Save what ``tidesink status`` shows of cuts in the state store, if it changed.
+
+        ``blocked``: what keeps each table from reaching the bound. ``outside``: tables that the cut leaves
+        out.
+        """
         shown = {
             "last": self._last,
             "published": self._published_at,
@@ -228,9 +255,15 @@ class Cuts:
 
 
 def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask], seen: Look) -> bool:
-    """Return True if only tables that need a person hold the cut back, while others wait for it.
+    """Return True if the cut waits only for tables that cannot reach the bound without help from a user.
 
-    Tables that cuts leave out hold back nothing.
+    Such tables are paused or failing, read only added partitions, or their topic does not answer. False if
+    no other table waits for the cut, or if another table still reads up to the bound.
+
+    Args:
+        blocked: What keeps each table from reaching the bound; an empty text if it has reached it.
+        outside: Tables that the cut leaves out, and so does not wait for.
+        seen: The current offsets of the topics.
     """
     stuck = {one for one in blocked if one.obstacle or one.stalled or one.topic in seen.unanswered}
     stuck |= {*outside}
@@ -239,7 +272,7 @@ def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask]
 
 
 def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) -> str:
-    """Return what keeps a table from reaching a bound; empty if nothing does."""
+    """Return what keeps a table from reaching ``bound``, or an empty text if it has reached it."""
     if task.obstacle:
         return task.obstacle
     if found is None:
@@ -250,17 +283,18 @@ def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) ->
     if bound is not None and stands_at(progress, task.topic, _asked_for(task, found), bound, task.marks):
         return ""
     if task.stalled:
-        return "partitions were added, and the records before them are read first"
+        return "partitions were added to the topic, and the old partitions are read first"
     unread = task.unread(found)
     if unread:
         return f"{unread} records to read"
-    return "waiting for watermarks" if task.ends is None else "records whose transaction is open in Kafka"
+    return "waiting for watermarks" if task.ends is None else "waiting for an open Kafka transaction to end"
 
 
 def _asked_for(task: TableTask, found: TopicOffsets) -> Collection[int]:
-    """Return the partitions that may have records up to the bound.
+    """Return the numbers of the partitions that may have records up to the bound.
 
-    A new partition without records is left out, because no batch brings it into the table's progress.
+    Without watermarks, a new partition that has no records is left out. No batch reads it, so it is not part
+    of the table's progress yet.
     """
     ends = task.ends
     if ends is None:
@@ -269,10 +303,11 @@ def _asked_for(task: TableTask, found: TopicOffsets) -> Collection[int]:
 
 
 def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:
-    """Return the current version of a table, which is protected for ``keep`` seconds.
+    """Return the current version of a table, and protect it from removal at the target for ``keep`` seconds.
 
-    It is protected before the cut names it. A worker that dies in between leaves a version too many;
-    otherwise it would leave a cut whose version anyone may remove.
+    The version is protected before the cut names it. If the worker is killed in between, a version stays
+    protected that no cut names, which does no harm. In the other order, a cut could name a version that is
+    removed.
 
     Raises:
         StaleProgressError: another worker holds the table.
@@ -287,7 +322,9 @@ def _version(task: TableTask, commit_ts: int, *, keep: float) -> TableVersion:
 
 
 def cut_status(store: StateStore, pipeline: str) -> Mapping[str, Any] | None:
-    """Return a pipeline's last cut, the next one, and what holds it back; None without cuts.
+    """Return what ``tidesink status`` shows of a pipeline's cuts, or None if it has no cuts.
+
+    The last cut, the next one, and what keeps tables from reaching it.
 
     Raises:
         StateStoreError: the store does not answer.

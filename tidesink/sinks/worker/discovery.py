@@ -1,4 +1,4 @@
-"""The tasks of a pipeline: one per table in its topics, created when its topic is first seen."""
+"""Discovery of a pipeline's tables: creates one task for each table that the topics contain."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from tidesink.sinks.worker.look_ups import QuietTables, TablesOfTopic, TopicLook
 from tidesink.sinks.worker.preflight import Goals
 from tidesink.sinks.worker.table_task import TableTask
 
-_NO_TOPIC = "The broker has no such topic. Check that its name is spelt as in the changefeed."
+_NO_TOPIC = "The broker has no such topic. Check the spelling of its name in source.topics."
 
 
 class TableTasks:
-    """Every task of a pipeline, by topic and table.
+    """All tasks of a pipeline, by topic and table. Used by the worker's main thread.
 
-    ``asked``: returns the tables with a requested snapshot, which may have no record.
+    ``tables_of``: returns the tables that a topic contains. ``asked``: returns the tables for which a user
+    requested a snapshot. They get a task even if their topic has no record of them.
     """
 
     def __init__(
@@ -40,14 +41,14 @@ class TableTasks:
         self._goals = Goals.of(context.config)
         self._quiet = QuietTables(context, asked)
         self._earlier: tuple[tuple[str, TableId], ...] | None = None
-        # Topics whose tasks still read on, at the last look: no other search for tables is needed.
+        # Topics whose tasks still read at the last ``follow``. The tasks find further tables themselves.
         self._read_on: set[str] = set()
-        # The offsets of a quiet table's topic when the table was found.
+        # The offsets of the topic when a table without records was found. These records are searched first.
         self._wanted: dict[TableId, TopicOffsets] = {}
         # Topics that do not exist yet, and topics that exist or existed, in this run or an earlier one.
         self._absent: dict[str, TopicOffsets] = {}
         self._there: set[str] = set()
-        # The offsets of topics at the last ``follow``.
+        # The topics' offsets when their tables were last looked up.
         self._followed: dict[str, TopicOffsets] = {}
 
     def __iter__(self) -> Iterator[TableTask]:
@@ -57,7 +58,11 @@ class TableTasks:
         return sum(map(len, self._table_tasks.values()))
 
     def missed(self, seen: Look) -> frozenset[str]:
-        """Return topics that stop a table now: they do not exist, or end before what was read of them."""
+        """Return the topics that are missing or too short, and so would stop a table.
+
+        A topic is missing if a table or the config names it, and the brokers do not list it. It is too short
+        if it ends below an offset that a table has read already.
+        """
         found = seen.found
         absent = {topic for topic in self._context.config.fixed_topics if not self._table_tasks.get(topic)}
         absent |= {topic for topic, _ in self._recalled()}
@@ -72,9 +77,10 @@ class TableTasks:
         return frozenset(absent - found.keys() - seen.unanswered.keys()) | short
 
     def follow(self, seen: Look, failed: Mapping[str, SourceError]) -> None:
-        """Create tasks for new topics and tables, and for tables whose topic does not exist any longer.
+        """Create a task for each new table in the topics, and for each known table whose topic was deleted.
 
-        ``failed``: topics without an answer for too long.
+        ``seen``: the topics' current offsets. ``failed``: the error of each topic that has not answered for
+        ``retry.for`` seconds, or whose request was refused.
         """
         found, unanswered = seen
         left = []
@@ -99,9 +105,9 @@ class TableTasks:
                 self._refuse(topic, SourceError(_NO_TOPIC, topic=topic))
 
     def _follow_quiet(self, seen: Look) -> None:
-        """Create tasks for tables that had no record in their topics when they were found.
+        """Create tasks for tables of the source database of which the topics have no record.
 
-        From then on, a topic that does not exist yet is treated as one without partitions.
+        A topic that the changefeed has not created yet is treated as one without partitions.
         """
         found, quiet = seen.found, self._quiet.tables()
         for topic, _ in quiet:
@@ -114,59 +120,62 @@ class TableTasks:
         for topic, table in quiet:
             if topic not in found or table in self._table_tasks[topic]:
                 continue
-            # Records that arrive later are not waited for: that would never end.
+            # Only records that existed when the table was found are searched: waiting for later records would
+            # never end.
             wanted = self._wanted.get(table)
             if wanted is None or wanted.topic_id != found[topic].topic_id:
                 wanted = self._wanted[table] = found[topic]
             tables, has_records = self._context.topics.tables(topic), _has_records(found[topic])
-            # A look-up may just have found the table, which the next look follows. A replaced topic no longer
-            # has the records that made the table known.
+            # If a look-up has just found records of the table, the next ``follow`` creates its task. A topic
+            # that was replaced no longer has these records.
             if self._is_read(wanted) and not (has_records and table in tables.known()):
                 tables.unmet.add(table)
                 self._add(topic, table)
 
     def _may_come(self, topic: str) -> bool:
-        """Return True if the changefeed may create the topic with the first change of its table.
+        """Return True if a topic may be missing, because the changefeed creates it with the first change.
 
-        A topic that the config names must exist. Cuts wait for the watermarks of every topic.
+        A topic that the config names must exist. So must all topics of a pipeline with cuts, which wait for
+        the watermarks of every topic.
         """
         config = self._context.config
         return config.cuts is None and topic not in self._there and topic not in config.fixed_topics
 
     def _is_followed(self, offsets: TopicOffsets) -> bool:
-        """Return True if a topic has not changed since it was followed, and its tasks are idle."""
+        """Return True if nothing was written to a topic since its last ``follow``, and its tasks are idle."""
         tables = self._table_tasks[offsets.topic]
         followed = self._followed.get(offsets.topic) is offsets and bool(tables)
         return followed and all(one.state == "IDLE" for one in tables.values())
 
     def _is_read(self, offsets: TopicOffsets) -> bool:
-        """Return True if tasks or look-ups have read every record of a topic."""
+        """Return True if tasks and look-ups together have read a topic up to the end offsets given."""
         tasks, topics = self._table_tasks[offsets.topic].values(), self._context.topics
         looked = topics.tables(offsets.topic).looked_up_to(offsets)
         read = furthest((looked, *(one.read_up_to(offsets) for one in tasks)))
         return all(at.latest <= max(at.earliest, read.get(n, 0)) for n, at in offsets.partitions.items())
 
     def newly_stuck(self) -> bool:
-        """Return True if a topic's tasks have all stopped reading since it was last followed.
+        """Return True if all tasks of some topic have stopped (paused or failed) since the last ``follow``.
 
-        Then nobody would find its other tables, so it must be followed once more and searched to its end.
+        Running tasks find further tables of their topic while they read it. Once all have stopped, another
+        ``follow`` must search the rest of the topic for tables.
         """
         return any(self._stuck(topic) for topic in self._read_on)
 
     @property
     def look_ups(self) -> Future[Any] | None:
-        """The future of look-ups that were not collected yet: they may find tables."""
+        """The future of look-ups whose results were not collected yet, or None. They may find tables."""
         topics = None if self._look_ups is None else self._look_ups.under_way
         return topics if topics is not None else self._quiet.under_way
 
     def collect(self) -> None:
-        """Collect finished look-ups: the next ``follow`` uses what they found."""
+        """Take over the results of finished look-ups, so that the next ``follow`` uses them."""
         self._quiet.collect()
         if self._look_ups is not None:
             self._look_ups.collect()
 
     def end_look_ups(self) -> None:
-        """Start no further look-up: the run is over."""
+        """Start no further look-up, because the run is over."""
         if self._look_ups is not None:
             self._look_ups.end()
 
@@ -176,7 +185,7 @@ class TableTasks:
             table_task.close()
 
     def _recalled(self) -> tuple[tuple[str, TableId], ...]:
-        """Return the tables of earlier runs with their topics, until they were followed once."""
+        """Return topic and name of the tables of earlier runs, until ``follow`` has checked their topics."""
         if self._earlier is None:
             config = self._context.config
             known = [
@@ -214,7 +223,7 @@ class TableTasks:
                 self._add(topic, table)
 
     def _stuck(self, topic: str) -> bool:
-        """Return True if a topic has tasks, and none of them can continue without a person."""
+        """Return True if a topic has tasks, and all of them wait for a user's intervention."""
         tables = self._table_tasks[topic].values()
         return bool(tables) and all(one.is_stuck for one in tables)
 
@@ -225,7 +234,7 @@ class TableTasks:
             table_task.refuse(
                 ConfigError(
                     f"{table} appears in two topics, {owner} and {topic}, and the order of their records is "
-                    "unknown. Limit source.topics to one of them.",
+                    "unknown. Limit source.topics to one of the two topics.",
                     table=str(table),
                 )
             )
@@ -234,7 +243,10 @@ class TableTasks:
             table_task.refuse(refused)
 
     def _refuse(self, topic: str, error: TidesinkError) -> None:
-        """Show a topic whose tables cannot be found; it is tried again, and other topics continue."""
+        """Report an error for a topic whose tables cannot be looked up, as a table with an unknown name.
+
+        The look-up is retried later. Other topics are not affected.
+        """
         known, name = self._table_tasks[topic], _unknown(topic)
         if name not in known or not known[name].cools_down:
             known[name] = TableTask(self._context, topic, name)
@@ -246,5 +258,5 @@ def _unknown(topic: str) -> TableId:
 
 
 def _has_records(topic: TopicOffsets) -> bool:
-    """Return True if the topic has or had a record."""
+    """Return True if a record was ever written to the topic, even if it has expired."""
     return any(at.latest > 0 for at in topic.partitions.values())

@@ -1,7 +1,7 @@
-"""The HTTP endpoints of a worker: its metrics, its liveness and its readiness.
+"""The HTTP endpoints of a worker: ``/metrics``, ``/healthz`` and ``/readyz``.
 
-``/metrics`` has Prometheus' format. ``/healthz`` and ``/readyz`` follow Kubernetes' liveness and readiness
-probes: 200, or 503 with the reason as text.
+``/metrics`` returns the metrics in Prometheus' text format. ``/healthz`` and ``/readyz`` are for Kubernetes'
+liveness and readiness probes: they return 200, or 503 with the reason as text.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _NOT: Final = "503 Service Unavailable"
 
 
 class Health:
-    """A listener that decides if a worker is alive and ready.
+    """A listener that decides from a worker's events if the worker is alive and ready.
 
-    The worker is alive while it sends an event at least every ``seconds``. Its start counts as an event, and
-    so does a step that is tried again: a restart would not help a worker that waits for Kafka. It is ready
-    after its first look at the topics. ``clock``: returns seconds that never decrease.
+    The worker is alive if its last event is at most ``seconds`` old. Its start counts as an event. Retries
+    send events, too, so a worker that waits for Kafka counts as alive: a restart would not help it. The
+    worker is ready once its main loop has started. ``clock``: returns monotonic seconds.
     """
 
     def __init__(self, seconds: float = ALIVE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +42,7 @@ class Health:
         self._is_ready = False
 
     def hear(self, event: WorkerEvent) -> None:
-        """Record an event."""
+        """Record the time of a worker's event."""
         self._last = self._clock()
         self._is_ready = self._is_ready or isinstance(event, Turned)
 
@@ -89,10 +89,10 @@ def served(host: str, port: int, health: Health, registry: CollectorRegistry) ->
 
 
 def _family(host: str, port: int) -> int:
-    """Return the address family to listen with: IPv6 only if the host has no IPv4 address.
+    """Return the address family to listen with: IPv4 if the host has an IPv4 address, else IPv6.
 
     Raises:
-        OSError: the host has no address.
+        OSError: the host's name has no address.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     families = [family for family, *_ in found]

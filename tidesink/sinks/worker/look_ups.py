@@ -1,7 +1,9 @@
-"""Look-ups of the tables that topics contain, in a thread of their own, a limited time for each topic.
+"""Look-ups: search topics for the tables that they contain, in a background thread.
 
-A look-up may wait for Kafka, for the registry, or for the first row of a topic. Tables of other topics are
-not blocked. The source database is queried the same way for tables that no record mentions.
+A look-up may wait for Kafka, for the schema registry, or for the first row of a topic. Meanwhile, the tables
+of other topics continue. Each topic is searched for a limited time, then it is the next topic's turn.
+
+A second thread asks the source database for tables of which the topics have no record (``QuietTables``).
 """
 
 from __future__ import annotations
@@ -35,49 +37,59 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("tidesink.worker")
 
-# Returns a topic's tables. Second argument: offsets up to which its tasks read it, if none of them reads on.
+# Returns the tables of a topic. Second argument: if all tasks of the topic have stopped, the offset per
+# partition up to which they have read it; otherwise None, because running tasks find tables themselves.
 TablesOfTopic = Callable[[TopicOffsets, Mapping[int, int] | None], tuple[TableId, ...]]
 GoesOn = Callable[[], bool]
 
-# Seconds that one topic is searched before the next one's turn, and between two searches of a topic.
+# Maximum seconds that one topic is searched before the next one's turn.
 _LOOK_UP_SECONDS: Final = 10.0
+# Minimum seconds between two searches of the same topic.
 _AGAIN_SECONDS: Final = 5.0
-# Seconds between two queries for the database's tables.
+# Seconds between two queries for the tables of the source database.
 _TABLES_SECONDS: Final = 300.0
-# Number of records that are read first. They are sent to the driver, and the first row is enough.
+# Number of records that a search reads first. They are sent to the driver, and one row is enough.
 _FIRST_RECORDS: Final = 100
 
 
 class TableFinder(Protocol):
-    """A protocol's way to find the tables of a topic.
+    """Finds the tables of a topic for one protocol.
 
-    ``shares_topics``: True if a topic may have other tables in addition to the known ones.
+    ``shares_topics``: True if a topic may have rows of several tables.
     """
 
     shares_topics: bool
 
     def known(self, topic: str) -> tuple[TableId, ...]:
-        """Return the tables found so far, without asking Kafka or the registry. Called by the main thread.
+        """Return the tables of a topic that were found so far, without a request to Kafka or the registry.
+
+        Called by the main thread.
 
         Raises:
             StateStoreError: the store does not answer.
         """
 
     def look(self, found: TopicOffsets, read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
-        """Search for tables; return False if ``goes_on`` ended the search, which the next call continues.
+        """Search the topic for tables, which ``known`` returns from then on. Called by the look-up thread.
 
-        ``read``: the second argument of ``TablesOfTopic``. Called by the look-up thread.
+        Args:
+            found: The topic's current offsets.
+            read: The offset per partition up to which the topic's tasks have read it, if all have stopped.
+            goes_on: Returns False when the time of the search is over.
+
+        Returns:
+            False if the time was over before the search was complete. The next call continues it.
 
         Raises:
             SourceError: Kafka refuses the request, or does not answer.
             RegistryError: the registry refuses the request, or does not answer.
             StateStoreError: the store does not answer.
-            ConfigError: the config lacks a setting that is needed to find them.
+            ConfigError: the config lacks a setting that is needed to find the tables.
         """
 
 
 class NamedTables:
-    """Finds tables by the names in each message of a topic."""
+    """Finds the tables of a topic whose messages name their table, such as canal-json."""
 
     shares_topics = True
 
@@ -85,11 +97,11 @@ class NamedTables:
         self._context = context
 
     def known(self, topic: str) -> tuple[TableId, ...]:
-        """Return the tables found in this run or an earlier one."""
+        """Return the tables of a topic that were found in this run or an earlier one."""
         return self._context.topics.tables(topic).known()
 
     def look(self, found: TopicOffsets, read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
-        """Search the part of the topic that no earlier run has read."""
+        """Search the part of the topic that neither this run's tasks nor earlier runs have read."""
         return self._context.topics.tables(found.topic).look(
             self._context.spark,
             found,
@@ -98,7 +110,10 @@ class NamedTables:
         )
 
     def _recorded(self, found: TopicOffsets) -> Iterator[Mapping[int, int]]:
-        """Yield the offsets up to which earlier runs read the topic: they recorded every table they found."""
+        """Yield, for each known table, the next offset per partition in its last progress of this topic.
+
+        Every table in the records before these offsets was found and recorded by the worker that read them.
+        """
         store, pipeline = self._context.store, self._context.config.pipeline
         for table in self.known(found.topic):
             status = store.status_of(pipeline, table)
@@ -111,23 +126,23 @@ class NamedTables:
 
 
 class FirstRowTables:
-    """Finds the only table of a topic, by the config or by the topic's first row."""
+    """Finds the table of a topic that has rows of one table, from the config or from the topic's first row."""
 
     shares_topics = False
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._tables: dict[str, TableId] = {}
-        # Each topic's id, and the offsets up to which it was searched.
+        # For each topic its id, and the offset per partition up to which it was searched.
         self._looked: dict[str, tuple[str, dict[int, int]]] = {}
 
     def known(self, topic: str) -> tuple[TableId, ...]:
-        """Return the table, once a row of it was found."""
+        """Return the topic's table if the config names it or a row was found; empty otherwise."""
         table = self._context.config.named_table_of_topic(topic) or self._tables.get(topic)
         return () if table is None else (table,)
 
     def look(self, found: TopicOffsets, _read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
-        """Search new records, in increasingly large parts, until one is a row."""
+        """Search the records that were not searched before for a row, in increasingly large parts."""
         topic_id, looked = self._looked.get(found.topic, ("", {}))
         if topic_id != found.topic_id:
             looked = {}
@@ -149,7 +164,10 @@ class FirstRowTables:
     def _tables_of_records(
         self, ranges: Sequence[OffsetRange], codec: Codec, looked: dict[int, int]
     ) -> Iterator[TableId | None]:
-        """Yield the table of each record, or None if it is not a row; advance ``looked`` with them."""
+        """Yield for each record of ``ranges`` the table whose row it is, or None if it is not a row.
+
+        Sets ``looked`` to the next offset of each partition while it proceeds.
+        """
         for part in ranges:
             if not part.records:
                 continue
@@ -172,12 +190,16 @@ def _table_of(codec: Codec, message: Message) -> TableId | None:
     try:
         events = codec.decode(message)
     except (DecodeError, SchemaNotFoundError):
-        return codec.table_of(message)  # its table's task shows the bad record
+        return codec.table_of(message)  # the table's task reports the bad record
     return next((event.table for event in events if isinstance(event, ChangeEvent)), None)
 
 
 class RuledTables:
-    """Finds the only table of a topic by the config, by the topic rule, or else in the registry."""
+    """Finds the table of a topic that has rows of one table, without reading the topic (flat-avro).
+
+    The table comes from the config, from the rule by which the changefeed names topics, or from the schema
+    registry.
+    """
 
     shares_topics = False
 
@@ -188,7 +210,7 @@ class RuledTables:
         self._tables: dict[str, TableId] = {}
 
     def known(self, topic: str) -> tuple[TableId, ...]:
-        """Return the table, if the config has it or the registry has answered."""
+        """Return the topic's table if the config determines it or the registry has answered, else empty."""
         table = self._tables.get(topic) or self._config.table_of_topic(topic)
         if table is None:
             return ()
@@ -196,7 +218,7 @@ class RuledTables:
         return (table,)
 
     def look(self, found: TopicOffsets, _read: Mapping[int, int] | None, _goes_on: GoesOn) -> bool:
-        """Ask the registry for the table."""
+        """Ask the schema registry for the topic's table."""
         table = self._table_of(found.topic)
         if table is not None:
             self._tables[found.topic] = table
@@ -204,17 +226,23 @@ class RuledTables:
 
 
 class _LookUp(NamedTuple):
-    """A topic to search. ``read``: the second argument of ``TablesOfTopic``."""
+    """A topic to search.
+
+    ``found``: its current offsets. ``read``: the offset per partition up to which its tasks have read it, if
+    all of them have stopped.
+    """
 
     found: TopicOffsets
     read: Mapping[int, int] | None
 
 
 class TopicLookUps:
-    """The tables of topics (``TablesOfTopic``). Called by one thread.
+    """Returns the tables of a topic, and searches topics for tables in the background.
 
-    A topic is searched if none of its tables is known, or none of them reads on. A separate thread searches
-    one topic after the other, each for a limited time. The next request for the topic returns the result.
+    A call returns at once with the tables that are known so far. It also queues the topic for a search if no
+    table of it is known, or if the tasks of all its tables have stopped. A background thread searches one
+    topic after the other, each for a limited time. Later calls return what it has found. Calls must come from
+    one thread.
     """
 
     def __init__(self, context: WorkerContext, finder: TableFinder) -> None:
@@ -226,13 +254,13 @@ class TopicLookUps:
         self._running = False
         self._looking: str | None = None
         self._ended = False
-        # The time of a topic's next search, and the error of its last one.
+        # By topic: the earliest time of its next search, and the error of its last search.
         self._again: dict[str, float] = {}
         self._failed: dict[str, TidesinkError] = {}
 
     @classmethod
     def of(cls, context: WorkerContext) -> TopicLookUps:
-        """Return look-ups that use the finder of a pipeline's protocol."""
+        """Return the look-ups of a pipeline, with the finder of its protocol."""
         protocol = context.config.source.protocol
         if CODECS[protocol].shares_topics:
             return cls(context, NamedTables(context))
@@ -240,7 +268,13 @@ class TopicLookUps:
         return cls(context, RuledTables(context) if by_rule else FirstRowTables(context))
 
     def __call__(self, found: TopicOffsets, read: Mapping[int, int] | None) -> tuple[TableId, ...]:
-        """Return the tables found so far, or raise the error of a failed ``TableFinder.look``."""
+        """Return the topic's tables that are known so far, and queue a search if it is needed.
+
+        ``read``: the offset per partition up to which the topic's tasks have read it, if all have stopped.
+
+        Raises:
+            TidesinkError: the last search of the topic failed, with the errors of ``TableFinder.look``.
+        """
         topic = found.topic
         known = self._finder.known(topic)
         with self._lock:
@@ -256,17 +290,17 @@ class TopicLookUps:
 
     @property
     def under_way(self) -> Future[None] | None:
-        """The future of look-ups that were not collected yet: they may find tables."""
+        """The future of the searches whose results were not collected yet, or None. They may find tables."""
         return self._at_work
 
     def collect(self) -> None:
-        """Collect finished look-ups: their tables are returned from now on."""
+        """Note that the searches are finished. Raises the exception of a search that failed unexpectedly."""
         if self._at_work is not None and self._at_work.done():
             self._at_work.result()
             self._at_work = None
 
     def end(self) -> None:
-        """Start no further look-up; the current one ends when its time is over."""
+        """Start no further search; the current one ends when its time is over."""
         self._ended = True
 
     def _begin(self) -> None:
@@ -286,7 +320,10 @@ class TopicLookUps:
                     continue
                 fault = fault_of(exc)
                 _log.error("topic not looked into", topic=topic, trace=fault.trace)
-                done, error = True, TidesinkError(f"The search for its tables failed: {fault}", topic=topic)
+                done, error = (
+                    True,
+                    TidesinkError(f"The search for the topic's tables failed: {fault}", topic=topic),
+                )
             with self._lock:
                 if not done:
                     self._wanted[topic] = wanted
@@ -313,15 +350,15 @@ class TopicLookUps:
 
 
 class QuietTables:
-    """The tables of a canal-json pipeline that must be loaded although no record may mention them.
+    """Finds tables that must be loaded from the source database although the topics have no record of them.
 
-    A topic no longer has the changes of a table that has not changed for long. Its rows are in the database.
-    It is loaded if an entry under ``tables`` matches it, with ``snapshot: initial``, or if a user requested a
-    snapshot. A separate thread asks the database for its tables, at the start and every few minutes. Used by
-    one thread at a time.
+    For canal-json. If a table has not changed for a long time, Kafka no longer has a record of it. Its rows
+    exist only in the source database. It is loaded if it matches an entry under ``tables`` that has
+    ``snapshot: initial``, or if a user requested a snapshot. A background thread lists the database's tables
+    when the worker starts, and then every few minutes. Used by one thread at a time.
 
-    ``asked``: returns the tables with a requested snapshot. ``ask``: returns all tables of the database, and
-    raises the errors of ``open_source_database``.
+    ``asked``: returns the tables for which a user requested a snapshot. ``ask``: returns all tables of the
+    source database, and raises the errors of ``open_source_database``.
     """
 
     def __init__(
@@ -339,7 +376,7 @@ class QuietTables:
         self._again = 0.0
 
     def tables(self) -> tuple[tuple[str, TableId], ...]:
-        """Return each known table with its topic."""
+        """Return topic and name of each table that was found; list the database's tables if it is time."""
         config = self._context.config
         if self._looks and self._look is None and time.monotonic() >= self._again:
             self._again = time.monotonic() + _TABLES_SECONDS
@@ -352,11 +389,11 @@ class QuietTables:
 
     @property
     def under_way(self) -> Future[Sequence[TableId]] | None:
-        """The future of a query that was not collected yet."""
+        """The future of the query for the database's tables whose result was not collected yet, or None."""
         return self._look
 
     def collect(self) -> None:
-        """Collect the database's answer."""
+        """Take over the list of the database's tables if the query has finished; log a failed query."""
         look = self._look
         if look is None or not look.done():
             return
@@ -365,13 +402,13 @@ class QuietTables:
             self._found = tuple(quiet_tables(self._context.config, look.result()))
         except TidesinkError as exc:
             _log.warning("tables without records are not known", error=str(exc))
-        except Exception as exc:  # noqa: BLE001  (of a driver, for example: other tables must not wait)
-            # Its text may contain values of the config.
+        except Exception as exc:  # noqa: BLE001  (a driver's, for example: the other tables must continue)
+            # The exception's text may contain values of the config, such as the password.
             _log.warning("tables without records are not known", error=type(exc).__name__)
 
 
 def tables_of_database(config: Config) -> tuple[TableId, ...]:
-    """Return all tables of the source database.
+    """Return the names of all tables of the source database.
 
     Raises:
         ConfigError: no database is configured, or it refuses the user.

@@ -1,4 +1,4 @@
-"""A table's status during an outage: when to save it, and the age of the oldest record not applied."""
+"""The status of a failing or waiting table: when to save it, and how old the unapplied records are."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from tidesink.sinks.state.failures import Failure, failure_in
 from tidesink.sinks.state.progress import TableStatus
 
 _log = structlog.get_logger("tidesink.worker")
-# In a status's details: Kafka's time of the oldest record that is not applied, in ms since 1970.
+# Key in a status's details: Kafka's timestamp of the oldest unapplied record, in ms since 1970.
 OLDEST: Final = "oldest_unapplied"
 LAG: Final = "lag"
-# A failure shorter than this is not saved.
+# A failure that lasts less than this many seconds is not saved.
 SAVE_SECONDS: Final = 1.0
-# If tries follow each other faster than this, only one per this many seconds is saved.
+# If retries follow each other in less than this many seconds, the status is saved once per interval.
 AGAIN_SECONDS: Final = 5.0
-# Maximum age, in seconds, of the lag in the status of a waiting table.
+# Seconds after which the changed lag of a paused or failing table is saved.
 LAG_SECONDS: Final = 15.0
-# Offsets may have no record, such as the end of a transaction, or a record removed by compaction.
+# Number of offsets that are read to find a record. An offset may have none: it is the end of a transaction,
+# or compaction removed its record.
 _LOOKED_AT: Final = 100
 
 
 class SavedStatus:
-    """The last status of a table that was saved; decides if a new one must be saved.
+    """Decides if a table's status must be saved again, from the status that was saved last.
 
     ``clock``: returns seconds since 1970.
     """
@@ -41,12 +42,16 @@ class SavedStatus:
         self._has_failure = False
 
     def saved(self, status: TableStatus) -> None:
-        """Record a status that is saved now."""
+        """Record that ``status`` is saved now."""
         self._at, self._lag = self._clock(), status.details.get(LAG)
         self._has_failure = failure_in(status.details) is not None
 
     def lacks(self, failure: Failure | None) -> bool:
-        """Return True if a failure, or the end of one, must be saved now."""
+        """Return True if the status must be saved because a failure began, continues or ended.
+
+        ``failure``: the table's current failure, or None. Short failures, and most of the retries in quick
+        succession, are not saved.
+        """
         if failure is None:
             return self._has_failure
         now = self._clock()
@@ -56,14 +61,15 @@ class SavedStatus:
         return pause >= SAVE_SECONDS or now - failure.since >= SAVE_SECONDS
 
     def lacks_lag(self, lag: int) -> bool:
-        """Return True if the lag of a waiting table must be saved now."""
+        """Return True if the status must be saved because the lag of a paused or failing table changed."""
         return lag != self._lag and not 0 <= self._clock() - self._at < LAG_SECONDS
 
 
 class OldestRecords:
-    """Looks up the age of the oldest record that a table did not apply. ``fetch``: reads records.
+    """Looks up the timestamp of the oldest record that a table has not applied.
 
-    While nothing is applied the record stays the same, so each partition is asked only once.
+    The timestamp is remembered per partition until the table applies further records. ``fetch``: reads
+    records from Kafka.
     """
 
     def __init__(self, topic: str, fetch: Fetch) -> None:
@@ -72,7 +78,10 @@ class OldestRecords:
         self._known: dict[int, tuple[int, int | None]] = {}
 
     def time(self, starts: Mapping[int, int], ends: Mapping[int, PartitionOffsets]) -> int | None:
-        """Return Kafka's time of the oldest record from ``starts`` on, in ms since 1970; None if unknown."""
+        """Return Kafka's timestamp of the oldest unapplied record, in ms since 1970, or None if unknown.
+
+        ``starts``: the next offset to apply per partition. ``ends``: the first and last offset per partition.
+        """
         times = []
         for number, at in ends.items():
             start = max(starts.get(number, at.earliest), at.earliest)
@@ -90,6 +99,6 @@ class OldestRecords:
                 if records.num_rows:
                     found: int | None = records.column("timestamp")[0].as_py()
                     return found
-        except Exception as exc:  # noqa: BLE001  (a status without it is better than none)
+        except Exception as exc:  # noqa: BLE001  (a status without the timestamp is better than no status)
             _log.debug("age of the oldest record not known", topic=self._topic, error=type(exc).__name__)
         return None
