@@ -244,8 +244,8 @@ class ConnectorBounds:
             self.reason = (
                 f"The connector's checkpoint ({newest.position}) is below the position that the tables have "
                 f"reached ({floor}). Either the connector sends changes again from an earlier position: wait "
-                f"until it has passed {floor}. Or it reads another server, whose log has other positions: "
-                "load the tables again, with another pipeline name."
+                "until it has passed the tables' position. Or it reads another server, whose log has other "
+                "positions: load the tables again, with another pipeline name."
             )
             return None
         if newest.position == above or self._is_refused():

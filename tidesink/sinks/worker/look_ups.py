@@ -126,7 +126,7 @@ class NamedTables:
 
 
 class FirstRowTables:
-    """Finds the table of a topic that has rows of one table, from the config or from the topic's first row."""
+    """Finds the table of a topic that has rows of only one table: by the config or the topic's first row."""
 
     shares_topics = False
 
