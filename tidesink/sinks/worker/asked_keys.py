@@ -169,8 +169,8 @@ class _Keys:
             self._characters += sum(map(len, texts))
         if len(self._keys) > MOST_KEYS or self._characters > MOST_CHARACTERS:
             raise ConfigError(
-                f"{path} has more than {MOST_KEYS:,} keys of {self._table}, or very long keys. Repair the whole "
-                f"table instead: `tidesink resync {self._table}`.",
+                f"{path} has more than {MOST_KEYS:,} keys of {self._table}, or very long keys. Repair the "
+                f"whole table instead: `tidesink resync {self._table}`.",
                 key=OPTION,
             )
 

@@ -19,48 +19,49 @@ if TYPE_CHECKING:
     from tidesink.config.models import Destination
 
 
-NO_NUL: Final = "Text cannot hold the character U+0000. A row with one stops its table."
+NO_NUL: Final = "Text in the target cannot hold the character U+0000. A row that contains it stops its table."
 _NO_ROWS: Final = (
-    "Rows are forwarded and not stored. Rows that were sent do not change when the table's columns change."
+    "Rows are forwarded and not stored. If the table's columns change, rows that were already sent stay as "
+    "they are."
 )
 _ONCE_MORE: Final = (
-    "Rows are sent at least once. After a crash some are sent again, with the same idempotency key."
+    "Each row is sent at least once. After a crash, some rows are sent again with the same idempotency key."
 )
 _NO_RESCALE: Final = (
-    "A decimal column cannot get more digits after the point, and an integer column cannot become a decimal. "
-    "If that happens at the source, the table waits (PAUSED) until you leave the column out or "
-    f"{LOAD_AGAIN}."
+    "The target cannot give a decimal column more digits after the point, and cannot turn an integer column "
+    "into a decimal. If that happens at the source, the table waits (PAUSED) until you leave the column out "
+    f"(except_column_list) or {LOAD_AGAIN}."
 )
 _SHARED: Final = (
     "No column is dropped or renamed in a table that several source tables share, whatever the policy."
 )
 _NO_TYPE: Final = (
-    "A column cannot change to a type that has no common type with the old one (number to text, date to "
-    "time). The table waits (PAUSED) until you leave the column out (except_column_list) or "
+    "A column cannot change to a type if no type can hold the values of both (number to text, date to time). "
+    "The table waits (PAUSED) until you leave the column out (except_column_list) or "
     f"{LOAD_AGAIN}."
 )
 _NOT_MADE: Final = (
-    "An existing table continues without the columns that it lacks (schema-changes: add: {}), but a new "
-    "table is refused: {}"
+    "If the table exists in the target, it continues without the columns that it lacks (schema-changes: add: "
+    "{}). If it does not exist, it cannot be created: {}"
 )
 _NO_KEY: Final = (
-    "A change of the key is not applied. The table waits (PAUSED) until `keys` in the config names the old "
-    f"key, or you {LOAD_AGAIN}."
+    "A change of the primary key is not applied. The table waits (PAUSED) until `keys` in the config names "
+    f"the columns of the old key, or you {LOAD_AGAIN}."
 )
 
 
 def column_type(config: Config, column: ShapeColumn) -> str:
-    """Return the name of a column's type in the pipeline's target."""
+    """Return the target's name for the type of a column."""
     return target_module(config.target).PREFLIGHT.column_type(config.target, column)
 
 
 def preflight_of(config: Config, shape: TableShape, theirs: Collection[str]) -> PreflightResult:
-    """Return what the target cannot do for the table of ``shape``, the table's schema at the target.
+    """Check the table of ``shape`` against the target without writing to it, and return limits and warnings.
 
-    ``theirs``: names of the columns that come from the source.
+    ``shape``: the table's schema in the target. ``theirs``: names of its columns that come from the source.
 
     Raises:
-        SchemaRefusedError: the target cannot have such a table; the message has a remedy.
+        SchemaRefusedError: the target cannot have such a table; the message says what to change.
         ConfigError: the target cannot be used as configured.
     """
     module, settings = target_module(config.target), config.table_config(shape.source)
@@ -75,7 +76,11 @@ def preflight_of(config: Config, shape: TableShape, theirs: Collection[str]) -> 
 
 
 def _preflight(config: Config, shape: TableShape, theirs: Collection[str]) -> PreflightResult:
-    """Return the target's result, with a warning for columns that an existing table may never get."""
+    """Return the target's own check of a table.
+
+    If the target refuses the table only because of columns that an existing table would not get (the policy
+    ``schema-changes: add`` is not ``apply``), the refusal becomes a warning.
+    """
     settings = config.table_config(shape.source)
     add, asked = settings.schema_changes.add, settings.layout.asked
     foresee = target_module(config.target).PREFLIGHT.foresee
@@ -92,7 +97,10 @@ def _preflight(config: Config, shape: TableShape, theirs: Collection[str]) -> Pr
 
 
 def row_limits(able: Capabilities, shape: TableShape, theirs: Collection[str]) -> Iterator[Limit]:
-    """Yield limits on the values of rows, and on the delivery of all rows."""
+    """Yield the limits of a target on values and on delivery: exactly once, stored rows, U+0000 in text.
+
+    ``able``: the target's capabilities. ``theirs``: names of the columns that come from the source.
+    """
     if not able.exactly_once:
         yield Limit("exactly-once", _ONCE_MORE)
     if "rows" not in able.features:
@@ -103,16 +111,17 @@ def row_limits(able: Capabilities, shape: TableShape, theirs: Collection[str]) -
 
 
 def _may_hold_nul(column: ShapeColumn) -> bool:
-    """Return True if a value may hold U+0000; JSON escapes it."""
+    """Return True if values of a column may contain the character U+0000. JSON columns escape it."""
     return row_of(column.type).reader == "text" and row_of(column.type).name != "json"
 
 
 def change_limits(
     able: Capabilities, shape: TableShape, settings: TableConfig, *, reported: bool
 ) -> Iterator[Limit]:
-    """Yield limits on changes of columns that the table's policies ask for.
+    """Yield the schema changes that the table's policies would apply, and that the target cannot do.
 
-    ``reported``: True if the source reports drops and renames.
+    ``able``: the target's capabilities. ``reported``: True if the protocol has events for dropped and renamed
+    columns.
     """
     said, logs = settings.schema_changes, settings.mode == "append"
     numbers = tuple(c.name for c in shape.columns if c.spark.startswith(("decimal", "int", "bigint")))
@@ -132,9 +141,11 @@ def change_limits(
 
 
 class Goals:
-    """The tables at the target that source tables go to, claimed in the order of the calls.
+    """Detects source tables whose routes lead to the same table in the target.
 
-    ``place``: returns the target's location of a table; two names that it cannot distinguish have the same.
+    The first source table with a location owns it. ``destination``: returns the target table and shard that
+    the route of a source table names. ``place``: returns the location of a target table. Two names that the
+    target cannot distinguish, because it ignores case for example, have the same location.
     """
 
     def __init__(
@@ -147,11 +158,11 @@ class Goals:
 
     @classmethod
     def of(cls, config: Config) -> Goals:
-        """Return an object for the tables of a pipeline's target."""
+        """Return an object for the routes and the target of a pipeline."""
         return cls(config.destination, partial(_place_of, config.target))
 
     def refusal(self, table: TableId) -> ConfigError | None:
-        """Claim the location that a table's route names; return the error if it belongs to another table."""
+        """Claim the target location of a source table; return an error if another table owns it, else None."""
         try:
             destination = self._destination(table)
         except ConfigError as error:
@@ -166,9 +177,9 @@ class Goals:
             return _one_place(table, owner, destination)
         if known != column:
             return ConfigError(
-                f"{first} and {table} both go to {destination.table}, but with different shard columns: "
-                f"{known or '(none)'} and {column or '(none)'}. Give their routes one shard-column, or "
-                "different tables.",
+                f"{first} and {table} both go to the target table {destination.table}, but with different "
+                f"shard columns: {known or '(none)'} and {column or '(none)'}. Give their routes the same "
+                "shard-column, or different tables (to).",
                 table=str(table),
             )
         return None
@@ -177,28 +188,32 @@ class Goals:
 def _one_place(table: TableId, owner: TableId, destination: Destination) -> ConfigError:
     if destination.shard is None:
         return ConfigError(
-            f"{owner} goes to {destination.table} already, and rows with equal keys would overwrite each "
-            "other. Give the route a shard-column, or another table (to).",
+            f"{owner} goes to {destination.table} already, and rows of the two tables with equal keys would "
+            "overwrite each other. Give the route a shard-column, or another table (to).",
             table=str(table),
         )
     return ConfigError(
-        f"{owner} goes to {destination.table} as shard {destination.shard.value!r} already. Give the route a "
-        "shard that differs for both, or remove it to use the whole name.",
+        f"{owner} goes to {destination.table} as shard {destination.shard.value!r} already. Change `shard` "
+        "in the route so that the two tables get different values, or remove it to use the whole table name.",
         table=str(table),
     )
 
 
 def _one_name(table: TableId, owner: TableId, place: str) -> ConfigError:
     return ConfigError(
-        f"{owner} goes to {place} already. {table} would go there, too, and rows with equal keys would "
-        "overwrite each other. Give one of the two a route to another name, or change the template of the "
-        "target's names so that their names differ.",
+        f"{owner} goes to {place} already. {table} would go there, too, and rows of the two tables with "
+        "equal keys would overwrite each other. Give one of the two tables a route to another name, or "
+        "change the template of the target's names so that the two names differ.",
         table=str(table),
     )
 
 
 def _place_of(target: TargetSettings, table: TableId) -> str:
-    """Return a table's location at the target, or its own name if messages of several tables may be mixed."""
+    """Return the location of a table in the target.
+
+    If the target may mix messages of several tables at one location, such as a Kafka topic, the table's own
+    name is returned instead.
+    """
     is_shared = "rows" not in target.features
     if isinstance(target, KafkaSettings):
         is_shared = CODECS[target.protocol].shares_topics or not target.rule.names_tables
@@ -211,7 +226,10 @@ def _place_of(target: TargetSettings, table: TableId) -> str:
 
 
 def shown_goal(config: Config, table: TableId) -> dict[str, str]:
-    """Return a routed table's name and shard at the target, for the state store; empty for other tables."""
+    """Return a table's name and shard in the target as details of its status.
+
+    Empty if the table has the same name in the target as in the source, and no shard.
+    """
     try:
         destination = config.destination(table)
     except ConfigError:

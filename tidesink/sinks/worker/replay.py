@@ -1,4 +1,10 @@
-"""Replay of dead letters into their tables, batch by batch."""
+"""Replay of dead letters: applies records that could not be decoded earlier to their tables.
+
+A dead letter is a record that was moved to the dead-letter topic because it could not be decoded or applied.
+A replay decodes it again with the current config and schemas, and applies it. Changes that were applied since
+must not be undone. So the replay also reads the later records of the letters' topic, and keeps for each row
+the newest change. "Letter" below always means a dead letter.
+"""
 
 from __future__ import annotations
 
@@ -73,14 +79,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """The result of a replay. ``account`` counts events, the other fields count letters.
+    """The result of a replay. ``account`` counts row events, the other fields count letters.
 
-    The account's ``dead_lettered`` letters still cannot be decoded. ``waiting``: letters beyond the applied
-    offsets, which the worker reads itself. ``expired``: letters after which Kafka has lost records.
-    ``former``: letters of a topic that was replaced under the same name, whose later records are unknown.
-    ``settled``: letters whose rows a later resync repaired, so that nothing was applied. ``unsure``: letters
-    whose rows a snapshot or resync read, at an unknown time before or after them. ``later``: letters with
-    changes that the next cut does not include.
+    Attributes:
+        table: The table.
+        account: The events of the letters that were replayed. ``dead_lettered`` are those that still cannot
+            be decoded.
+        waiting: Letters beyond the table's applied offsets. The worker reads these records itself.
+        expired: Letters that were not replayed, because later records of their topic have expired.
+        former: Letters of a topic that was since deleted and created again under the same name. Their later
+            records no longer exist.
+        version: The version of the table in the target after the replay.
+        settled: Letters that need no replay, because a later resync repaired their rows.
+        unsure: Letters that were not replayed, because a snapshot or resync read their rows, and it is
+            unknown whether it did so before or after the letter's change.
+        later: Letters with changes above the bound of the next cut.
     """
 
     table: TableId
@@ -95,20 +108,21 @@ class ReplayReport:
 
     @property
     def left(self) -> int:
-        """Number of letters that are not settled."""
+        """Number of letters that stay in the dead-letter topic."""
         stay = self.waiting + self.expired + self.former + self.unsure + self.later
         return self.account.dead_lettered + stay
 
 
 def replay(config: Config, chosen: Chosen) -> ReplayReport:
-    """Replay the chosen letters of one table, while no worker of the pipeline runs.
+    """Replay the chosen letters of one table. No worker of the pipeline may run at the same time.
 
     Raises:
         ConfigError: the table's mode cannot apply changes out of order, its topic is compacted, or the
             letters come from several topics.
-        StaleProgressError: a worker of the pipeline runs, or took over the table meanwhile.
-        SourceError: the topic does not exist, or was replaced.
-        TidesinkError: a step failed; nothing is lost, and letters that were not settled are still there.
+        StaleProgressError: a worker of the pipeline runs, or took over the table during the replay.
+        SourceError: the table's topic does not exist, or was replaced.
+        TidesinkError: a step failed. Nothing is lost: letters that were not replayed stay in the dead-letter
+            topic.
     """
     _refuse_mode(config, TableId(*str(chosen.table).partition(".")[::2]))
     flag = StopFlag()
@@ -127,14 +141,16 @@ def _refuse_mode(config: Config, table: TableId) -> None:
     mode = config.table_config(table).mode
     if mode != "upsert":
         raise ConfigError(
-            f"A table with mode: {mode} cannot replay dead letters: only mode: upsert can decide which "
-            "change of a row is newer. Load the table again, or drop the letters.",
+            f"A table with mode: {mode} cannot replay dead letters. Only mode: upsert can decide which "
+            "change of a row is newer. Load the table again, or drop the letters (`tidesink dlq drop`).",
             table=str(table),
         )
 
 
 def refuse_replay(config: Config, table: TableId, seconds: float | None) -> None:
-    """Raise errors that are known before Spark starts; ``seconds``: since the last heartbeat of a worker.
+    """Check what can be checked before Spark starts.
+
+    ``seconds``: seconds since the last heartbeat of a worker of the pipeline, or None without one.
 
     Raises:
         ConfigError: the table's mode cannot apply changes out of order.
@@ -148,8 +164,8 @@ def _refuse_beside_worker(config: Config, seconds: float | None) -> None:
     if is_alive(seconds):
         raise StaleProgressError(
             f"A worker of {config.pipeline} is running (last heartbeat {seconds:.0f} s ago), and a replay "
-            "would take over its tables. Stop it first. A killed worker counts as stopped after "
-            f"{ALIVE_SECONDS:.0f} s."
+            "would take over its tables. Stop the worker first. If it was killed, wait until its last "
+            f"heartbeat is {ALIVE_SECONDS:.0f} s old."
         )
 
 
@@ -162,8 +178,8 @@ def _replay(context: WorkerContext, chosen: Chosen) -> ReplayReport:
         return ReplayReport(table)
     if len(topics) > 1:
         raise ConfigError(
-            f"The dead letters of {table} come from several topics: {', '.join(topics)}. Replay those of the "
-            "table's current topic one by one, as TOPIC[PARTITION]@OFFSET, and drop the others.",
+            f"The dead letters of {table} come from several topics: {', '.join(topics)}. Replay the letters "
+            "of the table's current topic one by one, as TOPIC[PARTITION]@OFFSET, and drop the others.",
             table=str(table),
         )
     table_task = ReplayTask(context, topics[0], table)
@@ -174,7 +190,11 @@ def _replay(context: WorkerContext, chosen: Chosen) -> ReplayReport:
 
 
 def _table_of(context: WorkerContext, name: str) -> TableId:
-    """Return the table with a name; its schema and its own name may contain dots."""
+    """Return the table that ``name`` (``schema.table``) means. Schema and table names may contain dots.
+
+    Raises:
+        ConfigError: the name has no dot, and no known table has it.
+    """
     known = [status.table for status in context.store.statuses(context.config.pipeline)]
     found = [table for table in known if str(table) == name]
     schema, dot, rest = name.partition(".")
@@ -184,16 +204,16 @@ def _table_of(context: WorkerContext, name: str) -> TableId:
 
 
 class ReplayTask(TableTask):
-    """A task that opens a table only to replay its dead letters."""
+    """Opens a table like a worker's task, and replays its dead letters instead of reading its topic."""
 
     def replay(self, letters: DeadLetters, chosen: Chosen) -> ReplayReport:
-        """Apply the chosen letters of this task's topic, then settle them in the dead-letter topic."""
+        """Apply the chosen letters, mark them in the dead-letter topic as done, and return the counts."""
         found = self._context.offsets_of(self.topic, self.table)
         if found.compaction is not None and self._settings.sequence_by == "kafka":
             raise ConfigError(
-                f"The topic has cleanup.policy={found.compaction.policy}. Compaction may have removed a "
-                "newer change or delete of a letter's row, which a replay would undo. Load the table again, "
-                "or drop the letters.",
+                f"The topic has cleanup.policy={found.compaction.policy}. Compaction may have removed newer "
+                "changes and deletes of the letters' rows, and a replay would undo these. Load the table "
+                "again, or drop the letters (`tidesink dlq drop`).",
                 table=str(self.table),
                 topic=self.topic,
             )
@@ -208,12 +228,12 @@ class ReplayTask(TableTask):
             return replace(report, waiting=len(mine))
         if progress.read_again:
             raise ConfigError(
-                "The table was rewound and is still below its former offsets. Let the worker reach them "
-                "first.",
+                "The table was rewound and is still below the offsets that it had reached before the rewind. "
+                "Start the worker, and replay the letters once the table has reached these offsets again.",
                 table=str(self.table),
             )
         self._continuity.check_topic(progress, found)
-        # Records that wait for another bound are read again, with the letters among them.
+        # The worker reads records that wait for a later bound again, including letters among them.
         self.bound = self._hold.progress.bound
         sorted_ = sorted_letters(mine, self._bounds(progress, found), self._source_reads)
         report = replace(report, waiting=sorted_.waiting, expired=sorted_.expired, unsure=sorted_.unsure)
@@ -228,7 +248,10 @@ class ReplayTask(TableTask):
 
     @property
     def _source_reads(self) -> tuple[SourceRead, ...]:
-        """Snapshots and resyncs that letters must not undo; none in the source's order (positions decide)."""
+        """The table's snapshots and resyncs, whose rows letters must not overwrite with older values.
+
+        Empty under ``sequence_by: source``: there each row's position decides what is newer.
+        """
         assert self._hold is not None  # noqa: S101  (opened before)
         return self._hold.progress.source_reads if self._settings.sequence_by == "kafka" else ()
 
@@ -247,7 +270,7 @@ class ReplayTask(TableTask):
         return done
 
     def _save_batch(self) -> None:
-        """Save the newest batch in the status, so that an older backup of the target is noticed."""
+        """Save the number of the replay's batch in the status, so that a restore from a backup is noticed."""
         store = self._context.store
         held = self._hold.table.committed() if self._hold else None
         status = store.status_of(self._context.config.pipeline, self.table)
@@ -265,7 +288,7 @@ class ReplayTask(TableTask):
             self._context,
             replace(self._hold, accepted=asked.accepted, loads=loads, bound=self.bound, outside=self.outside),
             self._decoding,
-            # A letter that is still bad stays a dead letter, and does not stop the others.
+            # A letter that still cannot be decoded stays a dead letter, and does not stop the others.
             settings=self._settings.model_copy(update={"bad_record": "dead-letter"}),
             session=self._session,
             plan=plan,
@@ -274,10 +297,10 @@ class ReplayTask(TableTask):
         )
 
     def _bounds(self, progress: TopicProgress, found: TopicOffsets) -> dict[int, Bounds]:
-        """Return the offsets per partition within which letters can be replayed.
+        """Return the range of offsets per partition in which letters can be replayed.
 
-        Kafka must hold every applied record after the letter. With cuts, a partition is read again from the
-        first row that waits.
+        It begins after expired records, since Kafka must still have every later record. It ends at the
+        applied offset; with cuts, at the first row that waits for a later bound.
         """
         return {
             number: Bounds(self._since(number, found), at.low_water_offset)
@@ -286,15 +309,19 @@ class ReplayTask(TableTask):
 
     def _since(self, partition: int, found: TopicOffsets) -> int:
         if self._settings.sequence_by == "source":
-            return 0  # the target stores each row's position, which decides
+            return 0  # the target stores each row's position, so later records are not needed
         lost = [n for n in self._added_after(partition, found) if found.partitions[n].earliest > 0]
-        # Changes in a partition that was added later are newer, and some may have expired unnoticed.
+        # Later changes may be in partitions that were added since. If records of these have expired, no
+        # letter can be replayed.
         return found.partitions[partition].latest if lost else found.partitions[partition].earliest - 1
 
     def _following(
         self, first: Mapping[int, int], progress: TopicProgress, found: TopicOffsets
     ) -> tuple[FetchRange, ...]:
-        """Return the ranges that may hold newer changes; ``first``: the first letter per partition."""
+        """Return the ranges of applied records that may have newer changes of the letters' rows.
+
+        ``first``: offset of the first letter per partition. Empty if the target stores each row's position.
+        """
         if self._settings.sequence_by == "source":
             return ()
         starts = {number: offset + 1 for number, offset in first.items()}
@@ -309,7 +336,10 @@ class ReplayTask(TableTask):
         )
 
     def _added_after(self, partition: int, found: TopicOffsets) -> frozenset[int]:
-        """Return the partitions that were added after this one: keys may have moved to them."""
+        """Return the numbers of the partitions that were added to the topic after ``partition``.
+
+        Keys may have moved from the older partitions to these.
+        """
         grown = self._context.topics.grown(found)
         added = [frozenset(found.partitions) - frozenset(ends) for ends in grown if partition in ends]
         return frozenset().union(*added)
@@ -321,14 +351,15 @@ def _ranges(topic: str, first: Mapping[int, int], progress: TopicProgress) -> tu
 
 
 _EMPTIED: Final = (
-    "The table was truncated after the first of these letters, so earlier changes are void. Drop the letters "
-    "before the truncation (tidesink dlq drop TABLE --below {offset}), then replay the others."
+    "The table was truncated after the first of these letters, so a replay would bring deleted rows back. "
+    "Drop the letters from before the truncation (`tidesink dlq drop TABLE --below {offset}`), then replay "
+    "the others."
 )
 
 
 _TO_EMPTY: Final = (
-    "DDL beyond the applied offsets empties the table. Let the worker apply it first, then replay the "
-    "letters."
+    "A DDL statement that the worker has not yet applied empties the table. Let the worker apply it first, "
+    "then replay the letters."
 )
 
 
@@ -337,7 +368,7 @@ _NO_MATCHES: Final = "CAST(array() AS ARRAY<BOOLEAN>) AS matches"
 
 _TOO_MANY: Final = (
     "The letters of one partition, together with later records of their rows, have more than {} MiB. Replay "
-    "them in parts (tidesink dlq replay TABLE --below OFFSET)."
+    "the letters in parts (`tidesink dlq replay TABLE --below OFFSET`)."
 )
 
 
@@ -346,9 +377,12 @@ def _dealt_with(letter: Letter) -> Outcome:
 
 
 class Replayed(NamedTuple):
-    """The result in events, and the outcome of each letter for ``DeadLetters.settle``.
+    """The result of a replay's batch.
 
-    ``settled``, ``unsure``, ``later``: numbers of examined letters, with the meaning of ``ReplayReport``.
+    ``account``: counts of the letters' events. ``outcomes``: for each letter, what ``DeadLetters.settle`` has
+    to record. ``version``: version of the table in the target after the batch, or empty if nothing was
+    written. ``settled``, ``unsure``, ``later``: numbers of letters that were left out of the batch, with the
+    meaning that they have in ``ReplayReport``.
     """
 
     account: Account
@@ -360,24 +394,35 @@ class Replayed(NamedTuple):
 
 
 class LetterEvent(NamedTuple):
-    """A key of a row event in a letter.
+    """A row event in a letter.
 
-    ``has_read``: by the number of a limited snapshot or resync, True if it covers the key's row. None or a
-    missing number: unknown.
+    ``commit_ts``: the event's commit_ts, or None. ``has_read``: for snapshots and resyncs that were limited
+    to some rows, by their numbers, True if they covered the event's row, and None if that is unknown.
     """
 
     commit_ts: int | None
     has_read: Mapping[int, bool | None]
 
     def of_row(self, read: SourceRead) -> bool | None:
-        """Return True if a limited snapshot or resync covers the key's row; None if unknown."""
+        """Return True if the limited snapshot or resync ``read`` covered the event's row; None if unknown."""
         return self.has_read.get(read.number)
 
 
 def standing_of_letter(
     letter: Letter, events: Iterable[LetterEvent], reads: Sequence[SourceRead], bound: int | None
 ) -> Standing | Literal["later"]:
-    """Return a letter's standing by all of its events: a letter is applied as a whole or not at all."""
+    """Return if a letter can be replayed, from all of its events: it is replayed as a whole or not at all.
+
+    Args:
+        letter: The letter.
+        events: The letter's row events.
+        reads: The table's snapshots and resyncs.
+        bound: With cuts, the highest commit_ts that may be applied now.
+
+    Returns:
+        ``open``: replay the letter. ``settled``: a later resync repaired its rows. ``unsure``: a snapshot or
+        resync read its rows, possibly after the letter's change. ``later``: a change is above the bound.
+    """
     found = set[Standing]()
     place = letter.topic, letter.partition, letter.offset
     for event in events:
@@ -386,14 +431,15 @@ def standing_of_letter(
         found.add(standing_of(reads, *place, event.of_row))
     if len(found) > 1:
         return "unsure"
-    return found.pop() if found else "open"  # other events, and bad records, change no row
+    return found.pop() if found else "open"  # a letter without row events changes no row
 
 
 class LettersToday(NamedTuple):
-    """The letters as the current plan decodes them. ``read``: number of records of this table.
+    """What the letters contain when they are decoded with the current config and schemas.
 
-    ``bad``: error class and reason of letters that cannot be decoded, by partition and offset. ``hashes``:
-    hashes of the keys of the letters' rows.
+    ``summary``: counts of their events. ``read``: number of letters with records of this table. ``bad``:
+    error class and reason of each letter that still cannot be decoded, by partition and offset. ``hashes``:
+    hashes of the primary keys of the letters' rows.
     """
 
     summary: BatchSummary
@@ -410,7 +456,7 @@ class LettersToday(NamedTuple):
 class ReplayBatch(Batch):
     """Applies letters in one batch. An object runs once; a retry needs a new object.
 
-    ``reads``: snapshots and resyncs that letters must not undo.
+    ``reads``: the table's snapshots and resyncs, whose rows letters must not overwrite with older values.
     """
 
     _letters: LettersToday
@@ -421,15 +467,18 @@ class ReplayBatch(Batch):
         super().__init__(*parts, reader=reader, **named)
         self._reads = reads
         self._all = self._chosen = reader
-        # Letters that are not applied because of their events, by standing.
+        # Letters that are left out because of their events, by the reason (``standing_of_letter``).
         self._left_out: dict[str, list[Letter]] = {}
 
     def replay(self) -> Replayed:
-        """Apply the letters, and later records of the letters' keys.
+        """Apply the newest change of each row in the letters, and return counts and outcomes.
+
+        A row's newest change may be in a later record of the topic, which was applied before. It is applied
+        again then.
 
         Raises:
-            SourceError: the table was emptied after a letter, or Kafka cannot be read.
-            SchemaRefusedError: a change of the table's columns waits.
+            SourceError: the table was truncated after a letter, or Kafka cannot be read.
+            SchemaRefusedError: the letters need a schema change that waits for a user's decision.
             TidesinkError: the target or the state store failed.
         """
         with translated_read_errors(self._plan.found.topic):
@@ -448,11 +497,13 @@ class ReplayBatch(Batch):
             reduction.release()
 
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
-        """Read the letters, then the letters with later records, of which only rows of their keys are kept.
+        """Decode the letters, and reduce them to the newest change of each row.
 
-        Later records are not read if the target stores positions, or if the plan lacks a schema.
+        The first read decodes only the letters, to find their keys. The second one reads the letters and the
+        later records of the topic, and keeps only rows with these keys. The second read is skipped if the
+        target stores each row's position, or if a letter has a schema that the plan does not know yet.
         """
-        # Rows to write are known only after both reads.
+        # Tasks must not write files yet: the rows to write are known only after the second read.
         self._stages = False
         task = self._range_task(plan)
         with self._step("read"):
@@ -465,15 +516,18 @@ class ReplayBatch(Batch):
                 found = self._reduced_by(self._following(task), reader)
         for done in ("decoded", "reduced"):  # the same tasks do both
             self._context.failpoints.reach(done)
-        # A replay counts only letters as read; they are counted in their own topic.
+        # Only letters count as read, and they are counted in the dead-letter topic.
         return Reduction(plan, replace(found, read=KafkaRead(0, 0)))
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """Return the task, marked as read before: the watermark that once bounded it came later."""
+        """Return the task with ``was_read``: its records were read before, so watermarks do not limit it."""
         return replace(super()._range_task(plan), was_read=True)
 
     def _examined(self, task: RangeTask) -> LetterReader:
-        """Return a reader of the letters to apply, chosen by the keys and times of their events."""
+        """Return a reader of the letters that can be replayed; put the others into ``_left_out``.
+
+        With cuts, or after a snapshot that was limited to some rows, the letters' commit_ts and keys decide.
+        """
         bound, letters = self._hold.bound, self._all.chosen
         asked = [one for one in letters if bound is not None or limited_reads(one, self._reads)]
         self._left_out = {}
@@ -524,7 +578,10 @@ class ReplayBatch(Batch):
     def _wanted(
         self, task: RangeTask, read: SourceRead, columns: Sequence[ComparedColumn], session: SparkSession
     ) -> DataFrame | tuple[Limit, ...] | None:
-        """Return the keys, or the bounds of the key, that a limited read covers; None if no longer known."""
+        """Return the rows that a limited snapshot or resync covered: its keys, or its bounds of the key.
+
+        None if that is no longer known: the state store has lost the keys, or the table's key has changed.
+        """
         if read.keys is None:
             return limits_at_target(task.plan, read.where)
         asked = load_keys(self._context.store, read.keys)
@@ -537,7 +594,7 @@ class ReplayBatch(Batch):
         try:
             return reduced_ranges(self._session, task, reader, checkpoint=self._checkpoints)
         except RangeTooLargeError as exc:
-            # A smaller batch would have the same letters.
+            # Smaller ranges would not help: the batch has the same letters.
             raise ConfigError(_TOO_MANY.format(task.most_bytes >> 20), **exc.context) from exc
 
     def _following(self, task: RangeTask) -> RangeTask:
@@ -583,7 +640,12 @@ class ReplayBatch(Batch):
         )
 
     def _write(self, reduction: Reduction) -> ApplyResult:
-        """Apply the rows in a batch whose progress reads no further."""
+        """Commit the rows in a batch that leaves the table's offsets as they are.
+
+        Raises:
+            SchemaRefusedError: the letters need a schema change that waits for a user's decision.
+            AccountingError: the target counts more or fewer rows than it was given.
+        """
         before = self._hold.progress
         schema_decision = self._schema_decision(self._shape())
         if schema_decision.pending:
@@ -602,8 +664,9 @@ class ReplayBatch(Batch):
         result = self._commit(self._reduced_batch(reduction, schema_decision), progress)
         if result.applied + result.stale != reduction.summary.rows:
             raise AccountingError(
-                f"{reduction.summary.rows} rows were to be applied, but the target counts {result.applied} "
-                f"applied and {result.stale} older ones. Compare the table with its source, and report this.",
+                f"The batch had {reduction.summary.rows} rows to apply, but the target counts "
+                f"{result.applied} applied rows and {result.stale} rows that are older than the stored ones. "
+                "Compare the table with its source (`tidesink diff`), and report this as a bug.",
                 table=str(self._settings.table),
             )
         return result
@@ -611,15 +674,20 @@ class ReplayBatch(Batch):
     def _waits(self, pending: Pending) -> SchemaRefusedError:
         return SchemaRefusedError(
             f"The letters need a change of the table's columns that waits for a decision ({pending.change}). "
-            "Let the worker reach it, and decide it with tidesink ddl approve or reject.",
+            "Start the worker. Once it reports the change, decide with `tidesink ddl approve` or `tidesink "
+            "ddl reject`.",
             table=str(self._settings.table),
         )
 
     def _account(self, reduction: Reduction, result: ApplyResult | None) -> Account:
-        """Return the account: ``read`` comes from the dead-letter topic, the rest from tasks and target."""
+        """Return the counts of the batch's events, which must add up (read = applied + other outcomes).
+
+        ``read`` is counted from the letters in the dead-letter topic, the other counts by the tasks and the
+        target.
+        """
         letters, count = self._letters, len(self._chosen.chosen)
         today = letters.summary
-        foreign = count - letters.read  # letters whose records now belong to another table
+        foreign = count - letters.read  # letters whose records belong to another table by the current config
         read = count + today.read - today.messages
         if self._sequenced:
             found = account_of(
@@ -635,7 +703,7 @@ class ReplayBatch(Batch):
         return Account(read, stay, letters.rows - stay, others + foreign, today.bad)
 
     def _events_that_stay(self, reduction: Reduction) -> int:
-        """Return how many of the rows to apply come from the letters' own events."""
+        """Return how many of the rows to apply come from letters, and not from later records of the topic."""
         if not reduction.summary.rows:
             return 0
         own = {(letter.partition, letter.offset) for letter in self._chosen.chosen}
