@@ -210,7 +210,7 @@ def test_letters_are_not_replayed_into_rows_that_stepped_back(
     assert _again(config) == {0: (0, 2)}
     refused = CliRunner().invoke(app, ["dlq", "replay", f"shop.{NAME}", "-c", str(config)])
     assert refused.exit_code == 2
-    assert "The table was rewound and is still below the offsets that it had" in refused.output
+    assert "The table was rewound and is still below the offsets" in refused.output
     _drained(config)
     assert letters_of(config) == [("FramingError", 1, 1)]
     assert "1" in asked(config, "dlq", "replay", f"shop.{NAME}", code=3)

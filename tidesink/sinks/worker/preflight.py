@@ -162,7 +162,7 @@ class Goals:
         return cls(config.destination, partial(_place_of, config.target))
 
     def refusal(self, table: TableId) -> ConfigError | None:
-        """Claim the target location of a source table; return an error if another table owns it, else None."""
+        """Claim the target location of a source table; return an error if another table owns it."""
         try:
             destination = self._destination(table)
         except ConfigError as error:

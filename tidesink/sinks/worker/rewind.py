@@ -1,10 +1,12 @@
-"""Rewinds: a table's topic is read again from earlier offsets, set back by the worker in a commit of its own.
+"""Rewinds: the worker sets a table's offsets back, so that records are read again (``tidesink rewind``).
 
-A user requests a rewind through the state store (``control``). The table's next turn sets its progress back,
-in a batch without records, with the same epoch and ledger as any other batch. The progress keeps the
-offsets up to which records were applied before, until they are reached again. Up to there the table is read
-on its own and nothing new is applied, so that rows are outdated for the shortest time. The progress also has
-the rewind's number, so that a killed worker does not repeat it.
+The command stores the request in the state store (``control``). The worker then commits a batch without
+records, in which the table's progress has the earlier offsets. The progress also records two things:
+
+- The offsets that were applied before the rewind, until the table reaches them again. While it reads these
+  records again, its rows may be older than before. So they come first: the table reads no newer records, and
+  shares no reads with other tables of the topic.
+- The number of the rewind, so that it is not repeated if the worker is killed after the commit.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ _REFUSED: Final = "The requested rewind was refused. {}"
 
 
 class Rewinds:
-    """The request to rewind one table, until it is done or refused. Used by one thread at a time."""
+    """Handles a user's request to rewind one table. Used by one thread at a time.
+
+    ``asked``: the request, or None if there is none.
+    """
 
     def __init__(self, context: WorkerContext, settings: TableConfig) -> None:
         self._context = context
@@ -41,13 +46,14 @@ class Rewinds:
         self.asked: RewindControl | None = None
 
     def is_due(self, progress: Progress) -> bool:
-        """Return True if a requested rewind is neither done nor refused."""
+        """Return True if a rewind is requested, and was neither done nor refused."""
         return self.asked is not None and self.asked.number > max(progress.rewound, self._refused)
 
     def plan(self, progress: Progress, found: TopicOffsets, *, loads: bool = False) -> BatchPlan | None:
-        """Return the offsets to go back to, as ranges without records, or None if no rewind is due.
+        """Return the plan of the batch that sets the offsets back, or None if no rewind is due.
 
-        ``loads``: True while the table's snapshot runs.
+        The plan's ranges are empty and begin at the requested offsets. ``progress``: the table's progress.
+        ``found``: the topic's current offsets. ``loads``: True while the table's snapshot is not finished.
 
         Raises:
             ConfigError: the table may not be rewound; the request is removed.
@@ -75,7 +81,10 @@ class Rewinds:
         return BatchPlan(tuple(ranges), found)
 
     def settle(self) -> None:
-        """Remove the request: a table that is loaded again later must not be rewound."""
+        """Remove the request from the state store, because the rewind is done or refused.
+
+        If it stayed, a table that is removed and loaded again later would be rewound.
+        """
         asked, config = self.asked, self._context.config
         if asked is None:
             return
@@ -100,7 +109,10 @@ def refused(error: ConfigError) -> str:
 
 
 def again_only(available: Sequence[OffsetRange], progress: TopicProgress | None) -> list[OffsetRange] | None:
-    """Return the available records that were applied before a rewind, or None if no rewind is under way."""
+    """Limit ``available`` to the records that were applied before a rewind and must be read again.
+
+    None if no rewind is under way.
+    """
     again = progress.read_again if progress is not None else {}
     if not again:
         return None
@@ -111,14 +123,20 @@ def again_only(available: Sequence[OffsetRange], progress: TopicProgress | None)
 
 
 def rewind_details(progress: Progress | None, topic: str) -> dict[str, Any]:
-    """Return what the status shows of a rewind that is under way."""
+    """Return the status details of a rewind that is under way: the offsets that are still read again.
+
+    Empty if no rewind is under way.
+    """
     known = progress.topics.get(topic) if progress is not None else None
     again: Mapping[int, Any] = known.read_again if known is not None else {}
     return {"read_again": {str(n): list(at) for n, at in sorted(again.items())}} if again else {}
 
 
 class RewindBatch(Batch):
-    """Sets the table's progress back to the offsets of its plan. Runs once; a retry needs a new object."""
+    """Commits a progress with the earlier offsets of its plan. Runs once; a retry needs a new object.
+
+    ``number``: number of the rewind.
+    """
 
     def __init__(self, *parts: Any, number: int, **named: Any) -> None:
         super().__init__(*parts, **named)

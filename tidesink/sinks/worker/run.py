@@ -1,7 +1,8 @@
-"""The worker: looks up the topics' end offsets, hands out turns to tasks, and ends cleanly.
+"""The worker's main loop: looks up the topics' end offsets, starts batches of tables, and ends cleanly.
 
-One look-up of offsets serves all tables, and a table with nothing to read costs no Spark job. Up to
-``batch.max-tables`` batches run in parallel, each in its table's own Spark session.
+Each pass of the loop looks up the end offsets of all topics with one request, and starts a batch for tables
+that have records to read. A table without new records costs no Spark job. Up to ``batch.max-tables`` batches
+run in parallel, each in its table's own Spark session.
 """
 
 from __future__ import annotations
@@ -67,16 +68,16 @@ if TYPE_CHECKING:
 Until = Literal["drained"]
 
 _log = structlog.get_logger("tidesink.worker")
-# Seconds that a stop waits for running batches before it cancels their Spark jobs.
+# Seconds that a worker waits for running batches after a stop, before it cancels their Spark jobs.
 GRACE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.2
 # Maximum number of opening tables that a progress line names.
 _NAMED: Final = 5
 # The JVM's connections break a moment before its process ends.
 _JVM_END_SECONDS: Final = 2.0
-# A table whose watermarks have waited for this many intervals gets every second turn.
+# A table whose watermarks were not read for this many intervals is preferred for every second batch.
 _MOST_INTERVALS: Final = 10
-# A task's input when it was last asked: the look at its topic, the requests, its bound and its end offsets.
+# What decides if a task has work: its topic's offsets, the users' requests, its bound, and its end offsets.
 _Settled = tuple[TopicOffsets | None, TableControl, int | None, Mapping[int, int] | None]
 # Modules that the tasks of a snapshot import, in addition to those of every batch.
 _SNAPSHOT_MODULES: Final = (
@@ -84,7 +85,7 @@ _SNAPSHOT_MODULES: Final = (
     "tidesink.sinks.batch.source_rows",
     "sqlalchemy",
 )
-# Seconds between the two looks that must both miss a topic: one broker may answer with old metadata.
+# A topic counts as missing if two look-ups this many seconds apart miss it: a broker may have old metadata.
 SECOND_LOOK_SECONDS: Final = 3.0
 
 
@@ -96,9 +97,15 @@ def run(
     listeners: Sequence[Listener] = (),
     stop: StopFlag | None = None,
 ) -> RunReport:
-    """Work until stopped, until all topics are drained, or for a number of batches per table.
+    """Run a worker for a pipeline, and return a report on each table.
 
-    SIGINT and SIGTERM end the run cleanly if it is in the main thread; elsewhere use ``stop``.
+    Args:
+        config: The pipeline's config.
+        until: ``drained`` to end once all records that the topics hold now are applied; None to run until
+            stopped.
+        batches: Number of batches per table after which the run ends, or None.
+        listeners: Receive the worker's events.
+        stop: Ends the run when it is set. In the main thread, SIGINT and SIGTERM do the same.
 
     Raises:
         ConfigError: the config cannot be used.
@@ -106,7 +113,7 @@ def run(
         TidesinkError: Spark, the state store or the target could not be opened.
     """
     flag = stop if stop is not None else StopFlag()
-    # Signals are handled here until Spark is stopped: a third Ctrl-C must not interrupt that.
+    # Signals are handled until Spark is stopped: a third Ctrl-C must not interrupt the stop of Spark.
     with signals_kept(), assembled(config, listeners, flag) as context:
         worker = Worker(context, until=until, batches=batches)
         stop_on_signals(flag)
@@ -114,13 +121,17 @@ def run(
 
 
 def opening_line(opening: Sequence[TableId], opened: int, tables: int) -> str:
-    """Return a progress line: which tables are opening, and how many of all."""
+    """Return the progress line while tables are opened: their count, the total, and some of their names.
+
+    ``opening``: the tables that are being opened now. ``opened``: number of tables that are open. ``tables``:
+    number of all tables.
+    """
     names = ", ".join(map(str, opening[:_NAMED])) + (", …" if len(opening) > _NAMED else "")
     return f"opening {opened + len(opening)} of {tables} tables: {names}"
 
 
 class Worker:
-    """One run over all tasks. ``opening_seconds``: seconds between lines that name opening tables."""
+    """One run of a worker over all tables. ``opening_seconds``: seconds between two ``opening_line``s."""
 
     opening_seconds = 3.0
 
@@ -145,10 +156,11 @@ class Worker:
         self._table_tasks = TableTasks(context, TopicLookUps.of(context), self._requests.loaded)
         self._busy: dict[Future[None], TableTask] = {}
         self._missed: frozenset[str] = frozenset()
-        # Topics without an answer, by the time of the first failure; and topics that failed for too long.
+        # For each topic without an answer, the time of the first failed look-up.
         self._silent: dict[str, float] = {}
+        # Errors of topics that were refused, or that did not answer for ``retry.for`` seconds.
         self._failed: dict[str, SourceError] = {}
-        # Tasks that had nothing to do at the last look, with their input.
+        # Tasks that had no work when they were last asked, with the input of that answer.
         self._settled: dict[TableTask, _Settled] = {}
         self._reported_patterns = False
         self._watermarks = WatermarkFollower(
@@ -166,7 +178,7 @@ class Worker:
         self._told_opening = time.monotonic()
 
     def run(self) -> RunReport:
-        """Work to the end, and return a report on each table."""
+        """Work until the run ends, and return a report on each table."""
         started = self._told_opening = time.monotonic()
         self._context.listeners.hear(Waiting("asking Kafka for the topics' end offsets"))
         try:
@@ -207,14 +219,20 @@ class Worker:
             self._context.topics.release()
 
     def _tell_end(self) -> None:
-        """Record in the state store that the worker has ended, and which failures are not retried."""
+        """Record in the state store that the worker has ended, and that it retries no failed table."""
         self._context.failures.ended()
         for table_task in self._table_tasks:
             table_task.tell_failure()
         self._heartbeat.end()
 
     def _check_jvm(self, seconds: float = 0.0) -> None:
-        """Raise SparkEndedError if Spark's JVM has ended, and stop all running batches."""
+        """Check that Spark's JVM is running; if it has ended, stop all batches.
+
+        ``seconds``: how long to wait for the JVM's end after a connection to it broke.
+
+        Raises:
+            SparkEndedError: the JVM has ended.
+        """
         try:
             check_jvm(self._context.spark, seconds)
         except SparkEndedError:
@@ -224,15 +242,16 @@ class Worker:
     def cancel(self) -> None:
         """Cancel the Spark jobs of running batches and look-ups.
 
-        A batch is abandoned before its commit or after it.
+        A batch either has committed already, or commits nothing and is repeated by the next worker.
         """
         cancel_jobs(self._context.spark, self._job_tag)
 
     def _turn(self) -> bool:
-        """Look once and hand out turns; return False when the run is over.
+        """Run one pass of the loop: look up offsets and start batches. Return False when the run is over.
 
-        The run ends only after a look that is still valid. Another look is needed if a batch ended during
-        this one, or if all tables of a topic have stopped reading since.
+        The run ends only if the offsets of this pass are still valid at its end. Another pass is needed if a
+        batch ended meanwhile, or if all tables of a topic have stopped, so that nobody searches the topic for
+        further tables.
         """
         self._check_jvm()
         self._context.listeners.hear(Turned())
@@ -240,7 +259,7 @@ class Worker:
         self._table_tasks.collect()
         self._collect()
         seen = self._look()
-        # Other tables may get their slots now; only the end of the run must wait for another look.
+        # Other tables may use the free slots at once. Only the end of the run must wait for another pass.
         ended = self._collect()
         idle = self._idle()
         self._go_on(idle, seen)
@@ -251,13 +270,13 @@ class Worker:
             return True
         if moved:
             return True
-        # If Kafka does not answer, every topic stops: another look would find nothing new.
+        # If Kafka does not answer, the tables of every topic stop: another pass would find nothing new.
         if not isinstance(seen, SourceError) and (ended or self._table_tasks.newly_stuck()):
             return True
         return self._rest(idle)
 
     def _tell_opening(self) -> None:
-        """Report from time to time which tables are opening, while schemas and the target are looked up."""
+        """Send a progress line every few seconds while tables are opened or topics are searched."""
         now = time.monotonic()
         if now - self._told_opening < self.opening_seconds:
             return
@@ -273,18 +292,24 @@ class Worker:
         self._context.listeners.hear(Waiting(what))
 
     def _moves_bound(self, seen: Look | SourceError) -> bool:
-        """Publish a cut if it is complete; return True if tables may read on under a new bound."""
+        """Publish a cut if all tables have reached its bound; return True if there is a new bound.
+
+        Then tables that waited at the old bound have records to read.
+        """
         if self._cuts is None or isinstance(seen, SourceError):
             return False
         try:
             return self._cuts.turn(list(self._table_tasks), list(self._busy.values()), seen)
         except TidesinkError as exc:
-            # Tables wait for their bound, and the next look tries again.
+            # The tables wait at their bound, and the next pass tries again.
             _log.warning("cuts cannot be looked at", error=str(exc))
             return False
 
     def _go_on(self, idle: list[TableTask], seen: Look | SourceError) -> None:
-        """Pass requests to idle tasks, and start tasks with work according to the last look."""
+        """Pass users' requests to idle tasks, and start a batch for tasks that have records to read.
+
+        ``idle``: tasks without a running batch. ``seen``: the current offsets, or the error of their look-up.
+        """
         if isinstance(seen, SourceError):
             for table_task in idle:
                 table_task.apply_control(self._requests.of(table_task.table))
@@ -304,7 +329,10 @@ class Worker:
         self._give_turns([one for one in idle if one.topic not in seen.unanswered], seen, quiet)
 
     def _note_ends(self, idle: list[TableTask], seen: Look) -> None:
-        """Tell every task its topic's end offsets, also running ones, or that they are unknown."""
+        """Pass each task the current offsets of its topic, or to idle tasks the error of their look-up.
+
+        A task with a running batch needs them too, for the lag in its status.
+        """
         for table_task in self._table_tasks:
             table_task.seen = seen.found.get(table_task.topic, table_task.seen)
         for table_task in idle:
@@ -313,7 +341,7 @@ class Worker:
                 table_task.await_topic(error, self._context.config.batch.poll_interval)
 
     def _quiet(self, idle: list[TableTask], seen: Look) -> set[TableTask]:
-        """Return the tables for which only watermarks wait, or nothing."""
+        """Return the tasks for which the topic has no new records except watermarks."""
         followed = dict[TableTask, Standing]()
         for table_task in idle:
             found = seen.found.get(table_task.topic)
@@ -330,7 +358,7 @@ class Worker:
         return {table_task for table_task in followed if table_task.topic in alone}
 
     def _is_settled(self, table_task: TableTask, seen: Look) -> bool:
-        """Return True if the task had nothing to do when last asked, and nothing changed since."""
+        """Return True if the task had no work when it was last asked, and its input has not changed since."""
         known = self._settled.get(table_task)
         return (
             known is not None
@@ -343,16 +371,19 @@ class Worker:
         )
 
     def _rest(self, idle: list[TableTask]) -> bool:
-        """Let tables rest after everything is read; return False at the end of the run, or on a stop."""
+        """Set tables to IDLE, as no batch runs and none is due, and wait for the poll interval.
+
+        Returns False if the run is over, or was stopped while waiting.
+        """
         for table_task in idle:
             table_task.rest()
         self._tell_idle_patterns()
-        # A drained run ends when every topic has answered, or has failed to for long enough.
+        # A run until ``drained`` ends when each topic has answered, or has failed for ``retry.for`` seconds.
         ends = self._ends and self._silent.keys() == self._failed.keys()
         return not ends and not self._context.stop.wait(self._context.config.batch.poll_interval)
 
     def _tell_idle_patterns(self) -> None:
-        """After everything is read, report once which patterns of the config match no table."""
+        """Log once, when no records are left to read, which table patterns of the config match no table."""
         tables = [
             table_task.table for table_task in self._table_tasks if table_task.table.schema != UNKNOWN_SCHEMA
         ]
@@ -386,7 +417,10 @@ class Worker:
             self._busy[start_thread(self._context.spark, work, name=str(table_task.table))] = table_task
 
     def _is_due(self, table_task: TableTask, intervals: int = 1) -> bool:
-        """Return True if watermarks must be read now; a drained run ignores new watermarks."""
+        """Return True if a table's last batch ended ``intervals`` watermark intervals ago.
+
+        Then it must read and commit watermarks. A run until ``drained`` ignores new watermarks.
+        """
         interval = self._context.config.batch.watermark_interval
         return not self._ends and table_task.rested >= intervals * interval
 
@@ -395,7 +429,11 @@ class Worker:
         return [table_task for table_task in self._table_tasks if id(table_task) not in busy]
 
     def _look(self) -> Look | SourceError:
-        """Return the topics' end offsets, or the error if Kafka does not answer."""
+        """Return the topics' current offsets, or the error if Kafka does not answer.
+
+        Raises:
+            SourceError: Kafka does not answer, and no table is known yet that could report the error.
+        """
         try:
             seen = self._context.retry().call(self._look_once)
         except SourceError as exc:
@@ -406,7 +444,7 @@ class Worker:
         return seen
 
     def _look_once(self) -> Look:
-        """Look up the end offsets, twice if topics are missing, and create tasks for new topics."""
+        """Look up the topics' offsets, twice if topics are missing, and create tasks for new tables."""
         seen = self._ends_now()
         if self._table_tasks.missed(seen) - self._missed:
             if self._context.stop.wait(SECOND_LOOK_SECONDS):
@@ -419,7 +457,7 @@ class Worker:
         return seen
 
     def _note_silence(self, seen: Look) -> None:
-        """Fail refused topics at once, and topics without an answer after ``retry.for`` seconds."""
+        """Update ``_failed`` with topics that were refused, or did not answer for ``retry.for`` seconds."""
         now, patience = time.monotonic(), self._context.config.retry.for_
         self._silent = {topic: self._silent.get(topic, now) for topic in seen.unanswered}
         self._failed = {
@@ -429,7 +467,12 @@ class Worker:
         }
 
     def _ends_now(self, *, whole: bool = False) -> Look:
-        """Return the end offsets; a drained run asks for all of each topic, as there is no later look."""
+        """Look up the current offsets of the pipeline's topics and of the connector's DDL topic.
+
+        To save requests, the id and the first offsets of a topic are only looked up if its end has changed, a
+        table has unread records in it, or the last look-up is long ago. ``whole``: True to look them up for
+        every topic. A run until ``drained`` always does, since no later look-up would correct them.
+        """
         choose, ddl = self._context.config.topics_among, self._context.topics.schema_changes
 
         def chosen(available: Iterable[str]) -> tuple[str, ...]:
@@ -443,7 +486,7 @@ class Worker:
 
     @cached_property
     def _decode_ddl(self) -> Callable[[Message], tuple[Event, ...]]:
-        """Decodes the records of a connector's DDL topic."""
+        """The function that decodes a record of the connector's DDL topic into events."""
         return codec_of(self._context.config.source, self._context.registry).decode
 
     def _may_work(self, table_task: TableTask, seen: Look) -> bool:
@@ -458,11 +501,14 @@ class Worker:
         return table_task.has_work(found)
 
     def _fair(self, ready: list[TableTask], due: list[TableTask]) -> list[TableTask]:
-        """Sort tasks by fairness: longest since the last turn first, new ones by lag, then watermarks.
+        """Return the tasks in the order in which they get a batch.
 
-        So a table waits for at most one turn of each other table, no matter how much the others have to read
-        or how often they fail. Every second turn goes to a table whose watermarks are overdue, so that its
-        position advances even if others are always busy.
+        ``ready``: tasks with records to read. The task whose last batch was started longest ago comes first;
+        tasks without a batch so far come before all others, by lag. So a table waits for at most one batch of
+        each other table, no matter how much the others have to read or how often they fail.
+
+        ``due``: tasks that have only watermarks to commit. They come last. But if one is long overdue, it
+        comes first in every second pass, so that its offsets advance even if others always have records.
         """
         ready = sorted(ready, key=lambda table_task: (table_task.turn, -table_task.lag))
         due = sorted(due, key=lambda table_task: -table_task.rested)
@@ -471,21 +517,25 @@ class Worker:
         return [*ready, *due]
 
     def _collect(self) -> bool:
-        """Remove batches that have ended; return True if there were any."""
+        """Forget the batches that have ended; return True if there were any."""
         ended = [future for future in self._busy if future.done()]
         for future in ended:
             del self._busy[future]
-            # A task handles its own failures: an exception here is a fault of the worker.
+            # A task handles the failures of its table. An exception here is a bug of the worker.
             future.result()
         return bool(ended)
 
     def _under_way(self) -> set[Future[None]]:
-        """Return the batches and table look-ups that are running."""
+        """Return the futures of running batches and look-ups."""
         look_ups = self._table_tasks.look_ups
         return {*self._busy} if look_ups is None else {*self._busy, look_ups}
 
     def _late(self) -> set[Future[None]]:
-        """Wait for running futures, after a stop only for the time of grace; return the unfinished ones."""
+        """Wait for running batches and look-ups, and return the futures that are not finished.
+
+        Without a stop, waits until all are finished. After a stop, waits at most ``GRACE_SECONDS``, and not
+        at all if a second signal asked to hurry.
+        """
         deadline = time.monotonic() + GRACE_SECONDS
         while True:
             _, late = wait(self._under_way(), timeout=_LOOK_SECONDS)
@@ -494,14 +544,14 @@ class Worker:
                 return late
 
     def _finish(self) -> None:
-        """Wait for running batches to end, and cancel them if they are too slow after a stop."""
+        """Wait for running batches to end; after a stop, cancel those that take too long."""
         self._table_tasks.end_look_ups()
         late = self._late()
-        # Look-ups that are cancelled lose no work: the next worker repeats them.
+        # Cancelled look-ups are not reported: the next worker repeats them.
         if tables := [str(self._busy[one].table) for one in late if one in self._busy]:
             self._abandoned = True
             _log.warning("batches abandoned", tables=tables)
-        while late:  # a batch between two jobs starts the next one after the cancellation
+        while late:  # repeated, because a batch may start its next Spark job after a cancellation
             self.cancel()
             _, late = wait(late, timeout=_LOOK_SECONDS)
         self._collect()
@@ -509,9 +559,9 @@ class Worker:
 
 @contextmanager
 def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> Iterator[WorkerContext]:
-    """Open the parts of a worker, and close them at the end of the context.
+    """Open registry, state store, Spark and target, and yield them as a context; close them at its end.
 
-    An existing Spark session is used and not stopped; a session that is started here is stopped.
+    An existing Spark session is used, and not stopped at the end. A session that is started here is stopped.
 
     Raises:
         ConfigError: a part cannot be opened as configured.
