@@ -74,9 +74,9 @@ def test_words_times_and_offsets_become_offsets() -> None:
 @pytest.mark.parametrize(
     ("start", "reason"),
     [
-        ({0: 3}, "no offset for partition 1. Give one for each partition of the topic, which are 0, 1"),
-        ({0: 3, 1: 3, 2: 3}, "partition 2 is not one of the topic's, which are 0, 1"),
-        ({0: 1, 1: 3}, "no longer has offset 1 of partition 0, which begins with 2"),
+        ({0: 3}, "no offset for partition 1. Give an offset for each of the topic's partitions: 0, 1"),
+        ({0: 3, 1: 3, 2: 3}, "the topic has no partition 2. Its partitions are: 0, 1"),
+        ({0: 1, 1: 3}, "no longer has offset 1 of partition 0, whose first offset is 2"),
         ({0: 3, 1: 8}, "offset 8 of partition 1 is beyond its end"),
         ("1970-01-01T00:16:41+00:00", "is in the future"),
     ],
@@ -239,7 +239,8 @@ def test_a_table_waits_for_a_record_behind_its_start(task_of: Callable[..., Tabl
     assert (task.state, task.has_work(_found(2))) == ("IDLE", False)
     (warning,) = task.report().warnings
     assert "offset 2 of partition 0 of topic app.shop.t (start: latest), and earlier records" in warning
-    assert warning.endswith("Rows that have not changed since then are missing.")
+    assert "Rows that have not changed since then are missing." in warning
+    assert warning.endswith("run `tidesink snapshot start` for the table.")
     # A restart does not move it.
     later = task_of("latest", (*DATES, *FLAGS))
     later.look(_found(3))

@@ -1,15 +1,20 @@
-"""A table's snapshot: rows of the source database, read in ranges of its key while changes are applied.
+"""A table's snapshot: loads the rows of the source database while the worker keeps applying changes.
 
-A resync has a second phase: it deletes rows that exist only in the target (``worker.sweep``). A snapshot of
-selected keys (``worker.asked_keys``) reads these instead of ranges.
+The rows are read in ranges of the primary key. A snapshot that is limited to some keys
+(``worker.asked_keys``) reads the rows of these keys instead. A resync is a snapshot with a second phase,
+which deletes rows that exist only in the target (``worker.sweep``).
 
-A batch holds either changes or one part of the snapshot. Both commit their rows together with the progress,
-which records the last key that was read. The law (ADR 32): the offsets at which the table's changes continue
-are fixed first, then the part is read, and both are committed together. So the part shows at least the
-changes before those offsets, and each later change is a whole row or a delete that is applied afterwards.
+A batch applies either changes from Kafka or one part of the snapshot, that is a few ranges or keys. It
+commits the part's rows together with the table's progress, which records the last key that was read. After
+a kill, the next worker continues after that key.
 
-With ``sequence_by: source``, a row gets a position of the database that was read before the row. A history
-gets the row as a version that begins at that position, and reads it as of that position.
+Rule for correctness (ADR 32): the offsets at which the table's changes continue are fixed first, and then the
+part is read from the database. So the part shows all changes before these offsets. Each later change is
+applied after the part, and replaces or deletes the whole row.
+
+With ``sequence_by: source``, each row gets a position in the source's log that was read before the row. In a
+table with ``mode: history``, the row becomes a version that begins at that position, and is read as of that
+position.
 """
 
 from __future__ import annotations
@@ -87,9 +92,9 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("tidesink.worker")
 
 _KEYLESS: Final = (
-    "A snapshot reads a table in ranges of its key. The source's table has no primary key, no unique key "
-    "without NULLs, and no row ids of TiDB (a partitioned table has none that cover all of it). Set "
-    "`snapshot: never` for the table, and load its rows another way."
+    "A snapshot reads a table in ranges of its key. The table in the source database has no primary key, no "
+    "unique key without NULLs, and no TiDB row ids (partitioned tables have none). Set `snapshot: never` for "
+    "the table, and load its rows another way."
 )
 
 _LOST: Final = (
@@ -97,32 +102,32 @@ _LOST: Final = (
     "once the topic reports the drop."
 )
 _RENAMED: Final = (
-    "The database no longer has column {0}, which the applied changes have, and has column {1}, which they "
-    "do not have. The snapshot continues once the topic has a change with the new columns. If no row of the "
-    "table changes by itself, update one row in the source database."
+    "The database no longer has column {0}, which the applied changes contain. Instead it has column {1}, "
+    "which they do not contain. The snapshot continues once the topic has a change with the new columns. If "
+    "no row of the table changes by itself, update one row in the source database."
 )
 _NEW: Final = "Column {} is new in the database. Pending changes are applied first."
-# Seconds that one part should take: the table's changes wait for it, and each part costs a commit.
+# Seconds that one part should take. Longer parts delay the table's changes; shorter ones cost more commits.
 _SECONDS: Final = 5.0
 # Seconds between two checks for open transactions.
 _PAUSE: Final = 0.1
 _TOO_LARGE: Final = (
     f"A range of the snapshot has more than {MOST_BYTES >> 20} MiB, which is more than a task may hold in "
-    "memory. Lower source.database.chunk-rows."
+    "memory. Lower source.database.chunk-rows, the number of rows in a range."
 )
 _UNFINISHED: Final = (
-    "The table's snapshot has not finished, and a request for some rows would replace it. Wait until it "
-    "finishes, or cancel it (`tidesink snapshot cancel`)."
+    "The table's snapshot has not finished, and a request that is limited to some rows would replace it. "
+    "Wait until it finishes, or cancel it (`tidesink snapshot cancel`)."
 )
 _OPEN: Final = (
-    "{} prepared XA transactions are open at the source (XA RECOVER). Their changes are in Kafka, but no "
-    "query shows them yet. Rows are read once these transactions are committed or rolled back."
+    "{} prepared XA transactions are open at the source (`XA RECOVER` lists them). Their changes are in "
+    "Kafka, but no query shows them yet. The snapshot continues once they are committed or rolled back."
 )
 _REORDERED: Final = "The order of the table's key changed in the database while rows were read in that order."
 _OUTRUN: Final = (
-    "The requested snapshot or resync did not begin. Its number ({}) is not above the last one's ({}). The "
-    "state store was lost or restored from a backup, and the clock of the machine that sent the request may "
-    "be slow. Run the command again."
+    "The requested snapshot or resync did not begin. Its number ({}) is not above the last one's ({}), "
+    "because the state store was lost or restored from a backup, and perhaps the clock of the machine that "
+    "sent the request is slow. Run the command again."
 )
 _KEYS_GONE: Final = "The state store no longer has the keys of this resync. Run the command again."
 _OTHER_KEY: Final = (
@@ -133,8 +138,9 @@ _NO_COLUMN: Final = (
     "--where uses columns that are not part of the table's key ({}). Run the command again with key columns."
 )
 _NO_WAY_BACK: Final = (
-    "The source cannot be queried by the target's keys: their values cannot be converted back exactly, or no "
-    "index covers them. Repair the whole table (`tidesink resync` without --differing)."
+    "The source database cannot be queried by keys of the target: their values cannot be converted back to "
+    "the source's exactly, or no index covers them. Repair the whole table (`tidesink resync` without "
+    "--differing or --key)."
 )
 
 
@@ -143,16 +149,22 @@ class SnapshotRefusedError(ConfigError):
 
 
 class KeyOrderError(SourceError):
-    """The order of the key changed while rows were read in that order: some rows may have been skipped."""
+    """The order of the key changed while rows were read in that order, so some rows may have been skipped."""
 
 
 @dataclass(frozen=True)
 class SnapshotPart:
-    """A part of a snapshot, which one batch applies: ranges of the table, or keys of the target.
+    """A part of a snapshot, which one batch applies.
 
-    ``before``: the snapshot's progress before this part. ``gap``: how the database's columns differ from the
-    changes'. ``is_last_try``: True if a row that does not fit is an error. ``sweep_parts``: with the last
-    ranges, the number of parts of the second phase, or 0. ``keys``: the keys to look up, or None for all.
+    Attributes:
+        stored: The definition of the table in the source database.
+        ranges: The key ranges or keys whose rows are read; empty in the second phase of a resync.
+        before: The snapshot's progress before this part.
+        gap: The columns that only the database or only the applied changes have.
+        is_last_try: True if a row that does not fit the target is an error. False if pending changes are
+            applied first, since they may change the columns.
+        sweep_parts: In a resync, with the last ranges: the number of parts of the second phase; otherwise 0.
+        keys: The keys to which the snapshot is limited, or None.
     """
 
     stored: StoredTable
@@ -165,11 +177,11 @@ class SnapshotPart:
 
     @property
     def sweeps(self) -> bool:
-        """Return True if the part belongs to the second phase, which looks up the target's keys."""
+        """Return True if the part belongs to the second phase of a resync, which deletes rows."""
         return self.before.sweep is not None and self.before.sweep.begun
 
     def after(self, rows: int) -> SnapshotProgress:
-        """Return the snapshot's progress after this part; ``rows``: number of rows or deletes it applied."""
+        """Return the snapshot's progress after this part. ``rows``: number of its rows or deletes."""
         before, sweep = self.before, self.before.sweep
         if sweep is not None and sweep.begun:
             sweep = replace(sweep, done=sweep.done + 1, deletes=sweep.deletes + rows)
@@ -183,11 +195,14 @@ class SnapshotPart:
 
 @dataclass(frozen=True)
 class SourceDatabase:
-    """A connection of the driver to the source database.
+    """A connection from the Spark driver to the source database, and the limits of what a batch reads.
 
-    ``rows``: maximum number of rows in a range. ``bytes``: approximate maximum size of a range, by the
-    database's estimate of a row's size. ``at_once``: number of ranges that are read in parallel. ``records``:
-    maximum number of rows in a batch that has more ranges than that.
+    Attributes:
+        connection: The connection.
+        rows: Maximum number of rows in a key range.
+        bytes: Approximate maximum size of a key range in bytes, by the database's estimate of the row size.
+        at_once: Number of ranges that are read in parallel.
+        records: Maximum number of rows in a batch that has more than ``at_once`` ranges.
     """
 
     connection: Connection
@@ -197,7 +212,7 @@ class SourceDatabase:
     records: int
 
     def table(self, table: TableId) -> StoredTable:
-        """Return the definition of a table that has a key.
+        """Return the definition of a table in the source database.
 
         Raises:
             ConfigError: the table has no key, or the database refuses the user.
@@ -207,13 +222,18 @@ class SourceDatabase:
         with translated(OPTION):
             found = stored_table(self.connection, table)
         if found is None:
-            raise SourceError(f"{OPTION} has no table {table}", table=str(table))
+            raise SourceError(
+                f"{OPTION} has no table {table}, or the user may not read it. Grant SELECT on the table.",
+                table=str(table),
+            )
         if not found.key:
             raise ConfigError(_KEYLESS, table=str(table))
         return found
 
     def confirm_order(self, table: TableId, stored: StoredTable) -> None:
-        """Check that the table's key still has the order in which its ranges were cut.
+        """Check that the table's key still sorts in the order in which its ranges were chosen.
+
+        ``stored``: the table's definition when the ranges were chosen.
 
         Raises:
             KeyOrderError: the key or its order has changed.
@@ -226,12 +246,14 @@ class SourceDatabase:
             raise KeyOrderError(_REORDERED, table=str(table))
 
     def unresolved(self, *, known: frozenset[str] = frozenset()) -> frozenset[str]:
-        """Wait some seconds for open transactions, and return the ones whose changes no query shows yet.
+        """Wait some seconds for open transactions to end, and return the ones that are still open.
 
-        If the result is empty, every change that was in Kafka before the call is visible in the database.
-        Transactions that begin during the call do not count: their changes reach Kafka later. ``known``:
-        transactions that an earlier call waited for in vain. If one of them is still open, the call does not
-        wait.
+        Changes of an open transaction may be in Kafka already, while no query of the database shows them. If
+        the result is empty, every change that was in Kafka before the call is visible in the database.
+        Transactions that begin during the call do not count: their changes reach Kafka later.
+
+        ``known``: transactions that the previous call returned. If one of them is still open, this call
+        returns at once.
 
         Raises:
             ConfigError: the user may not list open transactions.
@@ -246,11 +268,13 @@ class SourceDatabase:
         return left
 
     def position(self, *, since: int) -> int:
-        """Return a commit_ts, ``since`` or later: everything read afterwards shows all changes up to it.
+        """Return the database's current commit_ts. Everything read afterwards shows all changes up to it.
+
+        ``since``: the lowest acceptable commit_ts.
 
         Raises:
             ConfigError: the database has no commit_ts.
-            SourceUnavailableError: the database does not answer, or reads as of a moment before ``since``.
+            SourceUnavailableError: the database does not answer, or its current commit_ts is below ``since``.
         """
         with translated(OPTION):
             return begin_at_position(self.connection, since=since)
@@ -264,9 +288,10 @@ class SourceDatabase:
         where: tuple[Bound, ...] = (),
         rounds: int = 1,
     ) -> tuple[KeyRange, ...]:
-        """Return the key ranges of the next batch, after the key ``after`` and within the bounds ``where``.
+        """Return the key ranges of the next batch.
 
-        ``rounds``: how often each connection reads a range.
+        ``after``: the last key that was read, or None at the start. ``where``: bounds that limit the keys.
+        ``rounds``: number of ranges that each connection reads, one after the other.
 
         Raises:
             ConfigError: the database refuses the user.
@@ -276,17 +301,21 @@ class SourceDatabase:
         return key_ranges(self.connection, table, stored, after=after, rows=rows, most=most, where=where)
 
     def most_ranges(self, stored: StoredTable, rounds: int) -> int:
-        """Return the number of ranges that a batch reads in ``rounds`` rounds."""
+        """Return the maximum number of ranges in a batch if each connection reads ``rounds`` of them."""
         return max(self.at_once, min(self.at_once * rounds, self.records // self.rows_of(stored)))
 
     def rows_of(self, stored: StoredTable) -> int:
-        """Return the number of rows in one range of a table."""
+        """Return the number of rows in one range of a table, from the limits and the estimated row size."""
         size = max(1, stored.bytes // max(1, stored.rows))
         return max(1, min(self.rows, self.bytes // size))
 
 
 def next_rounds(ranges: int, *, at_once: int, seconds: float) -> int:
-    """Return the number of rounds for the next part, from the ``seconds`` that the last one took."""
+    """Return how many ranges each connection should read in the next part, so that it takes a few seconds.
+
+    ``ranges``: number of ranges in the last part. ``at_once``: number of connections. ``seconds``: time that
+    the last part took.
+    """
     rounds = -(-ranges // at_once)
     return max(1, int(rounds * _SECONDS / max(seconds, 0.001)))
 
@@ -299,10 +328,13 @@ def all_ranges(
     *,
     as_of: int | None = None,
 ) -> tuple[KeyRange, ...]:
-    """Return all key ranges of a source table within the bounds ``where``.
+    """Return all key ranges of a table in the source database.
+
+    ``where``: bounds that limit the keys. ``as_of``: commit_ts as of which the ranges are chosen, or None for
+    the current rows.
 
     Raises:
-        ConfigError: no database is configured, or it refuses the user or the moment ``as_of``.
+        ConfigError: no database is configured, it refuses the user, or it cannot read as of ``as_of``.
         SourceUnavailableError: the database does not answer.
     """
     found: list[KeyRange] = []
@@ -315,15 +347,21 @@ def all_ranges(
 
 @contextmanager
 def open_source_database(config: Config, *, as_of: int | None = None) -> Iterator[SourceDatabase]:
-    """Connect to the source database, reading as of a commit_ts, or the current rows without ``as_of``.
+    """Connect to the source database.
+
+    ``as_of``: commit_ts as of which rows are read, or None for the current rows.
 
     Raises:
-        ConfigError: no database is configured, it refuses the user, or it cannot read as of a moment.
+        ConfigError: no database is configured, it refuses the user, or it cannot read as of ``as_of``.
         SourceUnavailableError: the database does not answer.
     """
     settings = config.source.database
     if settings is None:
-        raise ConfigError(f"A table's snapshot has not finished, and {OPTION} is not set.", key=OPTION)
+        raise ConfigError(
+            f"A table's snapshot has not finished, and {OPTION} is not set. Set it, or cancel the snapshot "
+            "(`tidesink snapshot cancel`).",
+            key=OPTION,
+        )
     at_once, batch = settings.connections, config.batch
     size, rows = batch.max_bytes // at_once, settings.chunk_rows
     if settings.range_rows_per_second is not None:
@@ -335,11 +373,17 @@ def open_source_database(config: Config, *, as_of: int | None = None) -> Iterato
 
 @dataclass(frozen=True)
 class _Ahead:
-    """Why changes go first: the database's columns differ from the applied changes', or a row does not fit.
+    """Why the snapshot waits until pending changes are applied.
 
-    ``unfit``: True in the second case. ``since``: offsets that were applied when the difference was found.
-    ``goal``: end offsets of the topic at a later moment; None until they are looked up. ``again``: True if
-    the same difference was found before, and all changes up to the earlier goal are applied.
+    Either the database has other columns than the applied changes, or a row does not fit the table's columns.
+
+    Attributes:
+        gap: The columns that only the database or only the applied changes have.
+        unfit: True if a row does not fit.
+        since: The applied offset per partition when the difference was found.
+        goal: The topic's end offsets after the difference was found, up to which changes are applied first.
+            None until they are looked up.
+        again: True if all changes up to an earlier goal are applied, and the difference is still the same.
     """
 
     gap: ColumnGap
@@ -350,7 +394,7 @@ class _Ahead:
 
     @property
     def reason(self) -> str:
-        """Explain what the snapshot waits for."""
+        """The text for users that explains what the snapshot waits for."""
         if self.unfit:
             return "A row does not fit the table's current columns. Pending changes are applied first."
         if self.gap.lost and self.gap.new:
@@ -361,7 +405,10 @@ class _Ahead:
 
 
 class Snapshot:
-    """Decides if a table's next batch is a part of its snapshot. Used by one thread at a time."""
+    """Decides if a table's next batch is a part of its snapshot, and plans the part.
+
+    Used by one thread at a time. ``asked``: the user's requests about the table's snapshots.
+    """
 
     def __init__(self, context: WorkerContext, settings: TableConfig) -> None:
         self._context = context
@@ -371,46 +418,51 @@ class Snapshot:
         self._ahead: _Ahead | None = None
         self._rounds = 1
         self._outside = False
-        # Columns that exist only in the database, although all changes up to their discovery are applied.
+        # The difference of columns with which the snapshot continues, since waiting did not remove it.
         self._settled = ColumnGap()
-        # The key's first known order: progress of earlier versions does not record it.
+        # The key's order when this worker first read it. Progress of earlier versions does not record it.
         self._first_order: str | None = None
-        # Prepared transactions that the snapshot waits for, and the time of the next check.
+        # Open transactions that the snapshot waits for, and the monotonic time of the next check.
         self._open = frozenset[str]()
         self._looks_at = 0.0
-        # The user's requests.
         self.asked = SnapshotControl()
 
     def is_due(self, progress: Progress) -> bool:
-        """Return True if a snapshot is to begin or continue; ``initial`` begins with the first batch."""
+        """Return True if the table has a snapshot to begin or continue, and it is not paused."""
         return not self.asked.rests and self.is_under_way(progress)
 
     def is_under_way(self, progress: Progress) -> bool:
-        """Return True if a snapshot is unfinished or is to begin, even if it is paused."""
+        """Return True if the table has a snapshot to begin or continue, even if it is paused.
+
+        With ``snapshot: initial``, a snapshot begins if no batch was applied to the table.
+        """
         asked, found = self.asked, progress.snapshot
         if asked.cancelled >= max(asked.started, found.number if found else 0):
             return False
         if found is not None and found.number >= asked.started and found.keys != asked.keys and found.keys:
-            return False  # the store was lost, and the keys with it
+            return False  # the state store was lost, and the snapshot's keys with it
         if found is None:
             return asked.started > 0 or (self._settings.snapshot == "initial" and progress.batch == 0)
         return found.number < asked.started or not found.done
 
     def repairs(self, progress: Progress) -> bool:
-        """Return True if a resync of the whole table is requested and not begun: it repairs lost changes."""
+        """Return True if a resync of the whole table is requested and has not begun.
+
+        Such a resync repairs the table even if changes were lost.
+        """
         begun = progress.snapshot.number if progress.snapshot is not None else 0
         asked = self.asked
         return asked.deletes and not asked.limited and asked.started > max(begun, asked.cancelled)
 
     def is_outrun(self, progress: Progress) -> bool:
-        """Return True if the request's number is below the last snapshot's, so that it would never begin."""
+        """Return True if the requested snapshot can never begin: its number is below the last one's."""
         found, asked = progress.snapshot, self.asked
         return found is not None and asked.is_asked and asked.started < found.number
 
     def tell_outrun(self, progress: Progress) -> str:
-        """Withdraw a request that would never begin, and return the text for the table's status.
+        """Remove a request that can never begin, and return the warning for the table's status.
 
-        The user's next request gets a number above the last snapshot's.
+        Afterwards the requests have the last snapshot's number, so that a new request gets a higher one.
         """
         assert progress.snapshot is not None  # noqa: S101  (``is_outrun`` looked)
         started, number = self.asked.started, progress.snapshot.number
@@ -431,15 +483,20 @@ class Snapshot:
         return text
 
     def is_outside(self, progress: Progress | None, bound: int | None) -> bool:
-        """Return True if a cut at ``bound`` leaves the table out; without progress, the last known answer."""
+        """Return True if a cut at ``bound`` leaves the table out, because its snapshot may have later rows.
+
+        Without ``progress`` (the table is not open), the result of the last call is returned.
+        """
         if progress is not None:
             self._outside = is_outside(progress, bound, loads=self.is_under_way(progress))
         return self._outside
 
     def goes_on(self, progress: Progress, found: TopicOffsets, applied: Mapping[int, int]) -> bool:
-        """Return True if a part can be read now, and no changes must go first; ``applied``: see ``waits``.
+        """Return True if the next part of the snapshot can be read now.
 
-        False for a table that reads its topic again: the rows are newer than the changes that it reads again.
+        False if no snapshot is due, or pending changes must be applied first (``waits``). Also False while
+        the table reads its topic again after a rewind: older changes would be applied after the newer rows of
+        the part. ``applied``: the applied offset per partition.
         """
         known = progress.topics.get(found.topic)
         if known is not None and known.read_again:
@@ -448,7 +505,7 @@ class Snapshot:
         return self.is_due(progress) and not self.waits(applied, ends)
 
     def details(self, progress: Progress | None) -> dict[str, Any]:
-        """Return the snapshot's part of the table's status; empty for a table without a snapshot."""
+        """Return the details of the table's status about its snapshot; empty if it has none."""
         if progress is None or (progress.snapshot is None and not self.is_due(progress)):
             return {}
         found = progress.snapshot or SnapshotProgress(())
@@ -470,11 +527,14 @@ class Snapshot:
         return {"snapshot": shown}
 
     def waits(self, applied: Mapping[int, int], ends: Mapping[int, int]) -> bool:
-        """Return True if changes go first; ``applied``: applied offsets, ``ends``: the topic's end offsets.
+        """Return True if the snapshot must wait until pending changes are applied.
 
-        Changes go first until the topic is read up to the end that it had when the columns were compared.
-        Then the database is asked again. If it still lacks a column, the topic does not have the DDL yet, and
-        the next changes go first. Changes also go first for some seconds while transactions are open.
+        If the database's columns differ from the applied changes', it waits until the topic is applied up to
+        the end offsets from after the comparison. Then the columns are compared again. If the difference is
+        still the same, the topic does not have the DDL yet, and the snapshot waits for the next change. It
+        also waits for some seconds while transactions are open at the source.
+
+        ``applied``: the applied offset per partition. ``ends``: the topic's current end offsets.
         """
         if self._open and time.monotonic() < self._looks_at:
             return True
@@ -482,7 +542,7 @@ class Snapshot:
         if ahead is None:
             return False
         if ahead.goal is None:
-            # The end offsets must be newer than the comparison of the columns.
+            # These end offsets are from after the comparison of the columns.
             ahead = self._ahead = replace(ahead, goal=dict(ends))
         if any(applied.get(number, 0) < end for number, end in (ahead.goal or {}).items()):
             return True
@@ -490,11 +550,14 @@ class Snapshot:
 
     @property
     def looks_again(self) -> bool:
-        """Return True if it is time to check again if open transactions have ended."""
+        """Return True if the snapshot waits for open transactions, and it is time to check them again."""
         return bool(self._open) and time.monotonic() >= self._looks_at
 
     def _waits_for_open(self, database: SourceDatabase) -> bool:
-        """Return True if the database may not show changes that are already applied; check again later."""
+        """Return True if open transactions may hide changes that are in Kafka already.
+
+        Then the snapshot waits, and checks again some seconds later.
+        """
         known, self._open = self._open, database.unresolved(known=self._open)
         self._looks_at = time.monotonic() + _SECONDS
         if self._open and not known:
@@ -504,17 +567,26 @@ class Snapshot:
         return bool(self._open)
 
     def row_does_not_fit(self, part: SnapshotPart, applied: Mapping[int, int]) -> None:
-        """Let changes go first: a row of a part may have columns that the applied changes do not have yet."""
+        """Make the snapshot wait for pending changes, because a row of ``part`` did not fit the target.
+
+        The pending changes may contain the DDL that widens the column. ``applied``: the applied offset per
+        partition.
+        """
         self._ahead = _Ahead(part.gap, True, dict(applied))
 
     def took(self, part: SnapshotPart, seconds: float) -> None:
-        """Record the seconds that a part took, which decide the size of the next one."""
+        """Record the seconds that a part took. They decide the number of ranges in the next part."""
         settings = self._context.config.source.database
         if settings is not None and part.ranges:
             self._rounds = next_rounds(len(part.ranges), at_once=settings.connections, seconds=seconds)
 
     def forget_keys(self, before: Progress, after: Progress) -> None:
-        """Remove the keys of resyncs that no longer affect dead letters, after a part is applied."""
+        """Remove stored keys of limited resyncs that are no longer needed, after a part was applied.
+
+        They are needed as long as the table's progress lists the resync, because a replay of dead letters
+        must know which rows the resync has read. ``before``, ``after``: the progress before and after the
+        part.
+        """
         left = {self.asked.keys, *(one.keys for one in after.source_reads)}
         for name in {one.keys for one in before.source_reads} - left:
             if name is not None:
@@ -522,7 +594,10 @@ class Snapshot:
                 self._context.noted(self._settings.table, forget, unless="keys of a resync not removed")
 
     def comes_next(self, progress: Progress, *, waiting: bool) -> bool:
-        """Return True if the next batch is a part of the snapshot: every second batch if changes wait."""
+        """Return True if the next batch is a part of the snapshot.
+
+        While changes are pending (``waiting``), parts and changes alternate.
+        """
         if not self.is_due(progress):
             return False
         self._read_last = not (self._read_last and waiting)
@@ -531,15 +606,20 @@ class Snapshot:
     def next_part(
         self, progress: Progress, plan: DecodePlan, applied: Mapping[int, int]
     ) -> SnapshotPart | None:
-        """Plan the next batch, asking the database where its ranges end; None if changes go first.
+        """Return the next part of the snapshot, or None if pending changes must be applied first.
 
-        ``plan``: the table's current decode plan. ``applied``: the offsets up to which changes are applied.
+        Queries the database for the table's definition and for the keys at which the ranges end.
+
+        Args:
+            progress: The table's progress.
+            plan: The table's current decode plan.
+            applied: The applied offset per partition.
 
         Raises:
             ConfigError: no database is configured, it refuses the user, or the table has no key.
             SourceError: the database has no such table.
             SourceUnavailableError: the database does not answer.
-            SnapshotRefusedError: the request is not possible for this table.
+            SnapshotRefusedError: the requested snapshot is not possible for this table.
         """
         parts, keys = 0, None
         with open_source_database(self._context.config) as database:
@@ -574,10 +654,10 @@ class Snapshot:
         return SnapshotPart(stored, ranges, before, gap, last_try, parts, keys)
 
     def _check_replaced(self, progress: Progress) -> None:
-        """Refuse a request for some rows that would replace an unfinished snapshot of the whole table.
+        """Check that a request for some rows does not replace an unfinished snapshot of the whole table.
 
         Raises:
-            SnapshotRefusedError: the snapshot of the whole table is unfinished.
+            SnapshotRefusedError: it would, and rows of the table would stay missing.
         """
         asked, found = self.asked, progress.snapshot
         if not asked.limited or (found is not None and found.number >= asked.started):
@@ -588,7 +668,11 @@ class Snapshot:
             raise SnapshotRefusedError(_UNFINISHED)
 
     def _check_positions(self, database: SourceDatabase, progress: Progress) -> None:
-        """Refuse a request whose rows need positions if the database has no positions."""
+        """Check that the database has positions (commit_ts), if the rows of a new request need them.
+
+        Raises:
+            SnapshotRefusedError: the database has no positions.
+        """
         begun = progress.snapshot.number if progress.snapshot else 0
         if needs_positions(self._context.config, self._settings) and self.asked.started > begun:
             try:
@@ -597,10 +681,10 @@ class Snapshot:
                 raise SnapshotRefusedError(error.message) from error
 
     def _bounds(self, before: SnapshotProgress, plan: DecodePlan, stored: StoredTable) -> tuple[Bound, ...]:
-        """Return the bounds of the snapshot's rows.
+        """Return the bounds of the primary key to which the snapshot is limited; empty for all rows.
 
         Raises:
-            SnapshotRefusedError: the bounds' columns left the key, or the target compares them differently.
+            SnapshotRefusedError: a bound's column is not in the key, or the target sorts it differently.
         """
         found = from_lists(before.where)
         if not found:
@@ -609,7 +693,7 @@ class Snapshot:
         if not {one.column for one in found} <= {*stored.key}:
             raise SnapshotRefusedError(_NO_COLUMN.format(", ".join(stored.key)))
         try:
-            # The key's types may have changed since the request, so a later try would fail too.
+            # The key's types may have changed since the request. A retry would fail, too.
             checked_bounds(found, stored)
         except ConfigError as error:
             raise SnapshotRefusedError(error.message) from error
@@ -624,7 +708,7 @@ class Snapshot:
         """Return the keys that the snapshot is limited to, or None if it has no such limit.
 
         Raises:
-            SnapshotRefusedError: the keys are lost, or their columns are not the table's key.
+            SnapshotRefusedError: the state store lost the keys, or their columns are not the table's key.
         """
         if before.keys is None:
             return None
@@ -646,10 +730,12 @@ class Snapshot:
         after: KeyTexts | None,
         most: int,
     ) -> KeySet:
-        """Return the next keys, at most ``most``: one query reads them, so that no row is found twice.
+        """Return the next requested keys after the key ``after``, as values of the source's columns.
+
+        ``most``: maximum number of keys. One query reads all of them, so that no row is read twice.
 
         Raises:
-            SnapshotRefusedError: the source cannot be queried by these keys.
+            SnapshotRefusedError: the source cannot be queried by keys of the target.
         """
         columns = columns_of_keys(self._context, plan, stored)
         if columns is None:
@@ -661,7 +747,7 @@ class Snapshot:
         return KeySet(tuple(one.name for one in columns), tuple(texts), last)
 
     def refuse(self, error: SnapshotRefusedError, progress: Progress) -> str:
-        """Withdraw a request that is not possible, and return the text for the table's status."""
+        """Remove a request that is not possible, and return the warning for the table's status."""
         started, found = self.asked.started, progress.snapshot
         before = found.number if found is not None and found.number < started else 0
         begun = found is not None and found.number == started
@@ -681,11 +767,18 @@ class Snapshot:
         return f"The requested snapshot or resync was refused. {error.message}"
 
     def _is_ahead(self, gap: ColumnGap, decoder: TableDecoder, applied: Mapping[int, int]) -> bool:
-        """Return True if changes go first because columns differ, unless earlier changes did not settle that.
+        """Return True if the snapshot must wait because the database's columns differ from the changes'.
 
-        DDL that drops a column always arrives. A row that shows the drop may never arrive, so the database
-        is trusted once the topic was read to its end. If a column is dropped and another one is new, the new
-        one may be the old one renamed, and only a later row brings its values: then the snapshot waits.
+        If the difference is still there after the topic was applied to its end, it depends on what the topic
+        can report:
+
+        - New columns only: the snapshot continues.
+        - A dropped column, and the topic has DDL: the snapshot waits, since the DDL always arrives.
+        - A dropped column, and only rows show the drop: the snapshot continues, since such a row may never
+          arrive. But if there is a new column too, it may be the dropped one renamed. Its values only come
+          with a later row, so the snapshot waits.
+
+        ``gap``: the difference. ``applied``: the applied offset per partition.
         """
         waits = decoder.tells_dropped and (bool(gap.new) or not decoder.rows_tell_dropped)
         known = self._ahead.gap if self._ahead is not None else self._settled
@@ -697,7 +790,11 @@ class Snapshot:
         return True
 
     def _before(self, found: SnapshotProgress | None, stored: StoredTable) -> SnapshotProgress:
-        """Return the snapshot's progress: from the start if it is new or the table's key has changed."""
+        """Return the progress from which the next part continues.
+
+        It is at the start if the snapshot is new, or if the table's key or its order has changed. ``found``:
+        the snapshot in the table's progress, or None. ``stored``: the table's definition in the database.
+        """
         number = max(self.asked.started, found.number if found else 0)
         if found is None or found.number < number:
             sweep = Sweep() if self.asked.deletes else None
@@ -709,8 +806,9 @@ class Snapshot:
                 where=self.asked.where,
                 order=stored.order,
             )
-        # Another key, or another order of the key, sorts the rows differently: they are read and written
-        # again. Requested keys have an order of their own, and a sweep uses hashes.
+        # If the rows are sorted differently, all of them are read and written again. The order does not
+        # matter for requested keys, which have their own order, and for the second phase of a resync, which
+        # uses hashes.
         by_order = found.keys is None and not (found.sweep is not None and found.sweep.begun)
         if found.order is None and self._first_order is None:
             self._first_order = stored.order
@@ -724,9 +822,9 @@ class Snapshot:
 
 
 class SnapshotBatch(Batch):
-    """Applies a part of a snapshot. Its plan has the offsets at which the table's changes continue.
+    """Applies one part of a snapshot. An object runs once; a retry needs a new object.
 
-    An object runs once; a retry needs a new object.
+    Its plan has no records, but the offsets at which the table's changes continue. ``part``: the part.
     """
 
     def __init__(self, *parts: Any, part: SnapshotPart, **named: Any) -> None:
@@ -735,7 +833,7 @@ class SnapshotBatch(Batch):
 
     def _outcome(self) -> BatchOutcome:
         self._context.failpoints.reach("planned")
-        # The rows are newer than all DDL sent so far: DDL that empties the table must not come after them.
+        # The part's rows are newer than all DDL in the topic. So DDL that empties the table must come first.
         self._decoding.catch_up(None, self._plan.found)
         try:
             reduction = self._reduced(self._plan)
@@ -755,7 +853,7 @@ class SnapshotBatch(Batch):
         self._settle()
         try:
             reduction = self._reduce_once(plan)
-            # A row may not fit because the table's types are outdated: learn them and try again.
+            # If a row does not fit, the known types of the table may be outdated. Learn them and try again.
             missed = Missed(reduction.summary, (), plan.found)
             with released_on_error(reduction.release):
                 again = reduction.summary.bad > 0 and self._decoding.learn(missed)
@@ -770,16 +868,16 @@ class SnapshotBatch(Batch):
         return reduction
 
     def _rules(self) -> EventRules:
-        """Return rules without a bound: rows never wait for a cut, because their table is outside of cuts."""
+        """Return the batch's rules without a bound: cuts leave out a table whose snapshot is unfinished."""
         return replace(super()._rules(), bound=None)
 
     @property
     def _checkpoints(self) -> bool:
-        """Return True with cuts: rows must not be read again after ``_seen`` took their commit_ts."""
+        """Return True with cuts: then Spark must not read rows again after ``_seen`` got its commit_ts."""
         return super()._checkpoints or self._context.config.cuts is not None
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """Return the part's ranges as a task, with the table's current plan."""
+        """Return the Spark task that reads the part's ranges from the database."""
         database, stored, part = self._database(), self._part.stored, self._part
         decode_plan, _ = source_plan(self._table_plan(), stored)
         assert isinstance(decode_plan.decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
@@ -805,9 +903,10 @@ class SnapshotBatch(Batch):
         return task if self._history is None else replace(task, only=MatchingRows())
 
     def _since(self) -> int | None:
-        """Return the first position that rows may have, or None in Kafka's order, which needs none.
+        """Return the lowest position (commit_ts) that the part's rows may have, or None if they need none.
 
-        A row at or before the horizon could have been deleted since, and no memory of the delete is left.
+        Rows have positions under ``sequence_by: source`` and in a history. The position must be above the
+        horizon, up to which the target may have forgotten deletes: a row from before could have been deleted.
         """
         ordered = self._sequenced or self._history is not None
         return (self._hold.horizon or 0) + 1 if ordered else None
@@ -817,11 +916,11 @@ class SnapshotBatch(Batch):
         return found if self._history is None else replace(found, reads=True, since=None)
 
     def _topic_progress(self, plan: BatchPlan, _summary: BatchSummary) -> TopicProgress:
-        """Return progress that reads nothing of the topic: the summary's range numbers are key ranges."""
+        """Return the topic's progress without new offsets: the summary has key ranges, not partitions."""
         return super()._topic_progress(plan, BatchSummary())
 
     def _table_plan(self) -> DecodePlan:
-        """Return the table's current plan."""
+        """Return the table's current decode plan for this batch."""
         number, marks = self._hold.progress.batch + 1, self._settings.deletes == "soft"
         return self._decoding.columns().for_batch(number, self._rules(), marks_deletes=marks)
 
@@ -831,17 +930,22 @@ class SnapshotBatch(Batch):
         return found
 
     def _refuse_bad(self, summary: BatchSummary) -> None:
-        """Stop at a row that the target cannot hold: no Kafka record exists that could be a dead letter.
+        """Check that the target can store all rows of the part.
 
-        The first time, changes go first: the topic may have a change of the column's type.
+        A row that does not fit cannot become a dead letter, since it comes from no Kafka record.
+
+        Raises:
+            ChangesWaitError: a row does not fit, and pending changes are applied first: they may change the
+                column's type.
+            ValueOutOfRangeError: a row does not fit, and pending changes were already applied.
         """
         if summary.bad_records:
             if not self._part.is_last_try:
                 raise ChangesWaitError(())
             bad = summary.bad_records[0]
             raise ValueOutOfRangeError(
-                f"A row of the snapshot cannot be a row of the target ({bad.error}: {bad.reason}). Change "
-                "the row at the source, or leave the column out (except_column_list).",
+                f"The target cannot store a row of the snapshot ({bad.error}: {bad.reason}). Change the row "
+                "at the source, or leave the column out (except_column_list).",
                 table=str(self._settings.table),
             )
 
@@ -851,13 +955,17 @@ class SnapshotBatch(Batch):
         return replace(progress, snapshot=snapshot, source_reads=self._source_reads(progress, snapshot))
 
     def _source_reads(self, progress: Progress, snapshot: SnapshotProgress) -> tuple[SourceRead, ...]:
-        """Return the source reads including this part; unchanged unless upsert goes by Kafka's order."""
+        """Return the progress's list of snapshots and resyncs (``SourceRead``), with this part added.
+
+        It decides which dead letters may be replayed. Unchanged unless the table has ``mode: upsert`` and
+        ``sequence_by: kafka``, which alone need it.
+        """
         if self._settings.mode != "upsert" or self._sequenced:
             return progress.source_reads
         part = self._part
         settles = snapshot.done and snapshot.sweep is not None
         read = SourceRead(snapshot.number, {}, settles, snapshot.keys, snapshot.where)
-        # Records that wait for another bound are read again, from the first that waits.
+        # Rows that wait for a later bound of cuts are read again, from the first such row on.
         offsets = {
             name: {number: at.low_water_offset for number, at in topic.partitions.items()}
             for name, topic in progress.topics.items()
@@ -866,11 +974,13 @@ class SnapshotBatch(Batch):
         return with_part(progress.source_reads, read, offsets, begins=begins)
 
     def _seen(self) -> int | None:
-        """With cuts, return a commit_ts that is not older than any row read, obtained after the rows.
+        """With cuts, return a commit_ts of the database from after the part's rows were read; else None.
+
+        No row of the part is newer, so the table can be part of cuts at or after this commit_ts.
 
         Raises:
             ConfigError: the database has no commit_ts.
-            SourceUnavailableError: the database does not answer, or another cluster answers.
+            SourceUnavailableError: the database does not answer, or its commit_ts is below the table's.
         """
         if self._context.config.cuts is None:
             return None

@@ -1,9 +1,13 @@
-"""Decisions about DDL that a Debezium connector writes to a topic of its own (ADR 34).
+"""Decisions about DDL that changes rows, from the DDL topic of a Debezium connector (ADR 34).
 
-Such a statement has no place among a table's rows. So it is followed by a resync, whose law holds for single
-keys and needs no order with the topic (ADR 37), after all earlier rows are applied. A table that no longer
-exists in the source is emptied. Progress records the decision together with the resync that follows, in a
-batch without records: a killed worker decides once, or once more.
+A Debezium connector writes DDL to a topic of its own. So it is not known between which rows of the table a
+statement such as DROP PARTITION took effect. If the policy is to apply it, the worker first applies all rows
+that were sent before the statement. Then it runs a resync, which compares every row with the source database
+and so does not depend on the order (ADR 37). If the table no longer exists in the source, all its rows are
+deleted instead.
+
+A batch without records commits the decision in the table's progress, together with the begin of the resync.
+If the worker is killed before this commit, the next worker decides again.
 """
 
 from __future__ import annotations
@@ -30,28 +34,32 @@ from tidesink.sinks.worker.control import SnapshotControl, change_control
 from tidesink.sinks.worker.snapshot import open_source_database
 from tidesink.source_database.database import stored_table, translated
 
-# A producer sends to several partitions at once, so that a statement may overtake earlier rows. It is applied
-# no earlier than this many seconds after Kafka's time of its record.
+# The connector sends to several partitions at once, so a statement may reach Kafka before earlier rows do. A
+# statement is applied no earlier than this many seconds after the Kafka timestamp of its record.
 SETTLED_SECONDS: Final = 30.0
-# Kinds of statements after which the source may have no table of the name.
+# Kinds of statements that remove or rename a table.
 _GONE: Final = ("drop-table", "rename-table")
 _SHOWN_SQL: Final = 200
 _NO_TABLE: Final = (
-    "{} has no table {}, although the statement does not remove it. Grant SELECT on the table to the reader, "
-    "or change the rows at the target by hand and reject the statement."
+    "{} has no table {}, although the statement does not remove it. Grant SELECT on the table to the user of "
+    "the source database, or change the rows at the target by hand and reject the statement."
 )
 _KEYLESS: Final = (
-    "A resync reads the source's table by a key, but the table has no key. Change the rows at the target by "
-    "hand while the table waits, and reject the statement."
+    "The statement cannot be applied by a resync, because the source's table has no key. Change the rows at "
+    "the target by hand while the table waits, and reject the statement."
 )
 
 
 @dataclass(frozen=True)
 class DdlDecision:
-    """A decision about all known statements: the table waits, or ``ddl`` is its new progress.
+    """A decision about all statements on a table that are not decided yet.
 
-    ``resyncs``: True to compare the table with its source. ``empties``: True to empty it. ``chosen``: the
-    choices recorded in ``Policies``.
+    Attributes:
+        ddl: The table's progress in the DDL topic after the decision.
+        pending: The statements that wait for a user's decision. If there are any, nothing is committed.
+        resyncs: True if a resync of the table follows.
+        empties: True if all rows of the table are deleted.
+        chosen: The decisions by the table's policies, which are stored with the progress.
     """
 
     ddl: DdlProgress
@@ -62,15 +70,16 @@ class DdlDecision:
 
 
 class SourceDdl:
-    """The statements about one table, until they are decided. Used by one thread at a time."""
+    """Decides about the statements on one table in the connector's DDL topic. For one thread at a time."""
 
     def __init__(self, context: WorkerContext, settings: TableConfig) -> None:
         self._context = context
         self._settings = settings
         self._topic = context.topics.schema_changes
-        # Statements that will be applied, and the earliest time for it (seconds since 1970).
+        # The undecided statements, and the time from which they may be applied (seconds since 1970).
         self._waits: tuple[Sequence[SourceStatement], float] = ((), 0.0)
-        # End offsets of the table's topic when statements up to an offset were known.
+        # The offset after the last undecided statement, and end offsets of the table's topic that were looked
+        # up after this statement was read.
         self._goal: tuple[int, Mapping[int, int]] = (-1, {})
 
     @property
@@ -78,7 +87,7 @@ class SourceDdl:
         return Policies.of(self._settings, {}, self._context.target.capabilities)
 
     def is_due(self, progress: Progress) -> bool:
-        """Return True if a statement must be decided now."""
+        """Return True if the table has a statement to decide about now."""
         found = self._undecided(progress)
         return bool(found) and (self._waits[0] != found or time.time() >= self._waits[1])
 
@@ -89,13 +98,16 @@ class SourceDdl:
         return tuple(one for one in self._topic.of(self._settings.table) if one.ddl.offset >= decided)
 
     def _progress(self, progress: Progress) -> DdlProgress:
-        """Return the table's progress in the DDL topic: from the start if the topic was replaced."""
+        """Return the table's progress in the DDL topic; from offset 0 if the topic is new or was replaced."""
         topic_id = self._topic.topic_id if self._topic is not None else ""
         known = progress.ddl
         return known if known is not None and known.topic_id == topic_id else DdlProgress(topic_id, 0)
 
     def warnings(self, hold: Hold | None) -> tuple[str, ...]:
-        """Return warnings about statements that were not applied, and about a topic that is not read."""
+        """Return warnings: statements that were not applied, and the reason if the DDL topic cannot be read.
+
+        ``hold``: the open table with its progress, or None.
+        """
         if self._topic is None:
             return ()
         said = [self._topic.problem] if self._topic.problem else []
@@ -109,7 +121,17 @@ class SourceDdl:
     def decide(
         self, hold: Hold, accepted: Accepted, found: TopicOffsets, applied: Mapping[int, int]
     ) -> DdlDecision | None:
-        """Decide about the statements; None if earlier rows must be applied first.
+        """Decide about all undecided statements on the table.
+
+        Args:
+            hold: The open table with its progress.
+            accepted: The users' decisions about schema changes.
+            found: The current offsets of the table's topic.
+            applied: The applied offset per partition of the table's topic.
+
+        Returns:
+            The decision, or None if there is no statement, or rows that were sent before it must be applied
+            first.
 
         Raises:
             SourceUnavailableError: Kafka or the source database does not answer.
@@ -139,7 +161,11 @@ class SourceDdl:
         return replace(found_of_it, chosen=policies.chosen)
 
     def _followed(self, ddl: DdlProgress, followed: Sequence[RowDdl]) -> DdlDecision:
-        """Decide on a resync, or on emptying the table if its DDL removed it from the source."""
+        """Decide how statements that are to be applied change the rows.
+
+        A resync if the source has the table; deletion of all rows if a statement removed it from the source.
+        Otherwise the statements wait for a user's decision.
+        """
         table = self._settings.table
         with open_source_database(self._context.config) as database, translated(OPTION):
             stored = stored_table(database.connection, table)
@@ -152,7 +178,7 @@ class SourceDdl:
         return DdlDecision(ddl, pending=tuple(waits))
 
     def _obstacle(self) -> str:
-        """Return the reason why no statement can be applied; empty if statements can be applied."""
+        """Return the reason why statements cannot be applied with this config, or an empty text."""
         config = self._context.config
         found = ddl_obstacle(config)
         if found is not None:
@@ -160,7 +186,9 @@ class SourceDdl:
         return snapshot_obstacle(config) or ""
 
     def batch(self, decision: DdlDecision, progress: Progress) -> Callable[..., Batch]:
-        """Return the batch that commits a decision.
+        """Return the constructor of the batch that commits a decision.
+
+        If a resync follows, it is stored among the users' requests.
 
         Raises:
             StateStoreError: the store does not answer.
@@ -169,7 +197,11 @@ class SourceDdl:
         return partial(SourceDdlBatch, decision=decision, snapshot=snapshot)
 
     def _snapshot(self, decision: DdlDecision, progress: Progress) -> SnapshotProgress | None:
-        """Return the table's snapshot after a decision: a new resync, an ended snapshot, or no change."""
+        """Return the snapshot in the table's progress after a decision.
+
+        A new resync if one follows. A finished snapshot if the table is emptied, since there is nothing more
+        to read. Otherwise the snapshot that the table has now.
+        """
         found = progress.snapshot
         if decision.empties and found is not None:
             return replace(found, done=True)
@@ -182,7 +214,7 @@ class SourceDdl:
             return replace(started, started=max(started.started, number))
 
         context, table = self._context, self._settings.table
-        # Users see the resync among the requests, and cancel it by its number.
+        # The resync is stored among the users' requests, so that users see it and can cancel it.
         asked = change_control(
             context.store,
             context.config.pipeline,
@@ -197,7 +229,7 @@ def _change(one: RowDdl) -> SchemaChange:
 
 
 def _pending(found: Sequence[SourceStatement], policies: Policies, refusal: str) -> tuple[Pending, ...]:
-    """Return the waiting statements that can be decided in the same ways as the first one."""
+    """Return the first waiting statements, as long as they accept the same decisions as the first of them."""
     waiting = list(_waiting(found, policies, refusal))
     return tuple(takewhile(lambda one: one.accepts == waiting[0].accepts, waiting))
 
@@ -207,12 +239,15 @@ def _waiting(found: Sequence[SourceStatement], policies: Policies, refusal: str)
         change = _change(one)
         policy = policies.decide(change)
         if policy == "pause" or (policy == "apply" and refusal):
-            reason = refusal or f"If it is ignored, {one.effect}. If it is approved, a resync follows."
+            reason = refusal or f"If you ignore it, {one.effect}. If you approve it, a resync follows."
             yield Pending(change, ("ignore",) if refusal else ("apply", "ignore"), reason)
 
 
 class SourceDdlBatch(Batch):
-    """Commits a decision about DDL in the table's progress. Runs once; a retry needs a new object."""
+    """Commits a decision about DDL in the table's progress. Runs once; a retry needs a new object.
+
+    ``decision``: the decision. ``snapshot``: the table's snapshot after it, or None for no change.
+    """
 
     def __init__(self, *parts: Any, decision: DdlDecision, snapshot: SnapshotProgress | None, **named: Any):
         super().__init__(*parts, **named)

@@ -1,10 +1,14 @@
-"""Rows of the source, read in tasks that retry: whole ranges, or the rows of the target's keys.
+"""Reads rows of the source database in Spark tasks: whole key ranges, or the rows of keys of the target.
 
-A key arrives as the texts of the target's values (``spark.digests``). Each key value is converted to
-canal-json's text of the stored value, then to a query parameter. If the conversion back is not exact (a
-truncated time, bytes as text), ``key_columns`` returns None. The database may find more rows than requested,
-because of its collations: they are ordinary rows of other keys. Queries for several keys may find the same
-row: its digest is counted once (``digests.once``).
+``tidesink diff`` and resyncs use this to look up in the source the keys that they found in the target. A key
+of the target is given as the texts of its values (``spark.digests``). Each value is converted back to the
+source's value, in canal-json's text form, and becomes a parameter of the query. For some columns this is not
+possible exactly, for example if the records have truncated times or bytes as text. Then ``key_columns``
+returns None, and all rows must be read.
+
+A query may return more rows than requested, because the database's collation treats several keys as equal.
+These are ordinary rows with other keys. Queries for several keys may return the same row; ``digests.once``
+removes the duplicates.
 """
 
 from __future__ import annotations
@@ -46,39 +50,47 @@ if TYPE_CHECKING:
     from tidesink.source_database.key_bounds import Bound
     from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
-# Keys per query: few enough for a database to look up each by its index.
+# Number of keys per query, low enough that a database looks up each key in its index.
 KEYS_A_QUERY: Final = 500
 _UINT64: Final = 1 << 64
-# Keys per part, for each row of a batch of rows: a key is much smaller than a row.
+# A part of a resync's second phase has this many times more keys than a part of the first phase has rows,
+# because a key is much smaller than a row.
 _KEYS_FOR_A_ROW: Final = 5
-# Each part scans all keys of the target, which limits the number of parts.
+# Maximum number of parts in the second phase. Each part scans all keys of the target.
 MOST_PARTS: Final = 100
 _NOT_READABLE: Final = "Its target cannot return its rows, so rows that the source lacks cannot be found."
 
 
 @dataclass(frozen=True)
 class PatientRows:
-    """Reads ranges of the source, a limited number in parallel, and retries each for ``seconds``."""
+    """Reads key ranges of the source database, and retries a failed range for up to ``seconds``.
+
+    ``connections``: maximum number of ranges that are read in parallel.
+    """
 
     rows: SourceRows
     connections: int
     seconds: float
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """Return the rows of a range, complete."""
+        """Yield the rows of a range, once all of them are read: a retry must not yield rows twice."""
         yield from RetryPolicy(self.seconds).call(lambda: [*self.rows(wanted)])
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """Return the result of ``work`` for the rows of ``ranges``."""
+        """Return a frame with the results of ``work`` on the rows of ``ranges``. ``ddl``: its schema."""
         return over_ranges(session, ranges, self, work, ddl, most_tasks=self.connections)
 
 
-# Converts a text of the target's value to canal-json's text.
+# Converts the text of a value in the target to canal-json's text of the value in the source.
 WayBack = Callable[[str, ColumnType], str]
 
 
 class KeyColumn(NamedTuple):
-    """A column of the target's key: its index in the key, the source's column, and the conversion back."""
+    """A column of the target's key, and how the source is queried by it.
+
+    ``at``: index of the column in the target's key. ``name``, ``stored``: name and type of the column in the
+    source. ``back``: converts the target's value to the source's.
+    """
 
     at: int
     name: str
@@ -89,10 +101,14 @@ class KeyColumn(NamedTuple):
 def key_columns(
     plan: DecodePlan, key: Sequence[str], types: Mapping[str, str]
 ) -> tuple[KeyColumn, ...] | None:
-    """Return the columns by which the source finds a key of the target; None if it cannot be queried so.
+    """Return the columns by which the source can be queried for a key of the target.
 
-    ``plan``: has a ``SourceDecoder``. ``key``: columns of the source's own key, which has an index.
-    ``types``: Spark's types in which the target's key columns are compared, by name.
+    None if a value of the key cannot be converted back exactly, or no index of the source covers the columns.
+
+    Args:
+        plan: The decode plan of the source's rows, from ``source_plan``.
+        key: Names of the source's own key columns, which have an index.
+        types: The Spark types in which the target's key columns are compared, by name.
     """
     decoder, shape = plan.decoder, plan.shape
     assert isinstance(decoder, SourceDecoder)  # noqa: S101  (``source_plan`` makes it)
@@ -109,7 +125,8 @@ def key_columns(
     return tuple(found) if {*key} <= {one.name for one in found} else None
 
 
-# Pairs of a stored type and a target type that compare alike, so that a range of the key is the same in both.
+# Pairs of a source type and a target type whose values sort alike, so that a key range has the same rows on
+# both sides.
 _RANGED: Final = frozenset(
     {
         *(("integer", spark) for spark in ("int", "bigint", "decimal")),
@@ -129,12 +146,16 @@ _MOST_PRECISION: Final = 38
 
 
 def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str]) -> tuple[Limit, ...]:
-    """Return bounds of the source's key as bounds of the target's key.
+    """Return the bounds of ``--where``, which name columns of the source, as bounds of the target's columns.
 
-    ``plan`` and ``types``: see ``key_columns``.
+    Args:
+        plan: The decode plan of the source's rows, from ``source_plan``.
+        bounds: Bounds of columns of the source's key.
+        types: The Spark types in which the target's key columns are compared, by name.
 
     Raises:
-        ConfigError: the target does not compare the values as the source does.
+        ConfigError: a column is not in the target's key, or the target does not sort its values as the source
+            does.
     """
     from tidesink.sinks.spark.digests import Limit
 
@@ -153,8 +174,8 @@ def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str
         exact = one is not None and _way_back(one, decoder, kind.partition("(")[0]) is not None
         if one is None or not (exact and is_ranged(one.stored.type, kind, bound.text)):
             raise ConfigError(
-                "--where needs a column that the target's key stores as the source does, so that both sides "
-                f"sort it alike. {bound.column} is {kind or 'not in the key'} there. Leave --where out.",
+                "--where needs a key column that the target stores in a type that sorts like the source's. "
+                f"In the target, {bound.column} is {kind or 'not in the key'}. Leave --where out.",
                 table=str(shape.source),
             )
         found.append(Limit(name, bound))
@@ -162,9 +183,10 @@ def limits_of(plan: DecodePlan, bounds: Sequence[Bound], types: Mapping[str, str
 
 
 def limits_at_target(plan: DecodePlan, where: Iterable[tuple[str, str, str]]) -> tuple[Limit, ...] | None:
-    """Return bounds that ``limits_of`` accepted, on the target's key columns, without asking the source.
+    """Return the stored bounds of a limited resync as bounds of the target's key columns.
 
-    None if the key no longer has their columns.
+    The same as ``limits_of``, but without a query to the source. None if the target's key no longer has the
+    columns of the bounds.
     """
     from tidesink.sinks.spark.digests import Limit
 
@@ -181,17 +203,17 @@ def limits_at_target(plan: DecodePlan, where: Iterable[tuple[str, str, str]]) ->
 
 
 def _spelt(name: str) -> str:
-    """Return the spelling that a database column and its name in records share: Avro allows fewer letters."""
+    """Return a form of a column name that is equal for the database and Avro names, which are restricted."""
     return fold_name(sanitize_name(name))
 
 
 def is_ranged(source: ColumnType, kind: str, text: str) -> bool:
-    """Return True if Spark compares values of a target type with a bound as the source does."""
+    """Return True if Spark compares values of type ``kind`` with the bound ``text`` as the source does."""
     return (_sort(source), kind.partition("(")[0]) in _RANGED and _fits(text, kind)
 
 
 def _fits(text: str, kind: str) -> bool:
-    """Return True if Spark compares a number exactly with values of a decimal type."""
+    """Return True unless ``kind`` is a decimal type with which Spark cannot compare the number exactly."""
     if not kind.startswith("decimal("):
         return True
     scale = int(kind.rstrip(")").partition(",")[2])
@@ -202,16 +224,19 @@ def _way_back(column: ReadColumn, decoder: SourceDecoder, spark: str) -> WayBack
     stored = column.stored.type
     convert = decoder.inner.recorded_value(column.stored, column.recorded.type)
     if convert is None and row_of(stored).reader in ("enum", "set"):
-        return _whole if spark == "string" else None  # members are unknown: records have only the number
+        return _whole if spark == "string" else None  # records have only the member's number
     sort = _sort(stored)
-    # Other records have less information than the database: truncated times, bytes as text, arrays as JSON.
+    # Otherwise the records have less information than the database: truncated times, arrays as JSON.
     if convert not in (None, unchanged) and sort not in _CONVERTED:
         return None
     return _WAYS_BACK.get((sort, spark))
 
 
 def _sort(stored: ColumnType) -> str:
-    """Return the kind of a stored value; its own kind where types of one reader convert back differently."""
+    """Return the kind of a source type for ``_WAYS_BACK`` and ``_RANGED``: usually its reader's name.
+
+    Types that share a reader but convert back differently have kinds of their own.
+    """
     reader, sql = row_of(stored).reader, stored.sql or ""
     if reader == "bit":
         return "varbit" if sql.startswith("bit varying") else "bit" if (stored.length or 1) > 1 else "one bit"
@@ -258,11 +283,12 @@ def _members(text: str, stored: ColumnType) -> str:
 
 
 _PLAIN_TEXTS: Final = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "uuid"})
-# Kinds whose values records spell differently from the database, without a loss.
+# Kinds whose values have another text in records than in the database, without a loss.
 _CONVERTED: Final = frozenset({"integer", "unsigned64", "bit", "one bit", "decimal", "numeric"})
 _WHOLE: Final = ("integer", "unsigned64", "bit", "one bit")
 _NUMBERS: Final = ("int", "bigint", "decimal", "string")
-# All conversions that are exact. If a kind and a target type have no conversion, all rows are read.
+# All exact conversions, by the kind of the source type and the target's Spark type. If a pair is missing, the
+# source cannot be queried by key, and all its rows are read.
 _WAYS_BACK: Final[Mapping[tuple[str, str], WayBack]] = {
     **{(sort, spark): _whole for sort in _WHOLE for spark in _NUMBERS},
     ("one bit", "boolean"): _flag,
@@ -286,9 +312,15 @@ _WAYS_BACK: Final[Mapping[tuple[str, str], WayBack]] = {
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """Reads the rows of keys; a ``RecordReader`` that ignores the requested ranges.
+    """Reads the source's rows for keys of the target. A ``RecordReader`` that ignores the requested ranges.
 
-    ``wanted``: a frame with the column ``key``, the texts of the target's values; times are in UTC.
+    Attributes:
+        rows: Reads the source.
+        columns: The columns by which the source is queried.
+        connections: Maximum number of queries in parallel.
+        seconds: Seconds for which a failed query is retried.
+        wanted: A frame with the column ``key``, an array of the texts of the target's values; times are in
+            UTC.
     """
 
     rows: SourceRows
@@ -298,16 +330,17 @@ class KeyedRows:
     wanted: DataFrame = field(repr=False)
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:  # noqa: ARG002
-        """Return the result of ``work`` for the rows."""
+        """Return a frame with the results of ``work`` on the rows of the keys. ``ddl``: its schema."""
         task = KeyedTask(self.rows, self.columns, self.seconds, ranges[0], work)
         return self.wanted.select("key").repartition(self.connections).mapInArrow(Reporting(task), ddl)
 
 
 @dataclass(frozen=True)
 class KeyedTask:
-    """The code of a Spark task: one query for a number of keys.
+    """The code of a Spark task that reads the source's rows for its share of the keys.
 
-    It raises ValueOutOfRangeError if the source cannot be queried by a key.
+    One query reads up to ``KEYS_A_QUERY`` keys. Raises ValueOutOfRangeError if a value of a key cannot be a
+    value of the source's column.
     """
 
     rows: SourceRows
@@ -317,7 +350,7 @@ class KeyedTask:
     work: Work
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the result of the work for the rows of the keys."""
+        """Yield the results of ``work`` on the rows of the keys in ``batches``."""
         for batch in batches:
             for start in range(0, batch.num_rows, KEYS_A_QUERY):
                 keys = batch.column(0).slice(start, KEYS_A_QUERY).to_pylist()
@@ -331,28 +364,35 @@ class KeyedTask:
 
 
 def _text(text: str | None, column: KeyColumn) -> str:
-    """Return canal-json's text of a value of the target.
+    """Convert the text of a target value to canal-json's text of the source's value.
 
     Raises:
-        ValueOutOfRangeError: the column cannot hold the value, or it is the NULL of an impossible date.
+        ValueOutOfRangeError: the source's column cannot hold the value, or it is NULL: the target stores NULL
+            for a date that does not exist.
     """
     try:
         if text is not None:
             return column.back(text, column.stored)
     except (ValueError, ArithmeticError):
         pass
-    raise ValueOutOfRangeError("The source cannot be queried by a key of the target.")
+    raise ValueOutOfRangeError(
+        "The source cannot be queried by a key of the target: its columns cannot hold a value of the key."
+    )
 
 
 def askable(keys: Iterable[KeyTexts], columns: Sequence[KeyColumn]) -> Iterator[KeyTexts]:
-    """Yield canal-json's texts of keys of the target, without keys that the source's columns cannot hold."""
+    """Yield keys of the target as canal-json's texts; skip keys that the source's columns cannot hold."""
     for key in keys:
         with suppress(ValueOutOfRangeError):
             yield tuple(_text(key[one.at], one) for one in columns)
 
 
 class WantedKeys(NamedTuple):
-    """Keys of the target, in the form of ``KeyedRows``, and the columns by which the source is queried."""
+    """Keys of the target to look up in the source.
+
+    ``columns``: the columns by which the source is queried. ``keys``: a frame with the column ``key``, an
+    array of the texts of the target's values.
+    """
 
     columns: tuple[KeyColumn, ...]
     keys: DataFrame
@@ -369,9 +409,17 @@ def source_task(  # noqa: PLR0913  (the task's input, and its point in time)
     since: int | None = None,
     as_of: int | None = None,
 ) -> tuple[RangeTask, RecordReader]:
-    """Return the task over the source's rows, of some keys or of all ``ranges``, and a reader that retries.
+    """Return a Spark task over rows of the source database, and the reader for it, which retries.
 
-    ``plan``: has a ``SourceDecoder``. ``since``, ``as_of``: see ``SourceRows``.
+    Args:
+        config: The pipeline's config.
+        plan: The decode plan of the source's rows, from ``source_plan``.
+        stored: The table's definition in the source.
+        topic: The table's topic; the task's ranges carry its name.
+        wanted: The keys whose rows are read, or None to read all ``ranges``.
+        ranges: Returns the key ranges; called only if ``wanted`` is None.
+        since: Lowest position (commit_ts) at which rows may be read, or None if rows need no position.
+        as_of: The commit_ts as of which rows are read, or None for the current rows.
     """
     settings, seconds = config.source.database, config.retry.for_
     assert settings is not None  # noqa: S101  (the database was open)
@@ -401,10 +449,13 @@ def source_task(  # noqa: PLR0913  (the task's input, and its point in time)
 def open_target_reader(
     context: WorkerContext, shape: TableShape, *, missing: ConfigError
 ) -> Iterator[TableReader]:
-    """Open a reader of the table of ``shape`` at the target, in a Spark session of its own.
+    """Open a reader of the rows that a table has in the target, in a Spark session of its own.
+
+    ``shape``: the table's schema in the target. ``missing``: the error to raise if the target has no such
+    table, or cannot return its rows.
 
     Raises:
-        ConfigError: ``missing``, if the target has no such table, or cannot return its rows.
+        ConfigError: the error ``missing``.
         TransientTargetError: the target does not answer.
     """
     target, session = context.target, context.spark.newSession()
@@ -423,30 +474,35 @@ def open_target_reader(
 
 
 def no_resync(table: TableId) -> ConfigError:
-    """Return the error for a table whose rows at the target cannot be read."""
+    """Return the error for a resync of a table whose rows cannot be read from the target."""
     return ConfigError(f"The table cannot have a resync. {_NOT_READABLE}", table=str(table))
 
 
 def compared_columns(reader: TableReader, columns: Sequence[ShapeColumn]) -> tuple[ComparedColumn, ...]:
-    """Return columns of a table at the target, with the types in which they are compared to the source."""
+    """Return columns of the target with the Spark types in which both sides' values are compared."""
     from tidesink.sinks.spark.digests import ComparedColumn
 
     held = (one.dataType.simpleString() for one in reader.rows(columns).schema.fields)
     return tuple(
-        # A narrower type than the column's own could truncate a value, which would then seem equal.
+        # A type that is narrower than the column's could truncate a value, so that it seems equal.
         ComparedColumn(one.name, wider_ddl(kind, one.spark) or kind, one.key, reader.spelling(one.name))
         for one, kind in zip(columns, held, strict=True)
     )
 
 
 def key_types(columns: Sequence[ComparedColumn]) -> dict[str, str]:
-    """Return the types of the key columns, by name."""
+    """Return the Spark types in which the key columns are compared, by name."""
     return {one.name: one.type for one in columns if one.key}
 
 
 @contextmanager
 def _target_of(context: WorkerContext, plan: DecodePlan) -> Iterator[TableReader]:
-    """Open the reader of a plan's table at the target, for a resync."""
+    """Open the reader of the table of ``plan`` in the target, for a resync.
+
+    Raises:
+        ConfigError: the target has no such table, or cannot return its rows.
+        TransientTargetError: the target does not answer.
+    """
     table = plan.shape.source
     with (
         raised_task_errors(table=str(table)),
@@ -458,7 +514,10 @@ def _target_of(context: WorkerContext, plan: DecodePlan) -> Iterator[TableReader
 def columns_of_keys(
     context: WorkerContext, plan: DecodePlan, stored: StoredTable
 ) -> tuple[KeyColumn, ...] | None:
-    """Return ``key_columns`` with the types that the target has. ``plan``: has a ``SourceDecoder``.
+    """Return the columns by which the source can be queried for a key of the target (``key_columns``).
+
+    Looks up the types of the target's key columns. ``plan``: the decode plan of the source's rows, from
+    ``source_plan``. ``stored``: the table's definition in the source.
 
     Raises:
         ConfigError: the target has no such table, or cannot return its rows.
@@ -469,7 +528,7 @@ def columns_of_keys(
 
 
 def check_limits(context: WorkerContext, plan: DecodePlan, bounds: Sequence[Bound]) -> None:
-    """Refuse bounds that the target may compare differently.
+    """Check that the target compares the bounds of ``--where`` as the source does.
 
     Raises:
         ConfigError: the target compares a bound differently, has no such table, or cannot return its rows.
@@ -482,10 +541,16 @@ def check_limits(context: WorkerContext, plan: DecodePlan, bounds: Sequence[Boun
 def parts_of(
     context: WorkerContext, plan: DecodePlan, stored: StoredTable, *, rows: int, where: Sequence[Bound] = ()
 ) -> int:
-    """Return the number of parts in which the target's keys are looked up; ``rows``: rows of a batch.
+    """Return the number of parts of a resync's second phase, which looks up the target's keys in the source.
 
-    It is 1 if the source cannot be queried by key, since a part then reads all its rows. ``plan``: has a
-    ``SourceDecoder``.
+    It is 1 if the source cannot be queried by key, since each part would then read all rows of the source.
+
+    Args:
+        context: The worker's context.
+        plan: The decode plan of the source's rows, from ``source_plan``.
+        stored: The table's definition in the source.
+        rows: Number of rows in a part of the first phase.
+        where: Bounds of the source's key that limit the resync.
 
     Raises:
         ConfigError: the target compares a bound differently, has no such table, or cannot return its rows.

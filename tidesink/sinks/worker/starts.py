@@ -1,16 +1,17 @@
-"""The start of a table without progress in its topic: the setting ``start`` (ADR 32).
+"""The setting ``start``: at which offsets a new table begins to read its topic (ADR 32).
 
-The start is resolved to offsets once, before anything of the topic is read or applied, and stored in the
-state store: a restart does not change it. From then on, earlier records are treated as expired. They are not
-applied, and nothing is learned from them: no columns, no types, no DDL that changes rows.
+The setting is resolved to one offset per partition (the start), before anything of the topic is read or
+applied. The start is stored in the state store, so that a restart does not change it. Records before the
+start are treated as expired. They are not applied, and nothing is learned from them: no columns, no types, no
+DDL that changes rows.
 
-The law is that of a first load. A snapshot's rows are read after the offsets at which the table's changes
-continue were fixed, and these are the start's offsets. So every change before the start is in the rows, and
-every later one is applied after them. Without a snapshot, rows that have not changed since the start are
-missing.
+With ``snapshot: initial``, no row is missing: the snapshot's rows are read from the database after the start
+was fixed. So they contain every change before the start, and every later change is applied after them.
+Without a snapshot, rows that have not changed since the start are missing.
 
-A table with progress continues from there, regardless of the config. Its start is still needed when a worker
-plans its columns. If the state store was lost, the start is resolved again, and no record is skipped by it.
+A table with progress continues from its progress, even if the setting changes. A worker still needs the start
+to plan the table's columns. If the state store was lost, the start is resolved again, but is never later than
+the table's progress, so that no record is skipped.
 """
 
 from __future__ import annotations
@@ -32,37 +33,43 @@ from tidesink.sinks.worker.control import PLACE
 _KIND: Final = "start-offsets"
 _FUTURE: Final = "start: {} is in the future. Give a time that has passed, or latest."
 _LACKING: Final = (
-    "start: has no offset for partition {}. Give one for each partition of the topic, which are {}."
+    "start: has no offset for partition {}. Give an offset for each of the topic's partitions: {}."
 )
-_NO_PARTITION: Final = "start: partition {} is not one of the topic's, which are {}."
+_NO_PARTITION: Final = "start: the topic has no partition {}. Its partitions are: {}."
 _EXPIRED: Final = (
-    "start: Kafka no longer has offset {} of partition {}, which begins with {}. Give that offset or a later "
-    "one."
+    "start: Kafka no longer has offset {} of partition {}, whose first offset is {}. Give the first offset "
+    "or a later one."
 )
 _AHEAD: Final = (
-    "start: offset {} of partition {} is beyond its end ({}), so that records to come would be skipped. Give "
-    "that offset or an earlier one."
+    "start: offset {} of partition {} is beyond its end ({}), so future records would be skipped. Give the "
+    "end offset or an earlier one."
 )
 _NOT_APPLIED: Final = (
-    "The table began at {places} of topic {topic} (start: {said}), and earlier records are not applied. "
-    "{rows}"
+    "The table began at {places} of topic {topic} (start: {said}). Earlier records are not applied. {rows}"
 )
-_MISSING: Final = "Rows that have not changed since then are missing."
-_LOADED: Final = "Earlier rows come from source.database (snapshot: initial)."
+_MISSING: Final = (
+    "Rows that have not changed since then are missing. To also load them, run `tidesink snapshot start` for "
+    "the table."
+)
+_LOADED: Final = "The snapshot loads the other rows from source.database (snapshot: initial)."
 
 
 class KnownStart(NamedTuple):
-    """A resolved start: the setting's text, Kafka's id of the topic, and the offsets."""
+    """A resolved start, as it is stored.
+
+    ``said``: text of the setting that was resolved. ``topic_id``: Kafka's id of the topic. ``offsets``: first
+    offset to read per partition. ``after``: rank of the table's status when the start was resolved. If the
+    status has a higher rank later, a worker has applied records from this start on.
+    """
 
     said: str
     topic_id: str
     offsets: Starts
-    # The table's rank before the start was resolved; a status with a later rank belongs to this start.
     after: Rank = (0, 0, 0)
 
 
 def said_of(start: str | dict[int, int]) -> str:
-    """Return the text of a start setting."""
+    """Return the setting ``start`` as a text; offsets become JSON."""
     return start if isinstance(start, str) else json.dumps({str(n): at for n, at in sorted(start.items())})
 
 
@@ -73,10 +80,13 @@ def resolved(
     *,
     now: Callable[[], float] = time.time,
 ) -> Starts:
-    """Resolve a start setting to the first offset of each partition; empty to read from the beginning.
+    """Resolve the setting ``start`` to the first offset to read per partition.
+
+    Empty for ``earliest``: the topic is read from its beginning. ``now``: returns the current time in seconds
+    since 1970.
 
     Raises:
-        ConfigError: the offsets do not match the topic, or the time is in the future.
+        ConfigError: the setting names offsets that the topic does not have, or a time in the future.
         SourceError: the brokers refuse the request, or do not answer.
     """
     parts = found.partitions
@@ -112,7 +122,7 @@ def _refusal(start: dict[int, int], found: TopicOffsets) -> str | None:
 
 
 def known_start(store: StateStore, pipeline: str, table: TableId, topic: str) -> KnownStart | None:
-    """Return a table's resolved start, or None if it was not resolved yet.
+    """Return the start of a table in a topic from the state store, or None if it was not resolved yet.
 
     Raises:
         StateStoreError: the store does not answer.
@@ -130,9 +140,9 @@ def _name(pipeline: str, table: TableId, topic: str) -> str:
 
 
 class Start:
-    """The start of one table in its topic. Used by one thread at a time.
+    """Resolves, stores and loads the start of one table in its topic. Used by one thread at a time.
 
-    ``offsets``: the resolved offsets; empty before ``settle``, and for a table that reads the whole topic.
+    ``place``: returns the table's location at the target.
     """
 
     def __init__(
@@ -152,7 +162,7 @@ class Start:
         self._store = store
         self._brokers = brokers
         self._known: KnownStart | None = None
-        # True if this worker resolved the start.
+        # True if this worker resolved the start, and did not load it from the state store.
         self._is_new = False
 
     @classmethod
@@ -169,31 +179,34 @@ class Start:
 
     @property
     def moves_with_time(self) -> bool:
-        """Return True if the start depends on the current time, and must be resolved at the first look."""
+        """Return True for ``latest``, which must be resolved at once, before more records arrive."""
         return self._settings.start == "latest"
 
     @property
     def offsets(self) -> Starts:
-        """First offset of each partition that the table reads."""
+        """First offset to read per partition; empty before ``settle`` and for ``earliest``."""
         return self._known.offsets if self._known is not None else NO_STARTS
 
     def is_other_topic(self, found: TopicOffsets) -> bool:
-        """Return True if the start belongs to a topic that was replaced since."""
+        """Return True if the start was resolved for a topic that was since deleted and created again."""
         return self._known is not None and is_other_topic(self._known.topic_id, found.topic_id)
 
     def is_settled(self, found: TopicOffsets) -> bool:
-        """Return True if the start in this topic is resolved."""
+        """Return True if the start was resolved for this topic."""
         return self._known is not None and not is_other_topic(self._known.topic_id, found.topic_id)
 
     def has_records(self, found: TopicOffsets) -> bool:
-        """Return True if the topic has a record after the start."""
+        """Return True if the topic has a record at or after the start."""
         return any(at.latest > max(at.earliest, self.offsets.get(n, 0)) for n, at in found.partitions.items())
 
     def settle(self, found: TopicOffsets) -> None:
-        """Resolve the start, and store it in the state store, unless that was done before.
+        """Load the start from the state store, or resolve and store it if it is not there.
+
+        The stored start is resolved again if the setting has changed and nothing was applied yet, or if the
+        topic was replaced.
 
         Raises:
-            ConfigError: the offsets do not match the topic, or the time is in the future.
+            ConfigError: the setting names offsets that the topic does not have, or a time in the future.
             SourceError: the brokers refuse the request, or do not answer.
             StateStoreError: the store does not answer.
         """
@@ -207,16 +220,16 @@ class Start:
         if known is not None and (begun or known.said == said):
             self._known = known
         elif begun or said == "earliest":
-            # The table began at the beginning, before the setting existed.
+            # The table read its topic from the beginning: with ``earliest``, or before the setting existed.
             self._known = KnownStart("earliest", found.topic_id, NO_STARTS)
         else:
             self.begin(found)
 
     def begin(self, found: TopicOffsets) -> None:
-        """Resolve and store the start of a table to which nothing is applied.
+        """Resolve and store the start of a table to which no record was applied.
 
         Raises:
-            ConfigError: the offsets do not match the topic, or the time is in the future.
+            ConfigError: the setting names offsets that the topic does not have, or a time in the future.
             SourceError: the brokers refuse the request, or do not answer.
             StateStoreError: the store does not answer.
         """
@@ -224,13 +237,13 @@ class Start:
         self._is_new = True
 
     def lower(self, applied: Mapping[int, int]) -> bool:
-        """Lower a start that was resolved now to the applied offsets; return True if it was later.
+        """Lower the start to the applied offsets if this worker resolved it; return True if that changed it.
 
-        A table with progress and without a stored start has lost its state store: everything that is not
-        applied must be read, including DDL.
+        If a table has progress but no stored start, the state store was lost. The new start may then be above
+        the applied offsets, and all records after these must be read, including DDL.
 
         Args:
-            applied: The next offset of each partition in the table's progress.
+            applied: The next offset to apply per partition in the table's progress.
 
         Raises:
             StateStoreError: the store does not answer.
@@ -257,7 +270,10 @@ class Start:
         self._store.save_document(_KIND, name, document)
 
     def is_stale(self) -> bool:
-        """Return True if the start belongs to a previous table, when nothing is applied to this one.
+        """Return True if a previous table of the same name was read from this start.
+
+        Called for a table without progress. The previous table was removed at the target, and a new one is
+        loaded, for which the start must be resolved again.
 
         Raises:
             StateStoreError: the store does not answer.
@@ -268,14 +284,17 @@ class Start:
         return self._begun(known)
 
     def _begun(self, known: KnownStart | None) -> bool:
-        """Return True if a worker applied records to this table after its start was resolved."""
+        """Return True if a worker applied records of the table after the start ``known`` was resolved.
+
+        Judged by the table's status, which only counts if it is about the table's current location.
+        """
         status = self._store.status_of(self._pipeline, self._settings.table)
         if status is None or status.batch == 0 or status.rank <= (known.after if known else (0, 0, 0)):
             return False
         return bool(status.details.get(PLACE, "") in ("", self._place()))
 
     def warnings(self) -> tuple[str, ...]:
-        """Return a warning about the records before the start."""
+        """Return a warning that records before the start are not applied; empty if the start skips none."""
         offsets = {number: at for number, at in self.offsets.items() if at > 0}
         if self._known is None or not offsets:
             return ()
