@@ -238,7 +238,7 @@ def test_a_table_waits_for_a_record_behind_its_start(task_of: Callable[..., Tabl
     task.work(_found(2))
     assert (task.state, task.has_work(_found(2))) == ("IDLE", False)
     (warning,) = task.report().warnings
-    assert "offset 2 of partition 0 of topic app.shop.t (start: latest), and earlier records" in warning
+    assert "offset 2 of partition 0 of topic app.shop.t (start: latest). Earlier records" in warning
     assert "Rows that have not changed since then are missing." in warning
     assert warning.endswith("run `tidesink snapshot start` for the table.")
     # A restart does not move it.

@@ -1,13 +1,15 @@
-"""The second phase of a resync: deletes rows that exist only in the target.
+"""The second phase of a resync (the sweep): deletes rows that exist only in the target.
 
-Part i of N looks up in the source the target's keys whose hash belongs to i, or the keys that a user named. A
-batch deletes the rows of keys that the source does not have. The law (ADR 37) is that of a snapshot's rows:
-the offsets at which the table's changes continue are fixed before the source is queried, and deletes and
-progress are committed together. With ``sequence_by: source``, deletes get a position of the database that was
-read before the source was queried.
+The keys of the target are divided into N parts by their hashes. For each part, one batch looks up the part's
+keys in the source database, and deletes the target's rows whose keys the source does not have. A resync that
+is limited to some keys or bounds looks up only these.
 
-These deletes use the path of deletes from the topic: tasks receive the keys as records, and a decoder of
-their own passes them through. The keys have the target's types, so that no key is rebuilt from texts.
+Rule for correctness (ADR 37), as for the rows of a snapshot: the offsets at which the table's changes
+continue are fixed before the source is queried, and the deletes are committed together with the progress.
+With ``sequence_by: source``, the deletes get a position in the source's log that was read before the query.
+
+The deletes are applied like deletes from a topic: Spark tasks receive the keys as records, and ``KeyDecoder``
+turns each record into a delete event. The keys keep the target's types, so they are not converted from texts.
 """
 
 from __future__ import annotations
@@ -62,17 +64,18 @@ if TYPE_CHECKING:
     from tidesink.sinks.spark.digests import ComparedColumn
 
 _UNREADABLE: Final = (
-    "A row of the source cannot be a row of the target, so its key cannot be looked up. Change the row at "
-    "the source, or leave the column out (except_column_list). `tidesink snapshot cancel` ends the resync."
+    "The resync cannot continue: a row of the source has a value that the target cannot store, so the row's "
+    "key cannot be compared. Change the row at the source, or leave the column out (except_column_list). To "
+    "end the resync, run `tidesink snapshot cancel`."
 )
 
 
 @dataclass(frozen=True)
 class KeyDecoder(NumberedDecoder):
-    """Decodes keys of the target, in its types, as deletes."""
+    """Decodes records that hold a key of the target, in the target's types, into delete events."""
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """Return a delete for each key."""
+        """Return one delete event for each record."""
         count, keys = records.num_rows, rows_of(records)
         rows = pa.table(changes_of(records, Op.DELETE, key=keys, row=keys.type))
         tables = (ChangeTable(self.table, TableSchema(self.table, ()), None, rows),) if count else ()
@@ -80,7 +83,7 @@ class KeyDecoder(NumberedDecoder):
 
 
 def deletes_plan(plan: DecodePlan) -> DecodePlan:
-    """Return the plan for deletes whose keys are the target's own."""
+    """Return the decode plan for records of ``KeyDecoder``: the keys are columns of the target already."""
     shape = plan.shape
     own = {column.name: column.name for column in shape.key_columns}
     rows = TargetRows(shape, target=shape, sources=own, metadata=plan.rows.metadata)
@@ -89,7 +92,11 @@ def deletes_plan(plan: DecodePlan) -> DecodePlan:
 
 @dataclass(frozen=True)
 class KeyTask:
-    """The code of a Spark task for its share of the keys. Each key is a record."""
+    """The code of a Spark task that passes its share of the keys to ``work`` as records.
+
+    ``names``: names of the key columns. ``wanted``: range that the records' offsets begin at. ``commit_ts``:
+    position of the deletes, or None if they need none.
+    """
 
     names: tuple[str, ...]
     wanted: FetchRange
@@ -97,7 +104,7 @@ class KeyTask:
     commit_ts: int | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the result of the work for the keys, which are a struct in the only column."""
+        """Yield the results of ``work`` on the keys, which are structs in the only column of ``batches``."""
         # Each task has a range of its own.
         wanted = self.wanted._replace(partition=task_number())
         yield from self.work(wanted, self._records(batches, wanted))
@@ -112,10 +119,10 @@ class KeyTask:
 
 @dataclass(frozen=True)
 class TargetKeys:
-    """Returns keys of the target as records; a ``RecordReader`` that ignores the requested ranges.
+    """Reads keys of the target as records. A ``RecordReader`` that ignores the requested ranges.
 
-    ``keys``: a frame with the keys in the column ``value``, as ``names``. ``commit_ts``: time of the deletes
-    in the source's order.
+    ``names``: names of the key columns. ``keys``: a frame with the keys as structs in the column ``value``.
+    ``commit_ts``: position of the deletes, or None if they need none.
     """
 
     names: tuple[str, ...]
@@ -123,15 +130,17 @@ class TargetKeys:
     commit_ts: int | None = None
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
-        """Return the result of ``work`` for the keys."""
+        """Return a frame with the results of ``work`` on the keys. ``ddl``: its schema."""
         task = KeyTask(self.names, ranges[0], work, self.commit_ts)
         return in_session(self.keys.select("value"), session).mapInArrow(Reporting(task), ddl)
 
 
 class _Asked(NamedTuple):
-    """Keys of the target to look up in the source, and the columns by which they are compared.
+    """Keys of the target to look up in the source.
 
-    ``position``: the source's position before it is queried.
+    ``plan``: the table's decode plan. ``columns``: the key columns, in the types in which both sides are
+    compared. ``keys``: a frame with the keys. ``position``: position (commit_ts) that was read before the
+    source is queried, or None if the deletes need none.
     """
 
     plan: DecodePlan
@@ -142,7 +151,7 @@ class _Asked(NamedTuple):
 
 
 class SweepBatch(SnapshotBatch):
-    """Applies a part of the second phase. Runs once; a retry needs a new object."""
+    """Applies one part of the second phase of a resync. An object runs once; a retry needs a new object."""
 
     def __init__(self, *parts: Any, **named: Any) -> None:
         super().__init__(*parts, **named)
@@ -153,7 +162,7 @@ class SweepBatch(SnapshotBatch):
             return super()._outcome()
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """Return the task with the keys that the source lacks; reads target and source."""
+        """Return the Spark task that deletes the keys that only the target has, after looking them up."""
         table_plan = self._table_plan()
         deletes = deletes_plan(table_plan)
         names = tuple(column.name for column in deletes.shape.key_columns)
@@ -165,7 +174,7 @@ class SweepBatch(SnapshotBatch):
         )
 
     def _position(self) -> int | None:
-        """Return the position at which missing keys are deleted; None in Kafka's order."""
+        """Return the source's current position for the deletes; None under ``sequence_by: kafka``."""
         since = self._since()
         if since is None:
             return None
@@ -173,7 +182,11 @@ class SweepBatch(SnapshotBatch):
             return database.position(since=since)
 
     def _only_at_target(self, plan: DecodePlan, topic: str, position: int | None) -> DataFrame:
-        """Return the part's keys that exist only in the target."""
+        """Return a frame with the keys of this part that the target has and the source does not have.
+
+        Raises:
+            ValueOutOfRangeError: a row of the source cannot be stored in the target, so its key is unknown.
+        """
         from tidesink.sinks.spark.digests import HASH, keys_of, named_keys, within
 
         key = plan.shape.key_columns
@@ -195,14 +208,17 @@ class SweepBatch(SnapshotBatch):
         try:
             there = self._at_source(reader.session, asked, by_key=True)
         except ValueOutOfRangeError:
-            # A key at the target is not a value of the source's columns, so a retry would fail, too.
+            # The source cannot be queried by a key of the target, and a retry would fail, too. Read all rows.
             there = self._at_source(reader.session, asked, by_key=False)
         if there.where("bad").count():
             raise ValueOutOfRangeError(_UNREADABLE, table=str(self._settings.table))
         return keys.join(there.select(*HASH), [*HASH], "left_anti")
 
     def _at_source(self, session: SparkSession, asked: _Asked, *, by_key: bool) -> DataFrame:
-        """Return the hashes of keys in the source: at least those of the requested keys."""
+        """Return a frame with the key hashes of source rows: of the asked keys, or of all rows.
+
+        ``by_key``: True to query only the asked keys, if the source can be queried by key.
+        """
         from tidesink.sinks.spark.digests import HASH, digests
 
         config, stored = self._context.config, self._part.stored
@@ -220,5 +236,5 @@ class SweepBatch(SnapshotBatch):
         return self._stored(found.select(*HASH, "bad"))
 
     def _stored(self, frame: DataFrame) -> DataFrame:
-        """Store a frame's current rows."""
+        """Store a frame's current rows in Spark until the batch ends, so that they are computed only once."""
         return checkpointed(frame, self._kept, table=str(self._settings.table))

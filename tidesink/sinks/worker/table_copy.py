@@ -1,6 +1,6 @@
-"""A table's copy at the target: the reader of its rows, and the wait until its changes are applied.
+"""Access to a table in the target for ``tidesink diff``: reads its rows, and waits until changes are applied.
 
-``tidesink diff`` compares it while a worker continues.
+The table is compared while a worker keeps applying changes to it.
 """
 
 from __future__ import annotations
@@ -37,40 +37,55 @@ Tell = Callable[[str], None]
 
 
 def topic_of(status: TableStatus | None) -> str | None:
-    """Return the topic that a table's changes were read from, or None if none was read."""
+    """Return the topic that a table's changes came from, or None if its status names no topic."""
     topic = (status.details if status else {}).get("topic")
     return None if topic is None else str(topic)
 
 
 def obstacle(config: Config, table: TableId, topic: str | None) -> str | None:
-    """Return the reason why a table cannot be compared with this config, or None if it can."""
+    """Return the reason why a table cannot be compared with this config, or None if it can.
+
+    ``topic``: the topic that its changes came from, or None if unknown.
+    """
     settings = config.table_config(table)
     if "rows" not in config.target.features:
-        return f"A target of type {config.target.type} forwards changes and keeps no rows."
+        return f"A target of type {config.target.type} forwards changes and stores no rows."
     if settings.mode != "upsert":
         return (
             f"mode: {settings.mode} keeps rows that the source has deleted, so the two sides cannot be "
             "compared."
         )
     if settings.ignore_null_updates:
-        return "ignore_null_updates keeps values that are NULL at the source."
+        return (
+            "With ignore_null_updates, the target keeps old values of columns that are NULL at the source, "
+            "so the two sides cannot be compared."
+        )
     if topic is not None and not config.reads_topic(topic):
         return f"Its changes came from the topic {topic}, which is no longer part of source.topics."
     return None
 
 
 def refusal(table: TableId, reason: str) -> ConfigError:
-    """Return the error for a table that cannot be compared."""
+    """Return the error for a table that cannot be compared, with the text ``reason``."""
     return ConfigError(REFUSED + reason, table=str(table))
 
 
 @dataclass
 class TableCopy:
-    """A table at the target of ``context``'s pipeline.
+    """A table in the target of a pipeline.
 
-    ``kept``: releases what Spark stores for the table. ``waits``: True to wait for changes that are not
-    applied yet. ``patience``: seconds after which a running worker that has not reached the table counts as
-    stuck; None: longer than any pause in the config. ``called``: prefix of the table's name in messages.
+    Attributes:
+        context: The parts of the pipeline: config, Spark, target, state store.
+        table: The table.
+        kept: Closed at the end of the comparison; releases what Spark stores for the table.
+        tell: Receives progress messages for the user.
+        waits: True to wait for changes that are in Kafka and not applied yet.
+        patience: Seconds without an applied record after which a running worker counts as not reading the
+            table. None for a time that is longer than any pause that the config allows.
+        called: Prefix of the table's name in messages, such as the pipeline's name.
+        topic: The topic that the table's changes come from. Set by ``open``.
+        may_come: True if the topic does not exist yet, and the changefeed may create it. Set by ``open``.
+        reader: The reader of the table's rows in the target. Set by ``open``.
     """
 
     context: WorkerContext
@@ -85,10 +100,10 @@ class TableCopy:
     reader: TableReader = field(init=False)
 
     def open(self) -> DecodePlan:
-        """Open the table, wait until the target has applied its topic, and return its decode plan.
+        """Open the table, wait until the current records of its topic are applied, and return its decode plan.
 
         Raises:
-            ConfigError: the table cannot be compared.
+            ConfigError: the table cannot be compared, or no worker applies its records.
         """
         status = self.context.store.status_of(self.context.config.pipeline, self.table)
         topic = topic_of(status)
@@ -103,9 +118,9 @@ class TableCopy:
         decoding.prepare(found, start.offsets if start is not None else NO_STARTS)
         self.reader = self._reader(decoding.columns())
         self.check_begun()
-        # Records that wait may change the columns.
+        # Records that are not applied yet may change the columns, so the plan is made after them.
         self.await_applied(found)
-        # Rows of the source are newer than everything sent so far.
+        # The source's rows are newer than all DDL in the topic, so the plan must include it.
         decoding.catch_up(None, found)
         return decoding.columns()
 
@@ -114,18 +129,18 @@ class TableCopy:
         return self.kept.enter_context(open_target_reader(self.context, plan.shape, missing=missing))
 
     def check_begun(self) -> None:
-        """Check that the target has all rows of the source.
+        """Check that the table was loaded: a batch was applied, and its snapshot is finished.
 
         Raises:
-            ConfigError: no batch was applied yet, or a snapshot is unfinished.
+            ConfigError: no batch was applied yet, or a snapshot of the whole table is unfinished.
         """
         progress = self.reader.committed()
         if progress is None:
             raise self.refused("No worker has applied any of its records yet. Run `tidesink run` first.")
         if progress.snapshot is not None and not (progress.snapshot.done or progress.snapshot.limited):
             raise self.refused(
-                "Its snapshot has not finished, so rows are missing. See `tidesink snapshot status` for its "
-                "progress."
+                "Its snapshot has not finished, so rows are missing. Wait until it finishes (`tidesink "
+                "snapshot status` shows its progress)."
             )
 
     def refused(self, reason: str) -> ConfigError:
@@ -134,11 +149,14 @@ class TableCopy:
     # End offsets of the topic, and progress of the target
 
     def ends(self) -> TopicOffsets:
-        """Return the topic's current end offsets; the topic may be absent if a worker expects it to come."""
+        """Return the topic's current offsets.
+
+        The topic may be missing if its status says that the changefeed has not created it yet.
+        """
         return self.context.offsets_of(self.topic, self.table, may_come=self.may_come)
 
     def _ranges_of(self, found: TopicOffsets) -> list[OffsetRange]:
-        """Return the offset ranges that are not applied yet."""
+        """Return, per partition, the range between the applied offset and the end offset in ``found``."""
         progress = self.context.retry(self.table).call(self.reader.committed)
         return [
             OffsetRange(self.topic, number, max(at.earliest, _next(progress, self.topic, number)), at.latest)
@@ -146,7 +164,9 @@ class TableCopy:
         ]
 
     def await_applied(self, ends: TopicOffsets) -> bool:
-        """Wait until the target has applied everything up to ``ends``; return False without waiting.
+        """Wait until the target has applied all records before the end offsets ``ends``, and return True.
+
+        With ``waits=False``, returns at once, and False if records are not applied.
 
         Raises:
             ConfigError: no worker applies the records.
@@ -164,7 +184,7 @@ class TableCopy:
         return True
 
     def _patience(self) -> float:
-        """Return the maximum number of seconds in which a healthy worker reaches the table."""
+        """Return the seconds without an applied record after which the worker seems not to read the table."""
         if self.patience is not None:
             return self.patience
         config = self.context.config
@@ -177,24 +197,27 @@ class TableCopy:
         if not is_alive(seconds):
             raise self.refused(
                 f"{waiting:,} records of {self.topic} are not applied, and no worker runs. Start `tidesink "
-                "run` in parallel, or pass --no-wait to compare anyway."
+                "run` in parallel. To compare anyway, pass --no-wait."
             )
         status = store.status_of(pipeline, self.table)
         if status is not None and status.state in ("PAUSED", "FAILING"):
             raise self.refused(
                 f"{waiting:,} records of {self.topic} are not applied, and the table is {status.state} "
-                f"({status.error}). Fix that first, or pass --no-wait to compare anyway."
+                f"({status.error}). Let the table continue first. To compare anyway, pass --no-wait."
             )
         state = status.state if status is not None else "unknown"
         if still.lasts(waiting, at_work=state == "RUNNING"):
             raise self.refused(
                 f"{waiting:,} records of {self.topic} are not applied, and the running worker does not read "
-                f"the table, whose state is {state}. Check if the worker's config leaves the table out, or "
-                "pass --no-wait to compare anyway."
+                f"the table, whose state is {state}. Check if the worker's config leaves the table out. To "
+                "compare anyway, pass --no-wait."
             )
 
     def stored(self, frame: Callable[[], DataFrame]) -> DataFrame:
-        """Store a frame's current rows, so that Spark never reads them again; retry on failure."""
+        """Store the current rows of the frame that ``frame`` returns, and return the stored frame.
+
+        Spark does not read them again, so all later steps see the same rows. Retries on failure.
+        """
 
         def store() -> DataFrame:
             return checkpointed(frame(), self.kept, table=str(self.table))
@@ -204,7 +227,7 @@ class TableCopy:
 
 @dataclass
 class Standstill:
-    """Detects that no record was applied for ``seconds`` while records wait."""
+    """Detects that no record of a table was applied for ``seconds``, although records are pending."""
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -212,7 +235,11 @@ class Standstill:
     _since: float = field(default=0.0, init=False)
 
     def lasts(self, waiting: int, *, at_work: bool) -> bool:
-        """Return True if nothing changed for ``seconds``; ``at_work``: a batch runs, and may be slow."""
+        """Return True if the number of pending records has not changed for ``seconds``.
+
+        ``waiting``: number of pending records now. ``at_work``: True while the table's batch runs, which may
+        be slow.
+        """
         now = self.clock()
         if at_work or waiting != self._waiting:
             self._waiting, self._since = waiting, now

@@ -1,4 +1,4 @@
-"""A table's counters over its life, and its tombstones."""
+"""A table's counters, for its status and report, and the removal of old tombstones."""
 
 from __future__ import annotations
 
@@ -20,17 +20,23 @@ from tidesink.sinks.worker.control import PLACE
 
 _log = structlog.get_logger("tidesink.worker")
 _TOMBSTONES: Final = "tombstones"
-# In a status's details: the work that Spark did for a lake's last batch instead of writing files, and why.
+# Key in a status's details: why the last batch into a lake was written by a Spark job and not by the tasks.
 LEFT: Final = "left_to_spark"
 _DOUBTED: Final = (
-    "Rows were applied with a warning: the log has the first of each batch and the reason. Compare the table "
-    "with the source. If their checksums do not match, source.checksum: reject keeps such rows out. If the "
-    "keys of deletes may be wrong, list the table's key under tables: keys if it is right."
+    "Rows were applied with a warning. The log has the reason and the first such row of each batch. Compare "
+    "the table with the source (`tidesink diff`). If the reason is a wrong checksum, set source.checksum: "
+    "reject to keep such rows out. If the reason is the key of deletes, check the table's key and list its "
+    "columns under tables: keys."
 )
 
 
 class Tally:
-    """Counters of this run, and of the table's life as recorded in the state store."""
+    """Counts a table's events: those of this run, and those of all runs, which the state store keeps.
+
+    ``run``, ``total``: the events of this run and of all runs. ``batch``, ``commit_ts``: those of the last
+    batch. ``place``: the table's location at the target. ``life``, ``epoch``: identify the worker's hold on
+    the table (``TableStatus``). ``caught_up``: when the table was last at the end of a compacted topic.
+    """
 
     def __init__(self) -> None:
         self.run, self.total = Account(), Account()
@@ -50,20 +56,25 @@ class Tally:
 
     @property
     def rank(self) -> Rank:
-        """The rank of the hold and its last batch."""
+        """The rank of the last batch: a status with a lower rank in the state store is older."""
         return self.life, self.epoch, self.batch
 
     def claimed(self, epoch: int, before: TableStatus | None) -> None:
-        """Continue counting under a new claim of the table; ``before``: its status from before the claim.
+        """Record that this worker has claimed the table with the epoch ``epoch``.
 
-        An epoch that is not above that status's epoch belongs to a new table, or to one from a backup.
+        ``before``: the table's status before the claim. If its epoch is not below the new epoch, the table at
+        the target is new or was restored from a backup, so its epochs began again: ``life`` is increased.
         """
         self.life = before.life + (epoch <= before.epoch) if before is not None else 0
         self.epoch = epoch
         self._held, self._resumed = True, False
 
     def resume(self, context: WorkerContext, table: TableId) -> bool:
-        """Load the state store's counters, until the table is held: from then on no other worker counts."""
+        """Load the counters of all runs from the state store, if another worker may have changed them.
+
+        Once this worker has claimed the table, they are loaded a last time: no other worker counts from then
+        on. Always returns True.
+        """
         if not self._resumed:
             status = context.store.status_of(context.config.pipeline, table)
             if status is not None and status.rank > self._known:
@@ -86,16 +97,16 @@ class Tally:
             self.life, self.epoch = status.life, status.epoch
 
     def stands(self, progress: Progress, place: str) -> None:
-        """Record what the target holds, and its location, when the table is opened."""
+        """Record the target's progress and the table's location when the table is opened."""
         if place != self.place:
             self._left = ""
         if place != self.place or progress.batch < self.caught_up.batch:
-            # These belong to another table, or to batches that a restore has removed.
+            # The recorded time belongs to another table, or to batches that a restore has removed.
             self.caught_up = CaughtUp()
         self.batch, self.commit_ts, self.place = progress.batch, progress.commit_ts, place
 
     def add(self, outcome: BatchOutcome) -> None:
-        """Count one batch."""
+        """Add the events and warnings of one batch."""
         account = outcome.account or Account()
         self.run, self.total = self.run + account, self.total + account
         self.batch, self.commit_ts = outcome.progress.batch, outcome.progress.commit_ts
@@ -110,29 +121,29 @@ class Tally:
         self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *doubts)))
 
     def left(self) -> dict[str, Any]:
-        """Return the detail of the last batch with rows if Spark wrote it, by any worker."""
+        """Return the status detail ``LEFT`` if a Spark job wrote the last batch with rows, of any worker."""
         return {LEFT: self._left} if self._left else {}
 
     def forgotten(self, tombstones: Tombstones | None) -> dict[str, Any]:
-        """Return the detail of the tombstones, as of the last collection by any worker."""
+        """Return the status detail about tombstones, from their last removal by any worker."""
         if tombstones is not None and tombstones.last is not None:
             return {_TOMBSTONES: tombstones.last._asdict()}
         known = self._tombstones
-        # A table that was created again has collected nothing.
+        # If the table was created again, the recorded removal was in its predecessor.
         holds = tombstones is None or tombstones.horizon == known.get("horizon")
         return {_TOMBSTONES: dict(known)} if known and holds else {}
 
 
 _TSO_PER_SECOND: Final = 1000 << LOGICAL_BITS
-# Number of collections per retention: each one scans the table's tombstones once.
+# Number of removals in the time of the retention. Each one scans all tombstones of the table.
 _TIMES_A_RETENTION: Final = 4
 
 
 def next_horizon(progress: Progress, topic: str, retention: float) -> int | None:
-    """Return the commit_ts up to which tombstones may be removed.
+    """Return the horizon: the commit_ts up to which tombstones may be removed.
 
-    It is ``retention`` seconds before the applied commit_ts of the slowest partition; None if a partition
-    has applied nothing that has a commit_ts.
+    It is ``retention`` seconds before the applied commit_ts or watermark of the slowest partition. None if a
+    partition of ``topic`` has applied nothing with a commit_ts yet.
     """
     at = progress.topics.get(topic)
     passed = [
@@ -144,9 +155,12 @@ def next_horizon(progress: Progress, topic: str, retention: float) -> int | None
 
 
 class Tombstones:
-    """The tombstones of one table. ``retention``: seconds of the source's time; None keeps them forever.
+    """Removes old tombstones of one table. A tombstone is the target's memory that a row was deleted.
 
-    A horizon is never lowered: tombstones that were removed before it cannot be restored.
+    Tombstones prevent that an older change brings a deleted row back. ``retention``: seconds of the source's
+    time after which they are removed, or None to keep them forever. ``horizon``: commit_ts up to which they
+    were removed. It is never lowered, because removed tombstones cannot be restored. ``last``: result of the
+    last removal in this run.
     """
 
     def __init__(self, table: SequencedTable, retention: float | None) -> None:
@@ -156,7 +170,10 @@ class Tombstones:
         self.last: Collected | None = None
 
     def collect_if_due(self, progress: Progress, topic: str) -> None:
-        """Remove old tombstones from time to time; a failure is logged, and a later batch tries again."""
+        """Remove old tombstones if the last removal is long enough ago.
+
+        A failure is logged, and the removal is tried again after a later batch.
+        """
         if self._retention is None:
             return
         horizon = next_horizon(progress, topic, self._retention)
@@ -173,7 +190,7 @@ class Tombstones:
             self.horizon = self._known(horizon)
 
     def _known(self, asked: int) -> int | None:
-        """Return the horizon after a failed collection; ``asked`` if the table does not answer."""
+        """Return the target's horizon after a failed removal, or ``asked`` if the target does not answer."""
         try:
             return self._table.horizon()
         except TidesinkError:
