@@ -100,7 +100,7 @@ class TableCopy:
     reader: TableReader = field(init=False)
 
     def open(self) -> DecodePlan:
-        """Open the table, wait until the current records of its topic are applied, and return its decode plan.
+        """Open the table, wait until the topic's current records are applied, and return its decode plan.
 
         Raises:
             ConfigError: the table cannot be compared, or no worker applies its records.

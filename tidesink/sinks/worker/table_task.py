@@ -1,4 +1,4 @@
-"""The task of one table: opens it, runs its batches, counts their events, and reports its state."""
+"""The task of one table in a worker: opens it, runs its batches, counts its events, and saves its status."""
 
 from __future__ import annotations
 
@@ -67,22 +67,40 @@ from tidesink.sinks.worker.tally import Tally, Tombstones
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 _log = structlog.get_logger("tidesink.worker")
-_TAKEN: Final = "Another worker has taken over this table, as its status shows, and continues with it."
+_TAKEN: Final = (
+    "Another worker has taken over this table, as its status shows. Run only one worker for each table."
+)
 
 
 class TableTask:
-    """The work of one table.
+    """The work of one table in a worker.
 
-    ``lag``: number of the topic's offsets that it still had to read at the last look.
-    ``turn``: number of its last turn among all tables' turns, or 0. ``bound``: the bound of the next batch,
-    under cuts. ``marks``: newest watermark per partition beyond what was read, if no data records lie
-    between. ``ends``: end offset per partition under the bound, if no watermarks show it. ``stalled``: True
-    if only records above the bound are left. ``seen``: the topic at the worker's last look, also set while a
-    batch runs. ``was_open``: True if the table was opened in this run.
+    Each batch runs ``work`` in a thread of its own. The worker's main thread calls the other methods while no
+    batch of the table runs, unless their docstring says otherwise.
+
+    Attributes:
+        topic: The topic of the table's changes.
+        table: The table.
+        state: The table's state, as in its status: IDLE, RUNNING, PAUSED or FAILING.
+        batches: Number of batches in this run.
+        lag: Number of records in the topic that were not applied when the worker last looked up offsets.
+        turn: Number of the table's last batch, counted over the batches of all tables in this run; 0 before
+            the first one.
+        was_open: True if the table was opened in this run.
+        bound: With cuts, the bound up to which changes are applied; None until it is chosen.
+        marks: Newest known watermark per partition after the table's offsets, if only watermarks lie between.
+        ends: With cuts of a Debezium connector, the end offset per partition up to which the bound can be.
+        stalled: True if the only unread records up to the bound are in added partitions, and these must wait
+            for records above the bound in the old partitions.
+        cooldown: The wait after a failure that may pass.
+        seen: The topic's offsets when the worker last looked them up; updated even while a batch runs.
     """
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId) -> None:
-        """Create the task without opening the table; announce the table to its topic's shared reads."""
+        """Create the task without opening the table.
+
+        Registers the table with the shared reads of its topic, which read records once for several tables.
+        """
         self.topic = topic
         self.table = table
         self.state: TableState = "IDLE"
@@ -105,7 +123,7 @@ class TableTask:
         self._tombstones: Tombstones | None = None
         self._error: str | None = None
         self._refusal: TidesinkError | None = None
-        # Effects of source DDL on rows that were not applied to the target, as of the last look at it.
+        # Warnings about DDL in the topic that changed rows at the source and was not applied to the target.
         self._unfollowed: tuple[str, ...] = ()
         self._owes_law = False
         self._pauses = Pauses(table)
@@ -114,7 +132,7 @@ class TableTask:
         self._snapshot = Snapshot(context, self._settings)
         self._rewinds = Rewinds(context, self._settings)
         self._start = Start.of(context, topic, self._settings)
-        # True while no record after the start has shown the table's columns.
+        # True while the table's columns are unknown, since the topic has no record after the start.
         self._awaits_record = False
         self._ddl = SourceDdl(context, self._settings)
         self.seen: TopicOffsets | None = None
@@ -127,7 +145,10 @@ class TableTask:
             self._reads.expect(table)
 
     def look(self, found: TopicOffsets | None) -> None:
-        """Record how many records may not be applied: all of the topic's before the table is opened."""
+        """Take over the topic's current offsets: update the lag, and save it if the table is stopped.
+
+        Before the table is opened, all records of the topic count as lag.
+        """
         if found is not None:
             self._note_start(found)
             if self.owes_commit and not self._unapplied(found) and not self.is_short(found):
@@ -144,7 +165,7 @@ class TableTask:
                     self._change("IDLE", None)
 
     def _note_start(self, found: TopicOffsets) -> None:
-        """Resolve a start that depends on the current time before more records arrive."""
+        """Resolve the setting ``start: latest`` at once, before more records arrive."""
         if self._hold is not None or not self._start.moves_with_time or self._start.is_settled(found):
             return
         with suppress(StateStoreError):  # it is resolved again when the table is opened
@@ -152,26 +173,29 @@ class TableTask:
 
     @property
     def starts(self) -> Mapping[int, int]:
-        """First offset of each partition that the table reads; empty to read everything."""
+        """First offset to read per partition by the setting ``start``; empty to read from the beginning."""
         return self._start.offsets
 
     def _unapplied(self, found: TopicOffsets) -> int:
-        """Return the number of the topic's records that may not be applied."""
+        """Return the number of the topic's records that are not applied and not skipped yet."""
         return waiting_records(found, self._next_offsets())
 
     def _known_lag(self) -> int:
-        """Return the number of records that may not be applied, as of the last look at the topic."""
+        """Return the table's lag: the number of unapplied records when the offsets were last looked up.
+
+        For a table that is not open, the applied offsets come from the state store.
+        """
         return self.lag if self.seen is None else waiting_records(self.seen, self._known_offsets(self.seen))
 
     def _known_offsets(self, seen: TopicOffsets) -> dict[int, int]:
-        """Return ``_next_offsets`` of an open table, else the offsets in the state store."""
+        """Return the next offset per partition, of a table that is not open from the state store."""
         stored = self._stored_progress() if self._hold is None else None
         if stored is None or is_other_topic(stored.topic_id, seen.topic_id):
             return self._next_offsets()
         return {number: at.next_offset for number, at in stored.partitions.items()}
 
     def _stored_progress(self) -> TopicProgress | None:
-        """Return the last batch's progress in the state store, or None if there is none or no answer."""
+        """Return the last batch's progress in the state store, or None if it has none or does not answer."""
         context = self._context
         try:
             self._tally.resume(context, self.table)
@@ -182,11 +206,15 @@ class TableTask:
 
     @property
     def owes_commit(self) -> bool:
-        """Return True if records were passed without a commit for the maximum time."""
+        """Return True if a commit is due, since records were skipped without one for the maximum time."""
         return self._passed.owe_commit
 
     def has_work(self, found: TopicOffsets | None) -> bool:
-        """Return True if there are records to read or news to report; asks neither Kafka nor the target."""
+        """Return True if ``work`` has something to do: records, a part of a snapshot, or an error to report.
+
+        ``found``: the topic's current offsets, or None if the topic does not exist. Makes no request to Kafka
+        or the target.
+        """
         if self.state in ("PAUSED", "FAILING"):
             return False
         if self._hold is None or found is None:
@@ -207,31 +235,37 @@ class TableTask:
 
     @property
     def has_ddl(self) -> bool:
-        """Return True if DDL of the source waits for a decision."""
+        """Return True if a statement in the connector's DDL topic must be decided about now."""
         return self._hold is not None and self._ddl.is_due(self._hold.progress)
 
     @property
     def _may_read(self) -> bool:
-        """Return True if the table may be read: there are no cuts, or its bound is set and high enough."""
+        """Return True unless cuts prevent a batch: the bound is not chosen, or below the table's own."""
         fits = self.bound is not None and (self.least_bound or 0) <= self.bound
         return fits or self._context.config.cuts is None
 
     def unread(self, found: TopicOffsets) -> int:
-        """Return the number of records that may be read under the bound."""
+        """Return the number of records that are not read yet and may be read under the bound.
+
+        Without cuts, all unread records may be read.
+        """
         passed, known = self._passed_partitions, self._next_offsets()
         ends = ((n, at) for n, at in limited(found, self.ends).items() if n not in passed)
         return sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in ends)
 
     @property
     def _passed_partitions(self) -> Collection[int]:
-        """Partitions that are read up to the bound."""
+        """Numbers of the partitions in which all changes up to the bound are applied."""
         if self._hold is None or self.bound is None:
             return ()
         return passed_partitions(self._hold.progress, self.topic, self.bound, self.marks)
 
     @property
     def least_bound(self) -> int | None:
-        """The lowest bound that the table can be read under; None if any, or if it is not open."""
+        """The lowest bound under which the table can be read, since nothing above it is applied.
+
+        None if any bound is possible, or the table is not open.
+        """
         return least_bound(self._hold.progress, outside=self.outside) if self._hold else None
 
     @property
@@ -241,33 +275,34 @@ class TableTask:
 
     @property
     def held(self) -> Hold | None:
-        """The open table and its progress, or None."""
+        """The open table with its progress, or None if it is not open."""
         return self._hold
 
     @property
     def is_opening(self) -> bool:
-        """Return True if the table is not open yet and nothing failed; may be called while the task works."""
+        """Return True if the table was not opened yet and has not failed. May be called during a batch."""
         return not self.was_open and not self.is_failing
 
     @property
     def applied(self) -> int:
-        """Number of row events that workers have applied so far."""
+        """Number of row events that all runs together have applied to the table."""
         return self._tally.total.applied
 
     @property
     def looks_again(self) -> bool:
-        """Return True if a snapshot that waits for open transactions should check them again."""
+        """Return True if the snapshot waits for open transactions, and it is time to check them again."""
         return self._snapshot.looks_again
 
     @property
     def obstacle(self) -> str:
-        """The reason why the table will not reach a cut by itself; empty if it will."""
+        """State and error of a paused or failing table, which does not reach the bound of a cut; else empty."""
         return f"{self.state}: {self._error}" if self.state in ("PAUSED", "FAILING") else ""
 
     def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
-        """Return the next offset per partition if only watermarks wait, which need no batch yet.
+        """Return the next offset per partition if the table is up to date, except perhaps for watermarks.
 
-        None if the topic has no watermarks, the table is not open, or it must be read in any case.
+        The worker then checks if the topic's new records are only watermarks, which need no batch yet. None
+        if a batch is needed in any case, the table is not open, or its topic has no watermarks.
         """
         if found is None or self.state in ("PAUSED", "FAILING") or self._hold is None:
             return None
@@ -284,7 +319,7 @@ class TableTask:
         return known if fits else None
 
     def read_up_to(self, found: TopicOffsets) -> Mapping[int, int]:
-        """Return the next offset per partition; empty if the table is not open or its topic was replaced."""
+        """Return the next offset per partition; empty if the table is not open or the topic was replaced."""
         progress = self._topic_progress()
         same = progress is not None and progress.topic_id == found.topic_id
         return self._next_offsets() if same else {}
@@ -295,9 +330,10 @@ class TableTask:
         return time.monotonic() - self._ended
 
     def work(self, found: TopicOffsets | None, *, passes: bool = False) -> None:
-        """Apply one batch, or become PAUSED or FAILING. Faults of the table raise nothing.
+        """Run one batch; on an error, set the state to PAUSED or FAILING and raise nothing.
 
-        ``passes``: True if records without anything for the table may be passed without a commit.
+        ``found``: the topic's current offsets, or None if it does not exist. ``passes``: True if records that
+        contain nothing for the table may be skipped without a commit.
         """
         try:
             self._work(found, passes=passes)
@@ -307,11 +343,11 @@ class TableTask:
         except SchemaRefusedError as exc:
             self._refused(exc)
         except TidesinkError as exc:
-            # After a stop, faults that may pass are not reported; a broken law is reported even then.
+            # After a stop, errors that may pass are not reported. Counts that do not add up are, even then.
             if not self._context.stop or not may_pass(exc):
                 self._fail(exc, passes=may_pass(exc))
         except Exception as exc:  # noqa: BLE001
-            # A table's unexpected error must not stop the others. A job cancelled by a stop is not an error.
+            # An unexpected error of one table must not stop the others. A stop cancels Spark jobs: no error.
             if not self._context.stop:
                 _log.error("table failed", table=str(self.table), trace=fault_of(exc).trace)
                 self._fail(exc, passes=False)
@@ -320,39 +356,39 @@ class TableTask:
             self._settle()
 
     def fail(self, error: TidesinkError) -> None:
-        """Become FAILING because of a fault outside the task, unless it is PAUSED or FAILING already."""
+        """Set the state to FAILING for an error outside the task, unless it is PAUSED or FAILING already."""
         if self.state not in ("PAUSED", "FAILING"):
             self._fail(error, passes=may_pass(error))
             self._settle()
 
     @property
     def is_failing(self) -> bool:
-        """Return True if the task's last step failed."""
+        """Return True if the task's last step failed, even if it is being retried."""
         return self._context.failures.of(self.table) is not None
 
     def await_topic(self, error: TidesinkError, pause: float) -> None:
-        """Record that no broker answers for the topic, which is asked again after ``pause`` seconds."""
+        """Record that no broker answers for the topic, and that the retry is in ``pause`` seconds."""
         if self.state not in ("PAUSED", "FAILING"):
             self._context.failures.failed(self.table, error, pause)
 
     def recover(self) -> None:
-        """Record that nothing fails any longer: the step succeeded."""
+        """Record that the last failure is over, because a step succeeded."""
         if self.state != "FAILING":
             self._context.failures.passed(self.table)
 
     def tell_failure(self) -> None:
-        """Save the task's current failure, if any, when the worker ends."""
+        """Save the task's current failure, if any, in the status when the worker ends."""
         if self.is_failing:
             self._save_quietly()
 
     def _failure_changed(self) -> None:
-        """Save a new failure, or its end; of many tries in succession only some are saved."""
+        """Save the status when a failure begins, is retried or ends; not for each of many quick retries."""
         failure = self._context.failures.of(self.table)
         if self._saved.lacks(failure):
             self._save_quietly()
 
     def _save_quietly(self) -> None:
-        """Save the status without failing the current step if the state store does not answer."""
+        """Save the status; if that fails, log it and let the current step continue."""
         if self.table.schema == UNKNOWN_SCHEMA:
             return
         try:
@@ -361,16 +397,16 @@ class TableTask:
             self._save(self._status())
         except StateStoreError as exc:
             _log.debug("status not saved", table=str(self.table), error=str(exc))
-        except Exception as exc:  # noqa: BLE001  (the step is retried, even if its failure was not saved)
+        except Exception as exc:  # noqa: BLE001  (the current step must continue in any case)
             _log.warning("status not saved", table=str(self.table), error=type(exc).__name__)
 
     def refuse(self, error: TidesinkError) -> None:
-        """Fail permanently in this run: the error is reported again whenever the table should continue."""
+        """Set the state to FAILING for the whole run: a resume reports the same error again."""
         self._refusal = error
         self.fail(error)
 
     def apply_control(self, asked: TableControl) -> None:
-        """Pause or resume as users requested since the last call; not called while a batch runs."""
+        """Pause or resume the table if users requested it since the last call. Not called during a batch."""
         self._save_law()
         self._snapshot.asked, self._rewinds.asked = asked.snapshot, asked.rewind
         turn = self._pauses.apply_control(asked, waits=self.state in ("PAUSED", "FAILING"))
@@ -383,45 +419,51 @@ class TableTask:
             self._begin_again()
 
     def leave(self) -> None:
-        """Release the table from shared reads: nothing more of it is read in this run."""
+        """Deregister the table from the shared reads of its topic, since this run reads no more of it."""
         self._settle(away=True)
 
     @property
     def cools_down(self) -> bool:
-        """Return True if the task failed with a fault that may pass, and waits before the next try."""
+        """Return True if the task failed with an error that may pass, and waits before the retry."""
         return self.state == "FAILING" and self.cooldown.running
 
     @property
     def is_stuck(self) -> bool:
-        """Return True if only a person can let the task continue: a passing failure does not count."""
+        """Return True if the table continues only after a user's intervention.
+
+        False for a failure that may pass, which is retried.
+        """
         return self.state == "PAUSED" or (self.state == "FAILING" and not self.cooldown.started)
 
     @property
     def awaits_topic(self) -> bool:
-        """Return True if the task would stop if its topic did not exist."""
+        """Return True if a missing topic would make the task fail: it is not stopped, or its retry is due."""
         return self.state not in ("PAUSED", "FAILING") or self.cooldown.over
 
     def is_short(self, found: TopicOffsets) -> bool:
-        """Return True if the topic ends before what was read of it: a broker may answer with old offsets."""
+        """Return True if a partition ends below the table's next offset.
+
+        The topic may have been replaced, or a broker may have answered with outdated offsets.
+        """
         ends = {number: at.latest for number, at in found.partitions.items()}
         return self.awaits_topic and any(ends.get(n, -1) < at for n, at in self._next_offsets().items())
 
     def wake(self) -> None:
-        """Open a failing table again when its pause is over."""
+        """Set a failing table to IDLE when the wait before the retry is over, so that it is opened again."""
         if self.table.schema == UNKNOWN_SCHEMA:
-            return  # nothing to open: the next look at its topic tries again
+            return  # no table to open: the next look-up of the topic's tables is the retry
         if self.state == "FAILING" and self.cooldown.over:
             self._begin_again()
 
     def rest(self) -> None:
-        """Become IDLE: no records are left to read."""
+        """Set a RUNNING table to IDLE, because it has no records to read."""
         self._save_law()
         if self.state == "RUNNING":
             self._change("IDLE", None)
-            self._settle()  # the save may show that another worker has the table
+            self._settle()  # saving the status may have shown that another worker has the table
 
     def close(self) -> None:
-        """Close the table."""
+        """Close the table at the target, if it is open."""
         if self._hold is not None:
             self._hold.table.close()
             self._hold = None
@@ -454,7 +496,7 @@ class TableTask:
             self._fail(self._refusal, passes=False)
 
     def _work(self, found: TopicOffsets | None, *, passes: bool) -> None:
-        """Do the work of ``work``, and raise its errors."""
+        """Do what ``work`` does, but raise errors."""
         context = self._context
         retry = context.retry(self.table)
         opens, self.stalled = self._hold is None, False
@@ -465,11 +507,11 @@ class TableTask:
         assert self._hold is not None  # noqa: S101  (it is open)
         progress = topic_progress(self._hold.progress, self.topic)
         if opens and found is not None and self.is_short(found):
-            return  # another look must confirm this first
+            return  # another look-up of the offsets must confirm this first
         if found is None:
             raise topic_gone(self.topic)
         if self._rewinds.is_due(self._hold.progress) and self._may_read:
-            # The rewind may lead past records that expired while the table was read again.
+            # Before the continuity check: a new rewind may skip records that expired during the last one.
             self._rewind(found)
             return
         if self._snapshot.is_outrun(self._hold.progress):
@@ -477,7 +519,7 @@ class TableTask:
             self._change("RUNNING", None)
             return
         if not self._goes_on(progress, found) or not self._may_read:
-            return  # the bound is raised first
+            return  # the bound must be raised first
         if self._takes_other_turn(self._hold.progress, found):
             return
         plan, reader = self._plan(found)
@@ -485,7 +527,7 @@ class TableTask:
         if self.stalled:
             self.rest()
             return
-        # With cuts, watermarks are committed: the progress must include them.
+        # With cuts, watermarks must be part of the committed progress, so they are not skipped.
         passes &= context.config.cuts is None
         if passes and self._pass_by(plan, reader, progress):
             return
@@ -493,7 +535,10 @@ class TableTask:
             self._take(retry.call(lambda: self._batch(plan, reader).run()))
 
     def _goes_on(self, progress: TopicProgress | None, found: TopicOffsets) -> bool:
-        """Check that the topic continues what was read; False if passed records must be read again first."""
+        """Check that the topic continues what was applied and skipped (``Continuity.check``).
+
+        Returns False if skipped records were replaced by others in Kafka and must be read again first.
+        """
         assert self._hold is not None  # noqa: S101  (opened before)
         holds = self._continuity.check(
             progress,
@@ -505,12 +550,15 @@ class TableTask:
             passed=self._passed.last,
         )
         if not holds:
-            # The records that were passed have been replaced by others.
+            # Other records are now at the offsets of the skipped ones.
             self._passed.clear()
         return holds
 
     def _begins(self, records: int, *, left: int) -> bool:
-        """Announce the next batch; False if another worker has the table."""
+        """Set the state to RUNNING and announce the next batch; return False if another worker has the table.
+
+        ``records``: number of records of the batch. ``left``: number of records in the topic after them.
+        """
         assert self._hold is not None  # noqa: S101  (opened before)
         self._change("RUNNING", None)
         if self.state != "RUNNING":
@@ -519,9 +567,12 @@ class TableTask:
         return True
 
     def _takes_other_turn(self, progress: Progress, found: TopicOffsets) -> bool:
-        """Do work that precedes the topic's changes: DDL of the source, or the next part of a snapshot."""
+        """Run a batch that comes before changes of the topic, and return True; return False if none is due.
+
+        Such a batch applies DDL from the connector's DDL topic, or the next part of a snapshot.
+        """
         if self._rewinds.asked is not None:
-            self._rewinds.settle()  # done by a worker that was killed right afterwards
+            self._rewinds.settle()  # a worker did the rewind, and was killed before it removed the request
         if self.has_ddl and self._settle_ddl(found):
             return True
         waits = self.unread(found) > 0
@@ -531,7 +582,10 @@ class TableTask:
         return False
 
     def _rewind(self, found: TopicOffsets) -> None:
-        """Go back to the offsets that a user requested, unless rows would be lost or doubled."""
+        """Set the table's offsets back as a user requested, or refuse the request with a warning.
+
+        A rewind is refused if rows would be lost or doubled.
+        """
         assert self._hold is not None  # noqa: S101  (opened before)
         context, progress, asked = self._context, self._hold.progress, self._rewinds.asked
         try:
@@ -553,14 +607,17 @@ class TableTask:
         self._rewinds.settle()
 
     def _rewind_ddl(self, plan: BatchPlan) -> None:
-        """Read the topic's DDL again, too: before the commit, since reading it twice does no harm."""
+        """Set back the topic's DDL reader, too, if the partition with DDL is rewound.
+
+        Done before the commit, because reading DDL twice does no harm.
+        """
         ddl, retry = self._context.topics.ddl(self.topic), self._context.retry(self.table)
         for part in plan.ranges:
             if part.partition == DDL_PARTITION:
                 retry.call(partial(ddl.rewind, plan.found, part.start))
 
     def _settle_ddl(self, found: TopicOffsets) -> bool:
-        """Decide about DDL of the source; return False if rows must be applied first."""
+        """Decide about statements in the connector's DDL topic; False if rows must be applied first."""
         assert self._hold is not None  # noqa: S101  (opened before)
         hold, pauses, retry = self._hold, self._pauses, self._context.retry(self.table)
         decision = retry.call(lambda: self._ddl.decide(hold, pauses.accepted, found, self._next_offsets()))
@@ -579,16 +636,19 @@ class TableTask:
         return self._snapshot.goes_on(progress, found, self._settled_offsets())
 
     def _read_part(self, found: TopicOffsets) -> None:
-        """Apply the next part of the table's snapshot, at the offsets where the topic's changes continue."""
+        """Apply the next part of the table's snapshot.
+
+        The batch's plan has no records, but the offsets at which the topic's changes continue.
+        """
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
         starts = [part._replace(end=part.start) for part in self._available(found)]
         self._change("RUNNING", None)
         if self.state != "RUNNING":
-            return  # the table is another worker's
+            return  # another worker has the table
         progress, retry = self._hold.progress, self._context.retry(self.table)
         self._decoding.catch_up(None, found)
         plan, applied = self._decoding.columns(), self._settled_offsets()
-        # Each try has its own ranges: the recorded progress must describe what the batch really read.
+        # Each retry plans the part anew: the recorded progress must describe what the batch really read.
         try:
             part = retry.call(lambda: self._snapshot.next_part(progress, plan, applied))
         except SnapshotRefusedError as exc:
@@ -603,11 +663,11 @@ class TableTask:
         try:
             outcome = retry.call(lambda: self._batch(ranges, self._context.source, make).run())
         except KeyOrderError:
-            # The next part begins in the new order.
+            # The next part is planned in the new order of the key.
             self._change("RUNNING", None)
             return
         except ValueOutOfRangeError as exc:
-            # The DDL that widens the column may be late, so the part is tried again later.
+            # The DDL that widens the column may arrive later, so the part is retried later.
             self._fail(exc, passes=True)
             return
         if outcome.account is not None:
@@ -618,10 +678,13 @@ class TableTask:
         self._take(outcome)
 
     def _is_open(self, found: TopicOffsets | None) -> bool:
-        """Open the table if necessary; return False while it waits for a record after its start."""
+        """Open the table if it is not open; return False if it waits for its first record after the start.
+
+        Without such a record, the table's columns may be unknown.
+        """
         again = found is not None and self._start.is_other_topic(found)
         if again and self._hold is not None and self._topic_progress() is None:
-            # The start belongs to the replaced topic, of which nothing was applied.
+            # The topic was replaced before anything of it was applied. The start must be resolved again.
             self._decoding = None
             self.close()
         if self._hold is not None:
@@ -633,7 +696,7 @@ class TableTask:
         except ConfigError as exc:
             if not self._start.offsets or self._start.has_records(found):
                 raise
-            # The columns are unknown before the first record.
+            # The columns are unknown until a record arrives.
             _log.info("table waits for a record behind its start", table=str(self.table), reason=exc.message)
             self._awaits_record = True
             self._change("IDLE", None)
@@ -642,15 +705,18 @@ class TableTask:
         self.was_open = True
         self._continuity = Continuity(self._context, self.topic, self._settings)
         if self._start.offsets and self._topic_progress() is None:
-            self._change("IDLE", None)  # saves the warning about earlier records
+            self._change("IDLE", None)  # saves the warning about records before the start
         return True
 
     def _open(self, found: TopicOffsets) -> Hold:
-        """Resolve the start, learn the table's columns, and open it; close it again on failure."""
+        """Resolve the start, learn the table's columns, and open the table at the target.
+
+        If the start then turns out to be wrong, it is resolved again and the table is opened once more.
+        """
         self._start.settle(found)
         hold = self._open_at_start(found)
         if not hold.progress.topics and self._start.is_stale():
-            # The table is loaded again: the known start belongs to the previous table.
+            # The table was removed and is loaded again. The stored start is that of the previous table.
             hold.table.close()
             self._decoding = None
             self._start.begin(found)
@@ -672,7 +738,10 @@ class TableTask:
         return hold
 
     def _plan(self, found: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
-        """Return the next batch and its reader: Kafka, or records shared by tables at the same offsets."""
+        """Return the plan of the next batch, and the reader of its records.
+
+        The reader reads from Kafka, or takes records that were read once for several tables of the topic.
+        """
         batch = self._context.config.batch
         available = self._available(found)
         if not self._next_offsets():
@@ -682,7 +751,7 @@ class TableTask:
         self._context.retry(self.table).call(lambda: sample(limits, available, source.fetch))
         again = again_only(available, self._topic_progress())
         if again is not None:
-            # Not shared: the other tables have read further.
+            # After a rewind, reads are not shared, since the other tables have read further.
             self._reads.settle(self.table, None, away=True)
             most = budget_of(batch.max_records, batch.max_bytes, self._size)
             return BatchPlan(plan_ranges(again, max_records=most), found), source
@@ -693,12 +762,15 @@ class TableTask:
         return plan, TableRecords(planned.kept, source, self.table, commits=planned.commits)
 
     def _available(self, found: TopicOffsets) -> list[OffsetRange]:
-        """Return what can be read next of each partition."""
+        """Return, per partition, the range of records that can be read next; empty if the partition waits.
+
+        A partition waits if it was added and older partitions come first, or if it has passed the bound.
+        """
         known, parts = self._next_offsets(), found.partitions
         grown = self._context.retry(self.table).call(lambda: self._context.topics.grown(found))
         held = {*held_back(grown, known, parts), *self._passed_partitions}
         starts = {n: known.get(n, parts[n].earliest) for n in self._added.readable(known, parts)}
-        # Partitions that are held back stay in the progress, so that expired records are noticed.
+        # Waiting partitions get empty ranges. So they stay in the progress, and expired records are noticed.
         return [
             OffsetRange(self.topic, n, starts[n], starts[n] if n in held else max(starts[n], at.latest))
             for n, at in limited(found, self.ends).items()
@@ -706,7 +778,7 @@ class TableTask:
         ]
 
     def _pass_by(self, plan: BatchPlan, reader: RecordReader, progress: TopicProgress | None) -> bool:
-        """Pass shared records without a commit if they hold only watermarks for this table."""
+        """Skip the plan's records without a commit and return True, if they contain nothing for this table."""
         if progress is None or not isinstance(reader, TableRecords) or reader.commits:
             return False
         try:
@@ -719,21 +791,30 @@ class TableTask:
         return True
 
     def _settle(self, *, away: bool = False) -> None:
-        """Report the table's offsets to shared reads, which release what only this table still needs."""
+        """Report the table's offsets to the topic's shared reads, so that they release unneeded records.
+
+        ``away``: True if the table reads no more records in this run.
+        """
         stopped = away or self._awaits_record or self.state in ("PAUSED", "FAILING")
         if self.table.schema != UNKNOWN_SCHEMA:
             known = self._next_offsets() if self._hold is not None else {}
             self._reads.settle(self.table, known or None, away=stopped)
 
     def _next_offsets(self) -> dict[int, int]:
-        """Return the next offset per partition; empty for a table that reads its topic from the beginning."""
+        """Return the next offset per partition, after applied and skipped records.
+
+        Empty for a table without progress and start, which reads its topic from the beginning.
+        """
         progress = self._topic_progress()
         if self._hold is None or progress is None:
             return self._passed.behind(self._start.offsets)
         return self._passed.behind(starts(self._hold.progress, self.topic, self.bound))
 
     def _settled_offsets(self) -> dict[int, int]:
-        """Return the next offsets, lowered to the first row per partition that waits for another bound."""
+        """Return the offset per partition before which everything is applied.
+
+        With cuts, it is lower than the next offset if a row waits for a later bound.
+        """
         return settled(self._topic_progress(), self._next_offsets(), self.bound)
 
     def _topic_progress(self) -> TopicProgress | None:
@@ -755,19 +836,22 @@ class TableTask:
         )
 
     def _take(self, outcome: BatchOutcome) -> None:
-        """Count a batch, report it, and pause the table if the outcome requires it."""
+        """Take over the outcome of a batch: progress, counters, events, and the table's new state.
+
+        The table becomes PAUSED if the batch stopped at a schema change that waits or at a bad record.
+        """
         if outcome.account is not None and outcome.read is not None and self._hold is not None:
             self.batches += 1
             self._hold = replace(self._hold, progress=outcome.progress)
             self._passed.clear()
-            # Under another bound, waiting rows come first, so marks beyond them no longer count.
+            # Rows that waited may be next under another bound, so watermarks after them no longer count.
             self.marks = NO_MARKS
             if self._hold.known is not None and self._decoding is not None:
                 self._hold.known.applied(self._decoding, outcome.progress)
             if self._tombstones is not None:
                 self._tombstones.collect_if_due(outcome.progress, self.topic)
                 self._hold = replace(self._hold, horizon=self._tombstones.horizon)
-            # The size in memory counts: a decoded record is many times larger than its row.
+            # The size of decoded records in memory counts, which is many times the size in Kafka.
             self._size.learn(outcome.read.records, outcome.read.decoded)
             self._tally.add(outcome)
             self._context.listeners.hear(applied_event(self.table, outcome))
@@ -781,7 +865,7 @@ class TableTask:
         self._context.failpoints.reach("reported")
 
     def _refused(self, exc: SchemaRefusedError) -> None:
-        """Wait before a change of columns that the target cannot hold; fail on any other refusal."""
+        """Set the state to PAUSED if the target refuses a schema change, and to FAILING for other refusals."""
         pending = pending_of(exc, self._settings.layout)
         if pending is None:
             self._fail(exc, passes=False)
@@ -824,7 +908,10 @@ class TableTask:
             self._fail(StaleProgressError(_TAKEN, table=str(self.table)), passes=False)
 
     def _save_law(self) -> None:
-        """Save a broken law that the state store did not accept: the next worker must know it."""
+        """Save the status again if event counts did not add up and the state store did not answer then.
+
+        The next worker must know this fault.
+        """
         if self._owes_law:
             with suppress(StateStoreError):
                 self._tally.resume(self._context, self.table)
@@ -870,7 +957,7 @@ class TableTask:
         )
 
     def _failure_details(self) -> dict[str, Any]:
-        """Return the lag, and the failure that causes it."""
+        """Return the status details about lag and failure, and the time of the oldest unapplied record."""
         seen, failures = self.seen, self._context.failures
         lag = self._known_lag()
         failure = failures.of(self.table)

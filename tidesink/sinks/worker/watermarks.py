@@ -1,9 +1,10 @@
-"""Detection of topics in which only watermarks wait, without a Spark job.
+"""Detection of topics whose new records are only watermarks, without a Spark job.
 
-TiCDC writes a watermark per second into every partition, so an idle table always has something to read. One
-consumer reads the new records of all tables that are up to date, and stops at a topic's first record that is
-not a watermark. Nothing is applied or stored here: the tables' progress does not change, and their next batch
-reads the same records.
+TiCDC writes a watermark into every partition each second, so even an idle table has new records all the time.
+A batch for each of them would be expensive. Therefore one Kafka consumer in the worker reads the new records
+of all tables that are up to date. It stops at a topic's first record that is not a watermark, and then the
+table gets a batch. Nothing is applied or stored here: the tables' progress does not change, and their next
+batch reads the same records again.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 
 
 _log = structlog.get_logger("tidesink.worker")
-# A table with more waiting records in a partition reads them, whether they are watermarks or not.
+# If a partition has more unread records than this, a batch reads them, even if all are watermarks.
 MOST_WAITING: Final = 1000
-# Seconds within which new records must be seen; otherwise a batch of the table reads them.
+# If the consumer has not received new records after this many seconds, a batch of the table reads them.
 UNSEEN_SECONDS: Final = 2.0
-# Seconds that a look waits for records that have just arrived.
+# Seconds that ``look`` waits for records that have just arrived.
 _LOOK_SECONDS: Final = 0.1
 _CONSUME_RECORDS: Final = 1000
 _CONSUME_SECONDS: Final = 0.02
@@ -55,8 +56,11 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 
 
 def codec_of(source: SourceSettings, registry: SchemaRegistry | None) -> Codec:
-    """Return a codec for records that are not rows."""
-    # A row that is stored outside its message need not be fetched to see that it is a row.
+    """Return the protocol's codec without access to rows that are stored outside of Kafka (claim check).
+
+    For watermarks and DDL.
+    """
+    # The row itself is not needed to see that a record is a row.
     options = replace(source.codec_options(), claim_check_storage_uri="", upstream_url="")
     return open_codec(source.protocol, options=options, registry=registry)
 
@@ -64,8 +68,8 @@ def codec_of(source: SourceSettings, registry: SchemaRegistry | None) -> Codec:
 def watermark_reader(
     source: SourceSettings, registry: SchemaRegistry | None
 ) -> Callable[[Message], int | None]:
-    """Return a function that reads a record's commit_ts if it holds only watermarks, and None otherwise."""
-    # Row schemas are not needed: flat-avro's watermarks are without a schema, and the registry may be slow.
+    """Return a function that returns a record's newest watermark, or None if it has anything else."""
+    # The registry, which may be slow, is not needed: watermarks of flat-avro have no schema.
     codec = codec_of(source, MemorySchemaRegistry() if source.protocol == "flat-avro" else registry)
 
     def watermark_of(message: Message) -> int | None:
@@ -80,24 +84,34 @@ def watermark_reader(
 
 
 class Standing(NamedTuple):
-    """A topic's offsets, and per partition the lowest next offset of its tables that are up to date."""
+    """The position of a topic's tables that are up to date.
+
+    ``found``: the topic's current offsets. ``starts``: the lowest next offset of these tables per partition.
+    """
 
     found: TopicOffsets
     starts: Mapping[int, int]
 
     def joined(self, other: Standing) -> Standing:
-        """Return the standing of more tables of the topic together."""
+        """Return the position of the tables of both objects together."""
         return self._replace(starts={n: min(at, other.starts[n]) for n, at in self.starts.items()})
 
 
 @dataclass
 class _Followed:
-    """A followed topic: from ``starts`` up to ``seen`` it has only watermarks.
+    """A topic that the consumer follows.
 
-    ``leader_epochs``: epochs at the previous look; a new leader's log may be shorter
-    (``kafka.leader_epochs``). ``other``: partition and offset of the first record that is not a watermark;
-    nothing is read after it. ``marks``: newest watermark per partition. ``awaited``: end offsets of records
-    that exist and were not seen, and the time since when they are awaited.
+    Attributes:
+        topic_id: Kafka's id of the topic.
+        leader_epochs: Leader epoch per partition when the topic was first followed. A new leader may have a
+            shorter log (``kafka.leader_epochs``), so the topic is then followed anew.
+        starts: First offset per partition that the consumer read.
+        seen: Offset per partition up to which it has read. All records from ``starts`` on are watermarks.
+        marks: Newest watermark per partition.
+        other: Partition and offset of the first record that is not a watermark, or None. Nothing is read
+            after it.
+        awaited: End offsets of records that exist and were not received yet, and the time since when; None if
+            everything was received.
     """
 
     topic_id: str
@@ -109,7 +123,10 @@ class _Followed:
     awaited: tuple[Mapping[int, int], float] | None = None
 
     def holds_for(self, standing: Standing | None) -> bool:
-        """Return True if the object still describes this topic and everything its tables have yet to read."""
+        """Return True if this object covers all unread records of the tables at the position ``standing``.
+
+        False if the topic or a leader has changed, or a table has read past the record ``other``.
+        """
         if (
             standing is None
             or self.topic_id != standing.found.topic_id
@@ -122,11 +139,14 @@ class _Followed:
         return all(self.starts[number] <= at for number, at in standing.starts.items())
 
     def is_seen(self, standing: Standing) -> bool:
-        """Return True if all waiting records were seen, or need not be."""
+        """Return True if all unread records were received, or a record that is not a watermark was found."""
         return self._is_seen_to(self._ends(standing), standing)
 
     def note(self, standing: Standing, now: float) -> None:
-        """Record what was not seen by now; newer records count from the time when the rest was seen."""
+        """Update ``awaited`` after a read: start to wait for records that exist and were not received.
+
+        While older records are awaited, newer ones do not restart the wait.
+        """
         if self.awaited is not None and self._is_seen_to(self.awaited[0], standing):
             self.awaited = None
         if self.awaited is None and not self.is_seen(standing):
@@ -142,10 +162,16 @@ class _Followed:
 
 
 class WatermarkFollower:
-    """Follows topics ahead of their tables. Used by one thread at a time. Opens its consumer on first use.
+    """Reads topics ahead of their tables to find new records that are not watermarks.
 
-    ``properties``: returns confluent-kafka's properties. ``watermark_of``: reads one record. ``ends``: True
-    if the run ends once nothing waits, so that a record that was not seen yet counts as one to read.
+    Used by one thread at a time. Opens its consumer on first use.
+
+    Args:
+        properties: Returns the properties for confluent-kafka's consumer.
+        watermark_of: Returns a record's newest watermark, or None if it has anything else.
+        ends: True if the run ends once all records are read. Then records that were not received in time
+            count as records to read.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -164,21 +190,22 @@ class WatermarkFollower:
         self._consumer: Any = None
 
     def look(self, topics: Mapping[str, Standing]) -> frozenset[str]:
-        """Return the topics in which only watermarks wait, or nothing; stop following all others.
+        """Read new records, and return the topics that have no unread records except watermarks.
 
-        Topics whose records arrive too late are not included.
+        Topics whose records were not received in time are left out. ``topics``: the position of the tables to
+        follow, by topic; topics that are not in it are no longer followed.
         """
         try:
             self._assign(topics)
             self._read(topics)
         except KafkaException as exc:
-            # The tables' own batches meet the same fault, and report it.
+            # The tables get batches instead, which fail with the same error and report it.
             _log.debug("watermarks not followed", error=exc.args[0].name())
             self.close()
         return frozenset(topic for topic, known in self._topics.items() if self._is_alone(known))
 
     def marks(self, topic: str) -> Mapping[int, int]:
-        """Return the newest watermark per partition after the tables' offsets, before any other record."""
+        """Return the newest watermark per partition after the tables' offsets, with only watermarks between."""
         known = self._topics.get(topic)
         return dict(known.marks) if known is not None else {}
 
@@ -190,7 +217,7 @@ class WatermarkFollower:
             consumer.close()
 
     def _assign(self, topics: Mapping[str, Standing]) -> None:
-        """Assign the topics to the consumer, each from its tables' next offsets."""
+        """Assign new topics to the consumer from their tables' next offsets, and unassign the others."""
         gone = [name for name, known in self._topics.items() if not known.holds_for(topics.get(name))]
         self._unassign(name for name in gone if self._topics[name].other is None)
         for name in gone:
@@ -212,11 +239,11 @@ class WatermarkFollower:
             self._consumer.incremental_unassign(places)
 
     def _read(self, topics: Mapping[str, Standing]) -> None:
-        """Read new records until all are seen or the time is over."""
+        """Read new records until all were received or the time is over."""
         deadline, unseen = self._clock() + self._wait, self._consumer is not None
         while unseen:
             unseen = any(not known.is_seen(topics[name]) for name, known in self._topics.items())
-            # Even if no record is awaited, the call serves the client, which must renew its logins.
+            # Called even if no record is awaited, because the client renews its logins in this call.
             found = self._consumer.consume(_CONSUME_RECORDS, timeout=_CONSUME_SECONDS if unseen else 0.0)
             self._unassign(self._take(found))
             unseen &= self._clock() < deadline
@@ -224,7 +251,7 @@ class WatermarkFollower:
             known.note(topics[name], self._clock())
 
     def _take(self, messages: Iterable[Any]) -> list[str]:
-        """Record messages; return the topics with a first record that is not a watermark."""
+        """Take over received messages, and return the topics in which one of them is not a watermark."""
         others = []
         for message in messages:
             known = self._topics.get(message.topic())
