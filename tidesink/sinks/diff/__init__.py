@@ -1,1 +1,1 @@
-"""Compare a table of the source's database with its copy at the target, key by key, as of one point."""
+"""``tidesink diff``: compares the rows of a table in the target with the source database, key by key."""

@@ -1,15 +1,19 @@
-"""Comparison of a table at the target with its source while both change (``tidesink diff``).
+"""Comparison of a table in the target with its source while both change (``tidesink diff``).
 
-The law (ADR 33). A *look* at a key reads its row at the source (s), then records the end offsets of the
-topic, waits until the target has applied everything before them, and reads the row at the target (t). The
-first look reads all rows. Later looks read only keys whose s and t differ:
+The rows change while they are compared, so a difference may only mean that a change is not applied yet.
+Therefore keys that differ are compared again, several times (ADR 33). One comparison of a key is a *look*:
 
-- t equals the s of this look or of the next one: the key is equal.
-- s and t equal those of the previous look, and differ: the key differs, once ``LOOKS`` looks agree.
-- Otherwise the key is changing, and needs another look; after ``MOST_LOOKS`` it counts as unsettled.
+1. Read the row of the key at the source: s.
+2. Wait ``lag`` seconds, in which each change of the source must reach its topic. The first look skips this.
+3. Look up the topic's end offsets, and wait until the target has applied everything before them.
+4. Read the row of the key in the target: t.
 
-The topic may be late. So ``lag`` passes between s and the end offsets, and each change of the source must
-reach the topic within that time.
+The first look reads the rows of all keys, later looks only those of keys that differed. After each look:
+
+- If t equals the s of this look or of the next one, the key is equal.
+- If s and t differ, and are the same as in the previous look, the key is different once ``LOOKS`` looks in a
+  row agree.
+- Otherwise the key is still changing, and needs another look. After ``MOST_LOOKS`` it counts as unsettled.
 """
 
 from __future__ import annotations
@@ -33,12 +37,13 @@ if TYPE_CHECKING:
     from tidesink.sinks.spark.digests import ComparedColumn, Limit, Verdict
     from tidesink.sinks.targets.lake.cuts import Cut
 
-    # Receives the cuts, newest first, and returns one of them, or raises ConfigError if none fits.
+    # Chooses the cut to compare from all cuts, newest first. Raises ConfigError if none of them is suitable.
     ChooseCut = Callable[[Sequence[Cut]], Cut]
 
 
-# Looks after the first that must agree with the previous one before a key counts as different.
+# Number of looks after the first one that must agree with the previous look until a key counts as different.
 LOOKS: Final = 2
+# Maximum number of looks after the first one.
 MOST_LOOKS: Final = 6
 
 Kind = Literal["different", "only_at_source", "only_at_target"]
@@ -46,13 +51,19 @@ Kind = Literal["different", "only_at_source", "only_at_target"]
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """Options of a comparison.
+    """Options of ``tidesink diff``.
 
-    ``shown``: maximum number of differing keys to show per table. ``values``: True to show their values.
-    ``waits``: True to wait for changes that are not applied yet. ``lag``: seconds within which a change of
-    the source reaches its topic. ``patience``: see ``TableCopy``. ``where``: parsed bounds of the source's
-    key. ``sample``: approximate number of rows to compare, or None for all. ``cut``: chooses a cut, which is
-    compared with the source at the cut's instant; None compares the current rows.
+    Attributes:
+        shown: Maximum number of differing keys to show per table.
+        values: True to show the values of the columns that differ.
+        waits: True to wait until changes in Kafka are applied.
+        lag: Seconds within which a change of the source reaches its topic.
+        patience: Seconds without an applied record after which a running worker counts as not reading the
+            table; None for a time that is longer than any pause that the config allows.
+        where: Bounds of the source's key that limit the rows to compare.
+        sample: Approximate number of rows to compare, or None for all.
+        cut: Chooses a cut of a lake. The tables in the cut are compared with the source as of the cut's
+            commit_ts. None to compare the current rows.
     """
 
     shown: int = 20
@@ -65,12 +76,17 @@ class DiffOptions:
     cut: ChooseCut | None = None
 
     def share_of(self, rows: int) -> float:
-        """Return the share of a table's keys to compare; ``rows``: the table's approximate size."""
+        """Return the share of a table's keys to compare, from 0 to 1. ``rows``: its approximate size."""
         return 1.0 if self.sample is None else self.sample / max(1, rows)
 
 
 class Difference(NamedTuple):
-    """A key whose rows differ. ``values``: the source's and the target's text, for each differing column."""
+    """A key whose rows in source and target differ.
+
+    ``kind``: how they differ. ``key``: the key's values as texts, by column. ``columns``: names of the
+    columns that differ. ``values``: for each of these columns its value in the source and in the target as
+    texts, or None if values are not shown.
+    """
 
     kind: Kind
     key: Mapping[str, str | None]
@@ -82,10 +98,21 @@ class Difference(NamedTuple):
 class TableDiff:
     """The result for one table.
 
-    ``at_source``, ``at_target``: number of rows in the first look. ``unsettled``: keys that kept changing, or
-    whose changes were not waited for. ``unreadable``: rows of the source that cannot be rows of the target.
-    ``not_compared``: columns of either side. ``refused``: the reason why the table was not compared.
-    ``as_of``: commit_ts of the compared cut, or None for current rows.
+    Attributes:
+        table: The table.
+        at_source: Number of rows at the source when they were first read.
+        at_target: Number of rows in the target when they were first read.
+        equal: Number of keys whose rows are equal.
+        different: Number of keys whose rows differ.
+        only_at_source: Number of keys that only the source has.
+        only_at_target: Number of keys that only the target has.
+        unsettled: Number of keys that differ but may not be different: they kept changing, or the comparison
+            did not wait until their changes were applied.
+        unreadable: Number of rows of the source with a value that the target cannot store.
+        not_compared: Names of columns that only one side has, or that cannot be compared.
+        shown: The first differing keys.
+        refused: The reason why the table was not compared, or None.
+        as_of: The commit_ts of the compared cut, or None if the current rows were compared.
     """
 
     table: TableId
@@ -104,7 +131,7 @@ class TableDiff:
 
     @property
     def differs(self) -> bool:
-        """Return True if a key certainly differs, or a row of the source cannot be stored at the target."""
+        """Return True if a key is certainly different, or the target cannot store a row of the source."""
         return bool(self.different or self.only_at_source or self.only_at_target or self.unreadable)
 
 
@@ -113,9 +140,14 @@ Keep = Callable[[TableId, Difference], None]
 
 @dataclass(frozen=True)
 class ComparedSides:
-    """Instructions to read both sides of a table: the columns to compare, in the target schema's order.
+    """What is compared of a table: the columns, in the order of the target's schema, and the keys.
 
-    ``shape_columns``: the target's own columns. ``share``: the share of keys to compare.
+    Attributes:
+        shape_columns: The columns as the target has them.
+        columns: The same columns, with the types in which both sides are compared.
+        not_compared: Names of columns that are not compared.
+        limits: Bounds of the key that limit the rows to compare.
+        share: The share of keys to compare, 1.0 for all.
     """
 
     shape_columns: tuple[ShapeColumn, ...]
@@ -131,23 +163,26 @@ class ComparedSides:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Names of the other columns."""
+        """Names of the columns that are not part of the key."""
         return tuple(one.name for one in self.columns if not one.key)
 
 
 @dataclass
 class TableComparison(ABC):
-    """Compares a table at the target, ``own``, with another side. Runs once."""
+    """Compares a table in the target with another side: the source, or another copy of the table. Runs once.
+
+    ``own``: the table in the target. ``keep``: receives every differing key, or None.
+    """
 
     own: TableCopy
     options: DiffOptions
     keep: Keep | None = None
 
-    # Looks after the first that must agree with the previous one before a key counts as different.
+    # Number of looks after the first one that must agree with the previous look until a key is different.
     looks: ClassVar[int] = LOOKS
 
     def run(self) -> TableDiff:
-        """Compare the two sides.
+        """Compare the two sides, and return the result.
 
         Raises:
             ConfigError: the table cannot be compared as configured, or no worker applies its changes.
@@ -170,12 +205,12 @@ class TableComparison(ABC):
         return self._settled(sides, found, keys, count)
 
     def tell(self, what: str) -> None:
-        """Report a step to the user."""
+        """Send a progress message to the user."""
         self.own.tell(what)
 
     @abstractmethod
     def _opened(self) -> ComparedSides:
-        """Open both sides, and return how to read them.
+        """Open both sides, and return what is compared of them.
 
         Raises:
             ConfigError: the table cannot be compared.
@@ -183,14 +218,28 @@ class TableComparison(ABC):
 
     @abstractmethod
     def _first(self, sides: ComparedSides) -> tuple[DataFrame, bool]:
-        """Return digests of the other side's rows, and True if the target has applied all it should have."""
+        """Read all rows of the other side, wait for the target, and return the rows' digests.
+
+        Also returns True if the target has applied all changes that the topic had after the rows were read.
+        A digest has a hash of the key and a hash of the other values (``spark.digests``).
+        """
 
     @abstractmethod
     def _again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> tuple[DataFrame, bool]:
-        """Return ``count`` candidates after a newer look at the other side, and the flag of ``_first``."""
+        """Read the rows of keys that differed from the other side again, and wait for the target.
+
+        Returns the candidates with the newer digests, without those that turned out to be equal. Also returns
+        True if the target has applied all changes that the topic had after the rows were read.
+
+        ``candidates``: the keys that differed, with their digests. ``count``: their number.
+        """
 
     def _settled(self, sides: ComparedSides, found: TableDiff, keys: DataFrame, count: int) -> TableDiff:
-        """Return the result after more looks at the keys that differ."""
+        """Compare the differing keys again until it is certain which are different, and return the result.
+
+        ``found``: the result of the first look. ``keys``: all keys with the digests of both sides. ``count``:
+        number of keys that differed.
+        """
         from tidesink.sinks.spark.digests import candidates_of
 
         left, verdict = self._looked_again(sides, candidates_of(keys), count)
@@ -205,11 +254,11 @@ class TableComparison(ABC):
         )
 
     def details(self, detailed: bool) -> dict[str, bool]:
-        """Return the options for detailed digests, which show columns and perhaps values."""
+        """Return keyword arguments for ``digests``: detailed digests have a hash or a text of each column."""
         return {"detailed": detailed, "shown": detailed and self.options.values}
 
     def _target(self, sides: ComparedSides, *, detailed: bool = False) -> DataFrame:
-        """Return digests of the target's rows. The rows are read when the frame is evaluated."""
+        """Return a frame with the digests of the target's rows, which are read when it is evaluated."""
         from tidesink.sinks.spark.digests import digests, sampled, within
 
         rows = within(self.own.reader.compared_rows(sides.shape_columns), sides.columns, sides.limits)
@@ -218,7 +267,10 @@ class TableComparison(ABC):
     def _looked_again(
         self, sides: ComparedSides, candidates: DataFrame, count: int
     ) -> tuple[DataFrame, Verdict]:
-        """Look again until the verdict is final; return the differing or unsettled keys and the verdict."""
+        """Compare the candidates again until it is certain which are different, or ``MOST_LOOKS`` are done.
+
+        Returns the keys that are different or unsettled, and the number of keys of each kind.
+        """
         from tidesink.sinks.spark.digests import Verdict, looked_at_target, verdict_of
 
         verdict = Verdict(0, 0, 0, count)
@@ -237,7 +289,7 @@ class TableComparison(ABC):
         return candidates, verdict
 
     def _differences(self, sides: ComparedSides, candidates: DataFrame) -> Iterator[Difference]:
-        """Yield the differing keys to show, and pass all of them to ``keep``."""
+        """Yield the first differing keys, which a user is shown; pass all differing keys to ``keep``."""
         from tidesink.sinks.spark.digests import differing
 
         found = differing(candidates, looks=self.looks)
@@ -251,7 +303,11 @@ class TableComparison(ABC):
 
 
 def at_target_alone(reader: TableReader, plan: DecodePlan, named: Iterable[str]) -> Iterator[str]:
-    """Yield columns that a user added at the target: not the source's, not metadata, not tidesink's own."""
+    """Yield the names of columns that a user added to the table in the target.
+
+    These are columns that come neither from the source nor from tidesink. ``plan``: the table's decode plan.
+    ``named``: names of columns that are reported already, and are skipped.
+    """
     names, columns = tuple(reader.columns()), [column.name for column in plan.shape.columns]
     fold = folding(names, columns)
     known = {*map(fold, (*columns, *named))}

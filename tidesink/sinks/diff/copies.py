@@ -1,8 +1,9 @@
-"""Comparison of a table at the target with another pipeline's copy of the same source table.
+"""Comparison of a table in the target with another pipeline's copy of the same source table.
 
-The source is not read. Each copy follows a topic, its own or a shared one. A look waits until both copies
-have applied everything that their topics held ``lag`` seconds after the previous look, and then reads both.
-So each copy shows at least the source's state at the end of the previous look (ADR 33).
+This is ``tidesink diff --against``. The source is not read. The two copies may be loaded from the same topic
+or from different ones. Before both copies are read again, the comparison waits ``lag`` seconds, and then
+until both have applied all records that their topics have. So each copy shows at least the state that the
+source had when the copies were read the last time (ADR 33).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class _Pair(NamedTuple):
-    """A column of the target, and the other copy's column for it, or None for a shard column."""
+    """A column of the target, and the same column of the other copy, or None for a shard column."""
 
     own: ShapeColumn
     other: ShapeColumn | None
@@ -40,7 +41,11 @@ class _Pair(NamedTuple):
 
 @dataclass
 class CopyComparison(TableComparison):
-    """Compares a table with the same table at another pipeline's target (``diff --against``)."""
+    """Compares a table with its copy in the target of another pipeline (``tidesink diff --against``).
+
+    ``other``: the other pipeline's copy. ``pairs``: the columns that are compared. ``shard``: the value of
+    the table's shard column, or empty.
+    """
 
     other: TableCopy = field(kw_only=True)
     pairs: tuple[_Pair, ...] = field(default=(), init=False)
@@ -60,7 +65,10 @@ class CopyComparison(TableComparison):
             if column is not None:
                 chosen.append((pair, column))
             elif pair.own.key:
-                raise self.own.refused(f"Its key has {pair.own.name} as {kinds}, and no type holds both.")
+                raise self.own.refused(
+                    f"The two copies store the key column {pair.own.name} as {kinds}, and no type can hold "
+                    "the values of both."
+                )
             else:
                 not_compared.append(f"{pair.own.name} ({kinds})")
         chosen += self._shard_of(plan)
@@ -74,22 +82,25 @@ class CopyComparison(TableComparison):
         keys, other = ([name for name, one in held.items() if one.key] for held in (mine, theirs))
         if {*keys} != {*other}:
             raise self.own.refused(
-                f"Its key is ({', '.join(keys)}), but in {self.other.context.config.pipeline} it is "
-                f"({', '.join(other)})."
+                f"Its key is ({', '.join(keys)}), but in pipeline {self.other.context.config.pipeline} its "
+                f"key is ({', '.join(other)})."
             )
 
     def _typed(self, pairs: Sequence[_Pair]) -> Iterator[tuple[_Pair, ComparedColumn | None, str]]:
-        """Yield each pair with the type that holds both columns' values, or None, and both types as text."""
+        """Yield for each pair of columns how they are compared, and both columns' types as a text for users.
+
+        They are compared in a type that holds the values of both; None if no type does.
+        """
         own = compared_columns(self.own.reader, [pair.own for pair in pairs])
         other = compared_columns(self.other.reader, [pair.other for pair in pairs if pair.other])
         for pair, mine, its in zip(pairs, own, other, strict=True):
             kind = wider_ddl(mine.type, its.type)
-            # If one side spells a type its own way, both sides are spelt like that.
+            # If one side writes values of the type in its own way, both sides' texts are converted to it.
             found = None if kind is None else mine._replace(type=kind, spelling=mine.spelling or its.spelling)
             yield pair, found, f"{mine.type} and {its.type}"
 
     def _shard_of(self, plan: DecodePlan) -> Iterator[tuple[_Pair, ComparedColumn]]:
-        """Yield the target's shard column, which is part of its key and equal in all rows that are read."""
+        """Yield the target's shard column, if it has one. It is part of the key, and the same in all rows."""
         shard = plan.shape.shard
         for column in plan.shape.key_columns:
             if shard is not None and column.name == shard.column:
@@ -100,10 +111,10 @@ class CopyComparison(TableComparison):
     def _limits(
         self, plan: DecodePlan, mine: Mapping[str, ShapeColumn], columns: Sequence[ComparedColumn]
     ) -> Iterator[Limit]:
-        """Yield the bounds of the source's key as bounds of the columns, which Spark compares on both sides.
+        """Yield the bounds of ``--where``, which name the source's columns, as bounds of target columns.
 
         Raises:
-            ConfigError: a bound's column is not in the key, or the target may compare it differently.
+            ConfigError: a column is not in the key, or the target may compare its values differently.
         """
         from tidesink.sinks.spark.digests import Limit
 
@@ -113,8 +124,8 @@ class CopyComparison(TableComparison):
             name = mine[shape.fold(bound.column)].name
             if not is_ranged(keys[bound.column], types[name], bound.text):
                 raise ConfigError(
-                    f"The target stores {bound.column} as {types[name]}, so comparisons may differ from the "
-                    "source's. Leave --where out.",
+                    f"The target stores {bound.column} as {types[name]}, so it may sort the values in "
+                    "another order than the source. Leave --where out.",
                     key=OPTION,
                 )
             yield Limit(name, bound)
@@ -134,19 +145,22 @@ class CopyComparison(TableComparison):
         return found, settled
 
     def _both_applied(self) -> bool:
-        """Wait until both copies have applied what their topics hold now; False if they did not wait."""
+        """Wait until both copies have applied all records that their topics have now, and return True.
+
+        Returns False if the options say not to wait, and records are not applied.
+        """
         ends = [(copy, copy.ends()) for copy in (self.own, self.other)]
         return all(copy.await_applied(end) for copy, end in ends)
 
     def _kept(self, frame: Callable[[], DataFrame]) -> DataFrame:
-        """Store the other copy's current rows, and return them in the target's session.
+        """Store rows of the other copy in Spark, and return them as a frame of the target's own session.
 
-        Only the other copy's session has the credentials and settings to open its files.
+        They must be read in the other copy's session, which has the credentials and settings for its files.
         """
         return in_session(self.other.stored(frame), self.own.reader.session)
 
     def _other(self, sides: ComparedSides, *, detailed: bool = False) -> DataFrame:
-        """Return digests of the other copy's rows."""
+        """Return a frame with the digests of the other copy's rows."""
         from tidesink.sinks.spark.digests import ODD, digests, sampled, within
 
         asked = [one.other for one in self.pairs if one.other is not None]
@@ -174,7 +188,10 @@ class CopyComparison(TableComparison):
 
 
 def _held(copy: TableCopy, plan: DecodePlan) -> dict[str, ShapeColumn]:
-    """Return the source columns that a copy has, keyed by their folded names in the source."""
+    """Return the columns of a copy that come from the source, by their names in the source.
+
+    The names are folded: names that differ only in case, where the source ignores it, are equal.
+    """
     names = tuple(copy.reader.columns())
     fold, at_source = folding(names, (column.name for column in plan.shape.columns)), plan.rows.shape.fold
     present = {*map(fold, names)}

@@ -1,6 +1,6 @@
-"""``tidesink diff``: compares tables at the target with the source database, or with other copies.
+"""Runs ``tidesink diff``: compares tables in the target with the source database, or with another pipeline's.
 
-``diff.comparison`` has the law of a comparison.
+``diff.comparison`` describes how rows are compared while they change.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ if TYPE_CHECKING:
     from tidesink.sinks.targets.lake.cuts import Cut, CutLog
     from tidesink.source_database.base import StoredTable
 
-# Up to this many keys, or one per this many rows, are queried by key. For more, reading all rows is faster.
+# If there are at most this many keys, the source is queried by key. For more, reading all rows is faster.
 _FEW: Final = 10_000
+# Also if there is at most one key per this many rows of the table.
 _FEW_OF: Final = 20
 _OPEN: Final = (
-    "{} prepared XA transactions are open at the source (XA RECOVER). Their changes are in Kafka, but no "
-    "query shows them yet. Commit them or roll them back, and compare again."
+    "{} prepared XA transactions are open at the source (`XA RECOVER` lists them). Their changes are in "
+    "Kafka, but no query shows them yet. Commit or roll back these transactions, and run the command again."
 )
 
 
@@ -75,11 +76,17 @@ def diff(
     goes_on: bool = False,
     against: Config | None = None,
 ) -> Iterator[TableDiff]:
-    """Compare tables with their source, one after the other.
+    """Compare tables in the target with the source, one after the other, and yield the result of each.
 
-    ``tell`` receives progress messages, and ``keep`` every key that differs. ``goes_on``: True to report a
-    table that cannot be compared as refused and continue with the others. ``against``: another pipeline,
-    whose copies of the tables replace the source.
+    Args:
+        config: The pipeline's config.
+        tables: The tables to compare.
+        options: What is compared, and how.
+        tell: Receives progress messages for the user.
+        keep: Receives every differing key, or None.
+        goes_on: True to yield a result with ``refused`` for a table that cannot be compared, and continue
+            with the next table. False to raise the error.
+        against: The config of another pipeline. Its copies of the tables are compared instead of the source.
 
     Raises:
         ConfigError: a table cannot be compared as configured, or no worker applies its waiting changes.
@@ -95,7 +102,7 @@ def diff(
                 try:
                     found = comparison.run()
                 except TidesinkError as error:
-                    # A fault that may pass, such as an outage, is not the table's own.
+                    # An error that may pass, such as an outage, does not make the table incomparable.
                     if not goes_on or error.remedy not in ("fix", "stop", "reject"):
                         raise
                     found = TableDiff(table, refused=error.message.removeprefix(REFUSED))
@@ -103,10 +110,10 @@ def diff(
 
 
 def _cut(context: WorkerContext, choose: ChooseCut, tell: Tell) -> tuple[CutLog, Cut]:
-    """Return the log of a lake's cuts, and the cut to compare.
+    """Return the log of the cuts in a lake, and the cut that ``choose`` returns.
 
     Raises:
-        ConfigError: the lake has no such cut.
+        ConfigError: the lake has no suitable cut.
     """
     log = cast("CutLog", cast("CutTarget", context.target).cut_log(context.config.pipeline))
     log.session.conf.set("spark.sql.session.timeZone", "UTC")  # digests convert key values to text
@@ -124,7 +131,11 @@ def _comparison(
     options: DiffOptions,
     keep: Keep | None,
 ) -> TableComparison:
-    """Return the comparison of a table with the source, or with its copy in the second of ``contexts``."""
+    """Return the object that compares a table.
+
+    With one of ``contexts``, it compares the table with the source, as of ``cut`` if given. With two, it
+    compares the table with its copy in the second pipeline.
+    """
     if cut is not None:
         log, found = cut
         then = CutCopy(contexts[0], table, kept, tell, log=log, cut=found)
@@ -138,7 +149,7 @@ def _comparison(
 
 
 def _contexts(config: Config, against: Config | None, opened: ExitStack) -> list[WorkerContext]:
-    """Open the worker contexts of both pipelines in one Spark session."""
+    """Open config, target and state store of one or both pipelines, with one Spark session for both."""
     if against is not None:
         opened.enter_context(session_of(config, against))
     configs = (config,) if against is None else (config, against)
@@ -149,13 +160,13 @@ def _contexts(config: Config, against: Config | None, opened: ExitStack) -> list
 
 @dataclass
 class SourceComparison(TableComparison):
-    """Compares a table with the source database."""
+    """Compares a table in the target with the source database."""
 
     plan: DecodePlan = field(init=False)
     stored: StoredTable = field(init=False)
     # The commit_ts as of which the source is read, or None for its current rows.
     as_of: int | None = None
-    # True until the source was queried by a key that its columns cannot hold.
+    # False once a key of the target was not a valid value of the source's columns: then all rows are read.
     by_key: bool = field(default=True, init=False)
 
     def _opened(self) -> ComparedSides:
@@ -191,14 +202,19 @@ class SourceComparison(TableComparison):
         return source, self.own.await_applied(self.own.ends())
 
     def _source(self, sides: ComparedSides, wanted: DataFrame | None = None, count: int = 0) -> DataFrame:
-        """Return digests of the source's rows; detailed ones for the ``count`` keys in ``wanted``."""
+        """Return a frame with the digests of the source's rows.
+
+        ``wanted``: the keys whose rows are needed, for which detailed digests are made; None for all rows.
+        ``count``: number of these keys.
+        """
         from tidesink.sinks.spark.digests import digests, once, sampled, within
 
         task, reader = self._source_task(sides, wanted, count)
         found = unpacked_ranges(self.own.reader.session, task, reader).where("_op IN ('upsert', 'bad')")
         values = (f"after.{quoted(one.name)}" for one in sides.shape_columns)
         named = found.selectExpr(*values, "_op = 'bad' AS bad")
-        # The same filter as for the target's rows: an impossible date is within bounds only at the source.
+        # The rows are filtered once more, as the target's are. The source's query may count an invalid date
+        # such as 0000-00-00 as within the bounds, and the target stores it as NULL.
         named = within(named, sides.columns, sides.limits)
         rows = sampled(digests(named, sides.columns, **self.details(wanted is not None)), sides.share)
         return once(rows) if isinstance(reader, KeyedRows) else rows
@@ -206,7 +222,11 @@ class SourceComparison(TableComparison):
     def _source_task(
         self, sides: ComparedSides, wanted: DataFrame | None, count: int
     ) -> tuple[RangeTask, RecordReader]:
-        """Return the task that reads a few keys if the source can be queried by key, or else all ranges."""
+        """Return the Spark task that reads the source's rows, and its reader.
+
+        It queries by key if there are few keys in ``wanted`` and the source can be queried by them. Otherwise
+        it reads all rows. ``count``: number of keys in ``wanted``.
+        """
         config, plan, stored = self.own.context.config, self.plan, self.stored
         asked = self.by_key and wanted is not None and count <= max(_FEW, stored.rows // _FEW_OF)
         columns = key_columns(plan, stored.key, key_types(sides.columns)) if asked else None
@@ -226,10 +246,10 @@ class SourceComparison(TableComparison):
         return found, self.own.await_applied(self.own.ends())
 
     def _await_visible(self) -> None:
-        """Wait until everything that is in Kafka now is visible in the source.
+        """Wait until queries of the source show all changes that are in Kafka now.
 
         Raises:
-            ConfigError: transactions with changes that are not visible stay open.
+            ConfigError: transactions stay open whose changes may be in Kafka already.
         """
         if self.as_of is not None:
             return
@@ -238,7 +258,7 @@ class SourceComparison(TableComparison):
                 raise self.own.refused(_OPEN.format(len(left)))
 
     def _confirm_order(self) -> None:
-        """Check that the order of the source's key has not changed while its rows were read.
+        """Check that the source's key still sorts in the same order as when the comparison began.
 
         Raises:
             KeyOrderError: the key or its order has changed.
@@ -250,7 +270,10 @@ class SourceComparison(TableComparison):
             database.confirm_order(self.own.table, self.stored)
 
     def _source_again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> DataFrame:
-        """Return the candidates after a newer look at the source, by key or over all rows."""
+        """Return the candidates with newer digests of their rows at the source.
+
+        Queries the source by key, or reads all its rows if that is not possible.
+        """
         from tidesink.sinks.spark.digests import looked_at_source
 
         def look() -> DataFrame:
@@ -261,23 +284,26 @@ class SourceComparison(TableComparison):
         except ValueOutOfRangeError:
             if not self.by_key:
                 raise
-        # A key at the target is not a value of the source's columns: asking again would fail, too.
+        # A key of the target is not a valid value of the source's columns, so all rows are read from now on.
         self.by_key = False
         return self.own.stored(look)
 
 
 @dataclass
 class CutCopy(TableCopy):
-    """A lake table as of a cut: nothing needs to be waited for."""
+    """A table in a lake as of a cut, in which no change is pending.
+
+    ``log``: the log of the lake's cuts. ``cut``: the cut.
+    """
 
     log: CutLog = field(kw_only=True)
     cut: Cut = field(kw_only=True)
 
     def check_begun(self) -> None:
-        """Do nothing: a cut contains complete tables only."""
+        """Do nothing: a cut contains only tables that are fully loaded."""
 
     def await_applied(self, ends: TopicOffsets) -> bool:  # noqa: ARG002
-        """Return True: everything in the cut was applied when it was published."""
+        """Return True without waiting: all changes up to the cut were applied when it was published."""
         return True
 
     def _reader(self, plan: DecodePlan) -> TableReader:
@@ -286,18 +312,21 @@ class CutCopy(TableCopy):
         for one in self.cut.tables:
             if one.table == self.table:
                 return CutReader(self.log, one, plan.shape)
-        raise self.refused(f"The cut {self.cut.commit_ts} has no such table. Choose a newer cut.")
+        raise self.refused(
+            f"The cut {self.cut.commit_ts} does not contain the table. Choose a newer cut with the table."
+        )
 
 
 @dataclass
 class CutComparison(SourceComparison):
-    """Compares both sides as of one instant, at which no row can change.
+    """Compares a table in a cut with the source as of the cut's commit_ts, so that no row changes meanwhile.
 
-    A second look finds the same keys as the first, and adds the columns that differ.
+    Therefore a key that differs in the first look is different. The second look only finds which of its
+    columns differ.
     """
 
     looks: ClassVar[int] = 0
 
     def run(self) -> TableDiff:
-        """Compare the two sides, and record the instant."""
+        """Compare the two sides, and return the result with the cut's commit_ts."""
         return replace(super().run(), as_of=self.as_of)

@@ -295,7 +295,7 @@ class TableTask:
 
     @property
     def obstacle(self) -> str:
-        """State and error of a paused or failing table, which does not reach the bound of a cut; else empty."""
+        """State and error of a paused or failing table, which does not reach a cut's bound; else empty."""
         return f"{self.state}: {self._error}" if self.state in ("PAUSED", "FAILING") else ""
 
     def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
@@ -778,7 +778,7 @@ class TableTask:
         ]
 
     def _pass_by(self, plan: BatchPlan, reader: RecordReader, progress: TopicProgress | None) -> bool:
-        """Skip the plan's records without a commit and return True, if they contain nothing for this table."""
+        """Skip the plan's records without a commit and return True, if they have nothing for this table."""
         if progress is None or not isinstance(reader, TableRecords) or reader.commits:
             return False
         try:
@@ -865,7 +865,7 @@ class TableTask:
         self._context.failpoints.reach("reported")
 
     def _refused(self, exc: SchemaRefusedError) -> None:
-        """Set the state to PAUSED if the target refuses a schema change, and to FAILING for other refusals."""
+        """Set the state to PAUSED if the target refuses a schema change, or to FAILING in other cases."""
         pending = pending_of(exc, self._settings.layout)
         if pending is None:
             self._fail(exc, passes=False)
