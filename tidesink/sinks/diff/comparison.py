@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     ChooseCut = Callable[[Sequence[Cut]], Cut]
 
 
-# Number of looks after the first one that must agree with the previous look until a key counts as different.
+# Number of looks, without the first, that must agree with the previous look until a key counts as different.
 LOOKS: Final = 2
 # Maximum number of looks after the first one.
 MOST_LOOKS: Final = 6
@@ -140,7 +140,7 @@ Keep = Callable[[TableId, Difference], None]
 
 @dataclass(frozen=True)
 class ComparedSides:
-    """What is compared of a table: the columns, in the order of the target's schema, and the keys.
+    """The columns and keys that are compared. Columns are in the order of the target's schema.
 
     Attributes:
         shape_columns: The columns as the target has them.
@@ -178,7 +178,7 @@ class TableComparison(ABC):
     options: DiffOptions
     keep: Keep | None = None
 
-    # Number of looks after the first one that must agree with the previous look until a key is different.
+    # Number of looks, without the first, that must agree with the previous look until a key is different.
     looks: ClassVar[int] = LOOKS
 
     def run(self) -> TableDiff:
@@ -228,7 +228,7 @@ class TableComparison(ABC):
     def _again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> tuple[DataFrame, bool]:
         """Read the rows of keys that differed from the other side again, and wait for the target.
 
-        Returns the candidates with the newer digests, without those that turned out to be equal. Also returns
+        Returns the candidates with the newer digests, without keys that turned out to be equal. Also returns
         True if the target has applied all changes that the topic had after the rows were read.
 
         ``candidates``: the keys that differed, with their digests. ``count``: their number.

@@ -147,7 +147,7 @@ class CopyComparison(TableComparison):
     def _both_applied(self) -> bool:
         """Wait until both copies have applied all records that their topics have now, and return True.
 
-        Returns False if the options say not to wait, and records are not applied.
+        Returns False if records are not applied and the options do not allow to wait for them.
         """
         ends = [(copy, copy.ends()) for copy in (self.own, self.other)]
         return all(copy.await_applied(end) for copy, end in ends)

@@ -81,7 +81,7 @@ def diff(
     Args:
         config: The pipeline's config.
         tables: The tables to compare.
-        options: What is compared, and how.
+        options: The rows to compare, and the limits of the comparison.
         tell: Receives progress messages for the user.
         keep: Receives every differing key, or None.
         goes_on: True to yield a result with ``refused`` for a table that cannot be compared, and continue

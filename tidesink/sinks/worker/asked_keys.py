@@ -3,11 +3,10 @@
 A user names the keys with ``tidesink resync``: either the keys in a report of ``tidesink diff``, or single
 keys as ``region=a,id=17`` with the source's column names.
 
-A request can have thousands of keys. That is too much for the document of requests, which a worker reads
-every few seconds, and for the progress in the target. So the keys are stored in the state store in a document
-of their own. Its name is a digest of the keys, and the request and the progress contain only this name. The
-keys are stored before the request, and are removed once neither a request nor a replay of dead letters needs
-them.
+A request can have thousands of keys: too many for the document of requests, which a worker reads every few
+seconds, and for the progress in the target. So the keys are stored in the state store in a document of their
+own. Its name is a digest of the keys, and the request and the progress contain only this name. The keys are
+stored before the request, and are removed once neither a request nor a replay of dead letters needs them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Records can be lost without an error of Kafka: a topic is deleted and created again, retention or compaction
 removes records before they are read, or a partition's log is truncated after a broker failed. Each of these
-must stop the table with an error that says what to do.
+cases must stop the table with an error that names the remedy.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Continuity:
         repaired: bool = False,
         passed: Mapping[int, LastRecord] = NO_RECORDS,
     ) -> bool:
-        """Check that the topic is the one that was read before, and that it still has the next records.
+        """Check that the topic was not replaced since it was read, and that it still has the next records.
 
         Args:
             progress: The table's progress in the topic, or None if nothing of the topic was applied.
@@ -145,8 +145,8 @@ class Continuity:
             batch: Number of the table's last batch.
             caught_up: Remembers when the table was last at the end of its topic; is updated.
             pauses: The user's acceptances; gets the fault that a user can accept.
-            repaired: As in ``check_topic``.
-            passed: As in ``check_topic``.
+            repaired: True if a requested resync will repair the whole table.
+            passed: The last record per partition that was skipped without a commit.
 
         Returns:
             The result of ``check_topic``.
@@ -236,7 +236,7 @@ def _late(found: TopicOffsets) -> str:
 
 
 class FirstRecords:
-    """Detects a replaced topic by its first records, if the brokers give topics no id.
+    """Detects a replaced topic by its first records, for brokers without topic ids.
 
     Remembers the offset and timestamp of each partition's first record. In the same topic, the first offset
     only grows, because retention and compaction remove the oldest records, and the record at an offset never
@@ -252,7 +252,7 @@ class FirstRecords:
     def check(
         self, progress: TopicProgress | None, found: TopicOffsets, brokers: Callable[[], KafkaOffsets]
     ) -> None:
-        """Compare the first record of each partition with the one that was stored earlier, and store it.
+        """Compare each partition's first record with the first record that was stored earlier, and store it.
 
         Without ``progress``, the records are stored and not compared, since the topic is read from its
         beginning. The brokers are only queried if a partition's first record is not known in this run.
@@ -286,7 +286,7 @@ def _compare(topic: str, number: int, before: FirstRecord, now: FirstRecord | No
     raise made_again(
         topic,
         f"partition {number} begins with offset {now.offset} of time {now.timestamp}, and began with offset "
-        f"{before.offset} of time {before.timestamp}; the brokers give the topic no id",
+        f"{before.offset} of time {before.timestamp}; the brokers have no id for the topic",
     )
 
 

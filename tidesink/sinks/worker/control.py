@@ -89,7 +89,7 @@ class SnapshotControl:
     def outrun(self, started: int, number: int) -> SnapshotControl:
         """Return the requests without the request numbered ``started``, whose number is too low to begin.
 
-        ``number``: number of the snapshot in the target's progress, which takes its place.
+        ``number``: number of the snapshot in the target's progress, which replaces it.
         """
         return SnapshotControl(number, self.cancelled, self.rests) if self.started == started else self
 
@@ -498,7 +498,7 @@ class Pauses:
         return self._broken is not None
 
     def state_is(self, state: TableState) -> None:
-        """Record the table's new state: only a PAUSED table has schema changes that wait."""
+        """Record the table's new state. If it is not PAUSED, forget the schema changes that waited."""
         if state != "PAUSED":
             self._pending = ()
 

@@ -207,7 +207,7 @@ class Cuts:
     def _alive(self) -> Iterator[None]:
         """Send events to the listeners every second while the context is open.
 
-        A database may take minutes to write a cut, and a worker without events counts as dead.
+        A database may need minutes to write a cut, and a worker without events counts as dead.
         """
         done = threading.Event()
 
@@ -261,7 +261,7 @@ def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask]
     no other table waits for the cut, or if another table still reads up to the bound.
 
     Args:
-        blocked: What keeps each table from reaching the bound; an empty text if it has reached it.
+        blocked: The reason why each table has not reached the bound; an empty text if it has reached it.
         outside: Tables that the cut leaves out, and so does not wait for.
         seen: The current offsets of the topics.
     """

@@ -133,7 +133,7 @@ class FirstRowTables:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._tables: dict[str, TableId] = {}
-        # For each topic its id, and the offset per partition up to which it was searched.
+        # By topic: its id, and the offset per partition up to which it was searched.
         self._looked: dict[str, tuple[str, dict[int, int]]] = {}
 
     def known(self, topic: str) -> tuple[TableId, ...]:
@@ -294,7 +294,7 @@ class TopicLookUps:
         return self._at_work
 
     def collect(self) -> None:
-        """Note that the searches are finished. Raises the exception of a search that failed unexpectedly."""
+        """Forget the background thread if it has finished; raise its exception if it failed unexpectedly."""
         if self._at_work is not None and self._at_work.done():
             self._at_work.result()
             self._at_work = None

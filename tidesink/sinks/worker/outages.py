@@ -24,8 +24,8 @@ SAVE_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 5.0
 # Seconds after which the changed lag of a paused or failing table is saved.
 LAG_SECONDS: Final = 15.0
-# Number of offsets that are read to find a record. An offset may have none: it is the end of a transaction,
-# or compaction removed its record.
+# Number of offsets that are read to find a record. An offset may have no record: it is the end of a
+# transaction, or compaction removed the record.
 _LOOKED_AT: Final = 100
 
 

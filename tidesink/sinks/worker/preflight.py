@@ -61,7 +61,7 @@ def preflight_of(config: Config, shape: TableShape, theirs: Collection[str]) -> 
     ``shape``: the table's schema in the target. ``theirs``: names of its columns that come from the source.
 
     Raises:
-        SchemaRefusedError: the target cannot have such a table; the message says what to change.
+        SchemaRefusedError: the target cannot have such a table; the message contains a remedy.
         ConfigError: the target cannot be used as configured.
     """
     module, settings = target_module(config.target), config.table_config(shape.source)

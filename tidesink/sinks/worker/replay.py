@@ -83,8 +83,8 @@ class ReplayReport:
 
     Attributes:
         table: The table.
-        account: The events of the letters that were replayed. ``dead_lettered`` are those that still cannot
-            be decoded.
+        account: The events of the letters that were replayed. Its ``dead_lettered`` counts letters that still
+            cannot be decoded.
         waiting: Letters beyond the table's applied offsets. The worker reads these records itself.
         expired: Letters that were not replayed, because later records of their topic have expired.
         former: Letters of a topic that was since deleted and created again under the same name. Their later
@@ -435,7 +435,7 @@ def standing_of_letter(
 
 
 class LettersToday(NamedTuple):
-    """What the letters contain when they are decoded with the current config and schemas.
+    """The contents of the letters, decoded with the current config and schemas.
 
     ``summary``: counts of their events. ``read``: number of letters with records of this table. ``bad``:
     error class and reason of each letter that still cannot be decoded, by partition and offset. ``hashes``:

@@ -35,7 +35,7 @@ _REFUSED: Final = "The requested rewind was refused. {}"
 class Rewinds:
     """Handles a user's request to rewind one table. Used by one thread at a time.
 
-    ``asked``: the request, or None if there is none.
+    ``asked``: the request, or None.
     """
 
     def __init__(self, context: WorkerContext, settings: TableConfig) -> None:

@@ -77,7 +77,7 @@ _NAMED: Final = 5
 _JVM_END_SECONDS: Final = 2.0
 # A table whose watermarks were not read for this many intervals is preferred for every second batch.
 _MOST_INTERVALS: Final = 10
-# What decides if a task has work: its topic's offsets, the users' requests, its bound, and its end offsets.
+# The input that decides if a task has work: topic offsets, users' requests, bound, and end offsets.
 _Settled = tuple[TopicOffsets | None, TableControl, int | None, Mapping[int, int] | None]
 # Modules that the tasks of a snapshot import, in addition to those of every batch.
 _SNAPSHOT_MODULES: Final = (
@@ -156,7 +156,7 @@ class Worker:
         self._table_tasks = TableTasks(context, TopicLookUps.of(context), self._requests.loaded)
         self._busy: dict[Future[None], TableTask] = {}
         self._missed: frozenset[str] = frozenset()
-        # For each topic without an answer, the time of the first failed look-up.
+        # Topics without an answer, with the time of the first failed look-up.
         self._silent: dict[str, float] = {}
         # Errors of topics that were refused, or that did not answer for ``retry.for`` seconds.
         self._failed: dict[str, SourceError] = {}
@@ -544,7 +544,7 @@ class Worker:
                 return late
 
     def _finish(self) -> None:
-        """Wait for running batches to end; after a stop, cancel those that take too long."""
+        """Wait for running batches to end; after a stop, cancel batches that are too slow."""
         self._table_tasks.end_look_ups()
         late = self._late()
         # Cancelled look-ups are not reported: the next worker repeats them.

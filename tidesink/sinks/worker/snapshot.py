@@ -311,7 +311,7 @@ class SourceDatabase:
 
 
 def next_rounds(ranges: int, *, at_once: int, seconds: float) -> int:
-    """Return how many ranges each connection should read in the next part, so that it takes a few seconds.
+    """Return how many ranges each connection should read in the next part, to fill a few seconds.
 
     ``ranges``: number of ranges in the last part. ``at_once``: number of connections. ``seconds``: time that
     the last part took.
@@ -505,7 +505,7 @@ class Snapshot:
         return self.is_due(progress) and not self.waits(applied, ends)
 
     def details(self, progress: Progress | None) -> dict[str, Any]:
-        """Return the details of the table's status about its snapshot; empty if it has none."""
+        """Return the details of the table's status about its snapshot; empty without a snapshot."""
         if progress is None or (progress.snapshot is None and not self.is_due(progress)):
             return {}
         found = progress.snapshot or SnapshotProgress(())
@@ -873,7 +873,10 @@ class SnapshotBatch(Batch):
 
     @property
     def _checkpoints(self) -> bool:
-        """Return True with cuts: then Spark must not read rows again after ``_seen`` got its commit_ts."""
+        """Return True if Spark must store the rows that it has read.
+
+        With cuts it must: if it read them again, they could be newer than the commit_ts of ``_seen``.
+        """
         return super()._checkpoints or self._context.config.cuts is not None
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
@@ -958,7 +961,7 @@ class SnapshotBatch(Batch):
         """Return the progress's list of snapshots and resyncs (``SourceRead``), with this part added.
 
         It decides which dead letters may be replayed. Unchanged unless the table has ``mode: upsert`` and
-        ``sequence_by: kafka``, which alone need it.
+        ``sequence_by: kafka``: only such a table needs the list.
         """
         if self._settings.mode != "upsert" or self._sequenced:
             return progress.source_reads

@@ -151,7 +151,7 @@ class TableCopy:
     def ends(self) -> TopicOffsets:
         """Return the topic's current offsets.
 
-        The topic may be missing if its status says that the changefeed has not created it yet.
+        It is no error if the topic is missing and, by the table's status, did not exist before either.
         """
         return self.context.offsets_of(self.topic, self.table, may_come=self.may_come)
 

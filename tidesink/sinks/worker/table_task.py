@@ -76,7 +76,7 @@ class TableTask:
     """The work of one table in a worker.
 
     Each batch runs ``work`` in a thread of its own. The worker's main thread calls the other methods while no
-    batch of the table runs, unless their docstring says otherwise.
+    batch of the table runs, except where a docstring allows more.
 
     Attributes:
         topic: The topic of the table's changes.
@@ -188,14 +188,14 @@ class TableTask:
         return self.lag if self.seen is None else waiting_records(self.seen, self._known_offsets(self.seen))
 
     def _known_offsets(self, seen: TopicOffsets) -> dict[int, int]:
-        """Return the next offset per partition, of a table that is not open from the state store."""
+        """Return the next offset per partition. If the table is not open, it comes from the state store."""
         stored = self._stored_progress() if self._hold is None else None
         if stored is None or is_other_topic(stored.topic_id, seen.topic_id):
             return self._next_offsets()
         return {number: at.next_offset for number, at in stored.partitions.items()}
 
     def _stored_progress(self) -> TopicProgress | None:
-        """Return the last batch's progress in the state store, or None if it has none or does not answer."""
+        """Return the last batch's progress in the topic from the state store, or None if it is unknown."""
         context = self._context
         try:
             self._tally.resume(context, self.table)
@@ -419,7 +419,7 @@ class TableTask:
             self._begin_again()
 
     def leave(self) -> None:
-        """Deregister the table from the shared reads of its topic, since this run reads no more of it."""
+        """Deregister the table from the shared reads of its topic: this run does not read it any further."""
         self._settle(away=True)
 
     @property
@@ -740,7 +740,7 @@ class TableTask:
     def _plan(self, found: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
         """Return the plan of the next batch, and the reader of its records.
 
-        The reader reads from Kafka, or takes records that were read once for several tables of the topic.
+        The reader reads from Kafka, or returns records that were read once for several tables of the topic.
         """
         batch = self._context.config.batch
         available = self._available(found)
@@ -793,7 +793,7 @@ class TableTask:
     def _settle(self, *, away: bool = False) -> None:
         """Report the table's offsets to the topic's shared reads, so that they release unneeded records.
 
-        ``away``: True if the table reads no more records in this run.
+        ``away``: True if the table stops reading in this run.
         """
         stopped = away or self._awaits_record or self.state in ("PAUSED", "FAILING")
         if self.table.schema != UNKNOWN_SCHEMA:

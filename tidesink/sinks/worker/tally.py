@@ -56,7 +56,7 @@ class Tally:
 
     @property
     def rank(self) -> Rank:
-        """The rank of the last batch: a status with a lower rank in the state store is older."""
+        """Life, epoch and number of the last batch. Statuses are compared by it: a lower rank is older."""
         return self.life, self.epoch, self.batch
 
     def claimed(self, epoch: int, before: TableStatus | None) -> None:

@@ -205,7 +205,7 @@ class WatermarkFollower:
         return frozenset(topic for topic, known in self._topics.items() if self._is_alone(known))
 
     def marks(self, topic: str) -> Mapping[int, int]:
-        """Return the newest watermark per partition, if only watermarks follow the tables' offsets there."""
+        """Return, per partition, the newest watermark that was read before any other kind of record."""
         known = self._topics.get(topic)
         return dict(known.marks) if known is not None else {}
 
