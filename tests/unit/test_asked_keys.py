@@ -77,7 +77,9 @@ def test_a_report_that_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     # Those of other tables do not count.
     assert read_report(_report(tmp_path, *full, _line({"a": "x"})), [OTHERS]) == {}
     for more in ([*full, _line({"a": "x"})], [_line({"a": "x" * (MOST_CHARACTERS + 1)})]):
-        with pytest.raises(ConfigError, match=r"Repair the whole table: `tidesink resync shop\.orders`"):
+        with pytest.raises(
+            ConfigError, match=r"Repair the whole table instead: `tidesink resync shop\.orders`"
+        ):
             read_report(_report(tmp_path, *more), [ORDERS])
 
 

@@ -315,6 +315,6 @@ def test_letters_are_not_replayed_from_a_compacted_topic(store: SqlStateStore) -
     nothing: Any = None
     table_task = ReplayTask(_beside(_Brokers(), store), "t", ORDERS)
     with pytest.raises(
-        ConfigError, match=r"cleanup\.policy=compact\. Compaction may have removed a newer change"
+        ConfigError, match=r"cleanup\.policy=compact\. Compaction may have removed newer changes"
     ):
         table_task.replay(nothing, nothing)

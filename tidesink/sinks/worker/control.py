@@ -337,7 +337,7 @@ def check_not_restored(store: StateStore, progress: Progress | None, place: str,
 
     Args:
         store: The state store with the table's status.
-        progress: The progress in the target, or None if it has none.
+        progress: The progress in the target, or None if the target has no progress.
         place: The table's location at the target.
         life: Number of times that the table's epochs started again (``TableStatus.life``). With the epoch of
             ``progress``, it makes the status accept a lower batch number.

@@ -24,8 +24,8 @@ _TOMBSTONES: Final = "tombstones"
 LEFT: Final = "left_to_spark"
 _DOUBTED: Final = (
     "Rows were applied with a warning. The log has the reason and the first such row of each batch. Compare "
-    "the table with the source (`tidesink diff`). If the reason is a wrong checksum, set source.checksum: "
-    "reject to keep such rows out. If the reason is the key of deletes, check the table's key and list its "
+    "the table with the source (`tidesink diff`). If the rows' checksums do not match, set source.checksum: "
+    "reject to keep such rows out. If the keys of deletes may be wrong, check the table's key and list its "
     "columns under tables: keys."
 )
 
