@@ -115,7 +115,7 @@ def read_report(path: Path, tables: Iterable[TableId]) -> dict[TableId, Reported
                 if table in found:
                     found[table].add(path, number, key)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.", key=OPTION) from error
+        raise ConfigError(f"The report {path} cannot be read: {error.strerror}.", key=OPTION) from error
     return {table: keys.reported for table, keys in found.items() if keys.columns}
 
 
@@ -133,7 +133,9 @@ def _named(path: Path, number: int, line: bytes) -> tuple[TableId, Mapping[str, 
     except (ValueError, TypeError, KeyError, AttributeError):
         pass
     raise ConfigError(
-        f"Line {number} of {path} is not a line of a report by `tidesink diff --report`.", key=OPTION
+        f"Line {number} of {path} is not a line of a report. Give a file that `tidesink diff --report` "
+        "has written.",
+        key=OPTION,
     )
 
 

@@ -220,8 +220,8 @@ def _check_beginning(found: TopicOffsets, settings: TableConfig) -> None:
     way = f"Repair the table: `tidesink resync {table}`, then `tidesink resume {table}`."
     if settings.mode != "upsert":
         way = (
-            f"mode: {settings.mode} has no resync, so load the table again (remove it at the target, or "
-            "choose another pipeline name)."
+            f"A table with mode: {settings.mode} cannot be repaired by a resync. Load it again: remove it at "
+            "the target, or choose another pipeline name."
         )
     raise SourceError(
         "The topic did not exist when rows of the table were loaded, and its first records expired "
@@ -372,7 +372,7 @@ def check_bounded(progress: Progress) -> None:
     if progress.topics and progress.bound is None:
         raise ConfigError(
             f"{progress.table} was read without cuts, so its position in the source's log is unknown, and a "
-            "cut could show a part of a transaction. Remove cuts from the config, or load the table again "
-            "with them (another target.path, or remove the table at the target).",
+            "cut could show a part of a transaction. Remove cuts from the config. Or load the table again "
+            "under cuts: remove it at the target, or choose another target.path.",
             table=str(progress.table),
         )

@@ -400,11 +400,11 @@ def _name(pipeline: str, table: TableId) -> str:
 def _refusal(known: int, progress: Progress, place: str) -> StaleProgressError:
     table = progress.table
     return StaleProgressError(
-        f"{place} is at batch {progress.batch}, but batch {known} was committed to it. It was restored from "
-        "a backup. Restore the newer state instead. Or, if its rows are those of that batch, accept it with "
-        f"`tidesink accept-restored {table}` and start the worker again, which reads the later changes from "
-        "Kafka again. Or remove the table and its progress, and let the worker load it from the start of its "
-        "topic.",
+        f"{place} is at batch {progress.batch}, but batch {known} was committed to it, so it was restored "
+        "from a backup. You have three options. Restore a state that has all batches. Or, if the rows are "
+        f"exactly those of the restored batch, accept it with `tidesink accept-restored {table}` and start "
+        "the worker again, which reads the later changes from Kafka again. Or remove the table and its "
+        "progress, and let the worker load it from the start of its topic.",
         table=str(table),
     )
 

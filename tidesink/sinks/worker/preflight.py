@@ -33,7 +33,8 @@ _NO_RESCALE: Final = (
     f"(except_column_list) or {LOAD_AGAIN}."
 )
 _SHARED: Final = (
-    "No column is dropped or renamed in a table that several source tables share, whatever the policy."
+    "Several source tables share the table in the target, so its columns are never dropped or renamed, "
+    "whatever the policy."
 )
 _NO_TYPE: Final = (
     "A column cannot change to a type if no type can hold the values of both (number to text, date to time). "

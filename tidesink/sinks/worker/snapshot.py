@@ -123,7 +123,10 @@ _OPEN: Final = (
     "{} prepared XA transactions are open at the source (`XA RECOVER` lists them). Their changes are in "
     "Kafka, but no query shows them yet. The snapshot continues once they are committed or rolled back."
 )
-_REORDERED: Final = "The order of the table's key changed in the database while rows were read in that order."
+_REORDERED: Final = (
+    "The order of the table's key changed in the database while rows were read in that order, so rows may "
+    "have been skipped. Run the command again."
+)
 _OUTRUN: Final = (
     "The requested snapshot or resync did not begin. Its number ({}) is not above the last one's ({}), "
     "because the state store was lost or restored from a backup, and perhaps the clock of the machine that "

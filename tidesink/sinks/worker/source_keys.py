@@ -58,7 +58,9 @@ _UINT64: Final = 1 << 64
 _KEYS_FOR_A_ROW: Final = 5
 # Maximum number of parts in the second phase. Each part scans all keys of the target.
 MOST_PARTS: Final = 100
-_NOT_READABLE: Final = "Its target cannot return its rows, so rows that the source lacks cannot be found."
+_NOT_READABLE: Final = (
+    "The target cannot return stored rows, so rows that exist only in the target cannot be found."
+)
 
 
 @dataclass(frozen=True)
@@ -475,7 +477,7 @@ def open_target_reader(
 
 def no_resync(table: TableId) -> ConfigError:
     """Return the error for a resync of a table whose rows cannot be read from the target."""
-    return ConfigError(f"The table cannot have a resync. {_NOT_READABLE}", table=str(table))
+    return ConfigError(f"A resync of the table is not possible. {_NOT_READABLE}", table=str(table))
 
 
 def compared_columns(reader: TableReader, columns: Sequence[ShapeColumn]) -> tuple[ComparedColumn, ...]:
