@@ -186,7 +186,7 @@ class TableComparison(ABC):
 
         Raises:
             ConfigError: the table cannot be compared as configured, or no worker applies its changes.
-            TidesinkError: a side, Kafka or the state store cannot be read.
+            TidesinkError: the source, the target, Kafka or the state store cannot be read.
         """
         from tidesink.sinks.spark.digests import compared, counts_of
 
@@ -210,7 +210,7 @@ class TableComparison(ABC):
 
     @abstractmethod
     def _opened(self) -> ComparedSides:
-        """Open both sides, and return what is compared of them.
+        """Open both sides, and return the columns and keys to compare.
 
         Raises:
             ConfigError: the table cannot be compared.

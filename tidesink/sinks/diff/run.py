@@ -89,8 +89,8 @@ def diff(
         against: The config of another pipeline. Its copies of the tables are compared instead of the source.
 
     Raises:
-        ConfigError: a table cannot be compared as configured, or no worker applies its waiting changes.
-        TidesinkError: a side, Kafka or the state store cannot be read.
+        ConfigError: a table cannot be compared as configured, or no worker applies its pending changes.
+        TidesinkError: the source, the target, Kafka or the state store cannot be read.
     """
     with signals_kept(), ExitStack() as opened:
         contexts = _contexts(config, against, opened)

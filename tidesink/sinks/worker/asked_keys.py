@@ -123,7 +123,7 @@ def _named(path: Path, number: int, line: bytes) -> tuple[TableId, Mapping[str, 
     """Return the table and the key in a line of a report.
 
     Raises:
-        ConfigError: the line is not a line of such a report.
+        ConfigError: the line is not a line of a report of ``tidesink diff``.
     """
     try:
         found = json.loads(line)

@@ -778,8 +778,9 @@ class Snapshot:
         - New columns only: the snapshot continues.
         - A dropped column, and the topic has DDL: the snapshot waits, since the DDL always arrives.
         - A dropped column, and only rows show the drop: the snapshot continues, since such a row may never
-          arrive. But if there is a new column too, it may be the dropped one renamed. Its values only come
-          with a later row, so the snapshot waits.
+          arrive. But if there is a new column too, it may be the dropped column under a new name. Its values
+          only come with a later row, so the snapshot waits.
+        - A dropped column, and the topic never shows drops: the snapshot continues.
 
         ``gap``: the difference. ``applied``: the applied offset per partition.
         """

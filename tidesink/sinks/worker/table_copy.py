@@ -108,9 +108,7 @@ class TableCopy:
         status = self.context.store.status_of(self.context.config.pipeline, self.table)
         topic = topic_of(status)
         if topic is None:
-            raise self.refused(
-                "No worker has applied any records of the table yet. Run `tidesink run` first."
-            )
+            raise self.refused("No worker has applied records of the table yet. Run `tidesink run` first.")
         self.topic, self.may_come = topic, bool(status and status.details.get(TOPIC_ABSENT))
         found = self.ends()
         decoding = open_decoding(
@@ -138,9 +136,7 @@ class TableCopy:
         """
         progress = self.reader.committed()
         if progress is None:
-            raise self.refused(
-                "No worker has applied any records of the table yet. Run `tidesink run` first."
-            )
+            raise self.refused("No worker has applied records of the table yet. Run `tidesink run` first.")
         if progress.snapshot is not None and not (progress.snapshot.done or progress.snapshot.limited):
             raise self.refused(
                 "Its snapshot has not finished, so rows are missing. Wait until it finishes (`tidesink "

@@ -56,9 +56,9 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 
 
 def codec_of(source: SourceSettings, registry: SchemaRegistry | None) -> Codec:
-    """Return the protocol's codec without access to rows that are stored outside of Kafka (claim check).
+    """Return the protocol's codec, to read watermarks and DDL.
 
-    For watermarks and DDL.
+    It cannot read rows that are stored outside of Kafka (claim check).
     """
     # The row itself is not needed to see that a record is a row.
     options = replace(source.codec_options(), claim_check_storage_uri="", upstream_url="")
