@@ -87,9 +87,9 @@ class CopyComparison(TableComparison):
             )
 
     def _typed(self, pairs: Sequence[_Pair]) -> Iterator[tuple[_Pair, ComparedColumn | None, str]]:
-        """Yield for each pair of columns how they are compared, and both columns' types as a text for users.
+        """Yield each pair of columns, the column to compare, and the pair's types as a text for messages.
 
-        They are compared in a type that holds the values of both; None if no type does.
+        The column to compare has a type that holds the values of both. It is None if there is no such type.
         """
         own = compared_columns(self.own.reader, [pair.own for pair in pairs])
         other = compared_columns(self.other.reader, [pair.other for pair in pairs if pair.other])

@@ -316,7 +316,7 @@ def is_empty(progress: Progress | None, starts: Mapping[int, int], ends: Mapping
     """Return True if nothing was applied to a table, and its topic has no records up to the bound.
 
     ``progress``: the table's progress, or None if the table is not open. ``starts``: the first offset per
-    partition that Kafka still has. ``ends``: the end offset per partition when the bound was chosen.
+    partition that the table can read. ``ends``: the end offset per partition after the bound was chosen.
     """
     if progress is not None and progress.topics:
         return False

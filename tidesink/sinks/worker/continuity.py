@@ -136,8 +136,8 @@ class Continuity:
     ) -> bool:
         """Run ``check_topic``, and for a compacted topic check that no delete expired before it was read.
 
-        Compaction removes a delete (a tombstone record) ``delete.retention.ms`` after it was written. So a
-        table that did not read to the end of its topic in that time may have missed deletes.
+        Compaction keeps a delete (a tombstone record) for ``delete.retention.ms`` at least. So a table that
+        did not read to the end of its topic for a longer time may have missed deletes.
 
         Args:
             progress: The table's progress in the topic, or None if nothing of the topic was applied.

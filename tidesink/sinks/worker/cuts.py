@@ -255,10 +255,10 @@ class Cuts:
 
 
 def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask], seen: Look) -> bool:
-    """Return True if the cut waits only for tables that cannot reach the bound without help from a user.
+    """Return True if tables wait for the cut, and none of the tables that it waits for can reach the bound.
 
-    Such tables are paused or failing, read only added partitions, or their topic does not answer. False if
-    no other table waits for the cut, or if another table still reads up to the bound.
+    A table cannot reach it if it is paused or failing, if its topic does not answer, or if it must first read
+    records above the bound in old partitions of its topic.
 
     Args:
         blocked: The reason why each table has not reached the bound; an empty text if it has reached it.

@@ -411,7 +411,7 @@ class LetterEvent(NamedTuple):
 def standing_of_letter(
     letter: Letter, events: Iterable[LetterEvent], reads: Sequence[SourceRead], bound: int | None
 ) -> Standing | Literal["later"]:
-    """Return if a letter can be replayed, from all of its events: it is replayed as a whole or not at all.
+    """Decide from all events of a letter if it can be replayed, as a whole or not at all.
 
     Args:
         letter: The letter.

@@ -262,7 +262,7 @@ class TableTask:
 
     @property
     def least_bound(self) -> int | None:
-        """The lowest bound under which the table can be read, since nothing above it is applied.
+        """The lowest bound under which the table can be read: it has applied nothing above this bound.
 
         None if any bound is possible, or the table is not open.
         """
