@@ -52,7 +52,9 @@ def test_a_wrong_checksum_is_told_on_stderr(summed: tuple[str, str]) -> None:
     code, (line,), reported = _decode(summed, "--checksum", "warn")
     assert (code, line["type"]) == (0, "insert")
     ours = zlib.crc32(struct.pack("<qq", 1, 2))
-    assert reported.startswith(f"warning: shop_t[0]@17: the row's checksum is {ours} and TiCDC wrote '{SUM}'")
+    assert reported.startswith(
+        f"warning: shop_t[0]@17: The row's checksum is {ours}, but TiCDC wrote '{SUM}'"
+    )
     assert len(reported.splitlines()) == 1
 
 

@@ -23,7 +23,7 @@ def test_the_version_is_printed() -> None:
     ("args", "message"),
     [
         (("decode", "--input", "-"), "give --protocol flat-avro, canal-json, "),
-        (("decode", "--protocol", "avr", "--input", "-"), "did you mean 'avro'?"),
+        (("decode", "--protocol", "avr", "--input", "-"), "Did you mean 'avro'?"),
         (("decode", "--protocol", "avro", "--input", "-"), "--schemas FILE"),
         (("decode", "--protocol", "canal-json"), "either --input FILE"),
         (("decode", "--protocol", "canal-json", "--input", "-", "--topic", "t"), "either --input FILE"),

@@ -51,7 +51,7 @@ def test_decode_prints_the_stated_lines(schemas: str) -> None:
 
 BAD_AVRO = [
     ("truncated", KEY, VALUE[:-2], "SchemaMismatchError", "cut short"),
-    ("goes on", KEY, VALUE + b"\x00", "SchemaMismatchError", "goes on for 1 bytes"),
+    ("goes on", KEY, VALUE + b"\x00", "SchemaMismatchError", "has 1 more bytes after its record"),
     ("wrong magic byte", KEY, b"\x09" + VALUE[1:], "FramingError", "09"),
     ("shorter than its header", KEY, b"\x00\x00", "FramingError", "2 bytes"),
     ("empty key", b"", VALUE, "FramingError", "key"),
@@ -83,10 +83,10 @@ def test_bad_avro_is_an_error_line_and_the_rest_goes_on(
 
 
 BAD_CANAL: list[tuple[str, bytes | None, str, str]] = [
-    ("not JSON", b"hello", "FramingError", "no JSON"),
+    ("not JSON", b"hello", "FramingError", "not JSON"),
     ("a list", b"[1]", "SchemaMismatchError", "JSON object"),
     ("no type", b"{}", "SchemaMismatchError", "'type'"),
-    ("invalid UTF-8", b'{"type":"\xff"}', "FramingError", "no JSON"),
+    ("invalid UTF-8", b'{"type":"\xff"}', "FramingError", "not JSON"),
     ("null", None, "FramingError", "no value"),
     ("empty", b"", "FramingError", "no value"),
     ("number", json.dumps({**CANAL, "data": [{"id": 7}]}).encode(), "SchemaMismatchError", "text or null"),

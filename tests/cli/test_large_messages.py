@@ -61,7 +61,7 @@ def test_a_claim_check_round_trip(tmp_path: Path) -> None:
     assert _decoded(value, *options)["after"] == line["after"]
     lost = _decoded(value, code=1)
     assert (lost["error"], lost["type"]) == ("RowUnavailableError", "error")
-    assert "give claim-check-storage-uri" in lost["reason"]
+    assert "Set claim-check-storage-uri" in lost["reason"]
 
 
 def test_a_row_cut_down_says_what_to_give_and_a_delete_needs_nothing() -> None:
@@ -69,7 +69,7 @@ def test_a_row_cut_down_says_what_to_give_and_a_delete_needs_nothing() -> None:
     options = ("--large-message-handle-option", "handle-key-only", "--max-message-bytes", "600")
     lost = _decoded(_encoded(line, *options), code=1)
     assert (lost["error"], lost["remedy"]) == ("RowUnavailableError", "reject")
-    assert "give upstream-url" in lost["reason"]
+    assert "Set upstream-url" in lost["reason"]
     deleted = _encoded({**line, "type": "delete", "before": line["after"], "after": None}, *options)
     assert json.loads(deleted)["_tidb"] == {"commitTs": TS, "onlyHandleKey": True}
     again = _decoded(deleted)

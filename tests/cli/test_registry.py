@@ -199,7 +199,7 @@ def test_tables_that_ticdc_stops_at_or_leaves_out(ddl: Any) -> None:
     found = said("check", "--table-definition", file, "--previous", before, code=1)
     assert found["ok"] is False
     assert "neither a primary key" in found["skipped"]["shop.n"]
-    assert "both come to the Avro field 'a_b'" in found["failed"]["shop.s"]
+    assert "both map to the Avro field 'a_b'" in found["failed"]["shop.s"]
     text = reported("check", "--table-definition", file, "--previous", before, code=1)
     assert "shop.s: TiCDC's encoder would stop" in text
     assert "warning: shop.n is not checked" in text

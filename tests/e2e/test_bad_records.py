@@ -33,12 +33,12 @@ BAD: dict[str, tuple[Spoil, str, str]] = {
     "truncated": (
         lambda record: record._replace(value=_value(record)[:-2]),
         "SchemaMismatchError",
-        "does not hold what its schema says: it is cut short",
+        "is shorter than its schema requires. It is cut short",
     ),
     "too_long": (
         lambda record: record._replace(value=_value(record) + b"x"),
         "SchemaMismatchError",
-        "the value goes on for 1 bytes after its record ends",
+        "The value has 1 more bytes after its record",
     ),
     "wrong_magic": (
         lambda record: record._replace(value=b"\x05" + _value(record)[1:]),
@@ -53,7 +53,7 @@ BAD: dict[str, tuple[Spoil, str, str]] = {
     "invalid_utf8": (
         lambda record: record._replace(value=_value(record).replace(b"spoilt", b"spo\xff\xfet")),
         "SchemaMismatchError",
-        "the value holds text that is no UTF-8",
+        "The value contains text that is not UTF-8",
     ),
     "empty_key": (lambda record: record._replace(key=b""), "FramingError", "the key is empty"),
 }

@@ -210,7 +210,7 @@ def test_ddl_that_comes_while_the_ends_are_asked(
 
 
 BAD_MESSAGES = {
-    b"{": "no JSON",
+    b"{": "not JSON",
     b"[1, 2]": "object",
     b'{"id":0,"database":"shop","table":"told","pkNames":["id"],"isDdl":false,"type":"INSERT","data":7}': "",
     b'{"id":0,"database":"shop","table":"told","pkNames":["id"],"isDdl":false,"type":"WHAT","data":[{}]}': "",

@@ -81,7 +81,7 @@ def _check_letters(config: Path, topic: str) -> None:
     assert letter["decoded"][0]["type"] == "error"
     shown = asked(config, "dlq", "show", "shop.kept", f"{topic}[0]@2")
     assert "a key" in shown
-    assert "FramingError: the value is no JSON" in shown
+    assert "FramingError: The value is not JSON" in shown
     nothing = CliRunner().invoke(app, ["dlq", "show", "shop.kept", "0@3", "--config", str(config)])
     assert nothing.exit_code == 1
     assert "no dead letter of table shop.kept at partition 0, offset 3 of any topic" in nothing.output

@@ -103,11 +103,11 @@ def test_rows_cut_down_wait_for_their_upstream(
     writer.upsert({"id": 2, "name": LONG}, commit_ts=commit_ts(MOMENT))
     lacking = _run(tmp_path, servers, topic)
     assert _states(lacking) == {"one": "PAUSED"}
-    assert "give upstream-url" in str(lacking.tables[0].error)
+    assert "Set upstream-url" in str(lacking.tables[0].error)
     nowhere = "mysql+pymysql://u:SECRET@127.0.0.1:1/"
     silent = _run(tmp_path, servers, topic, retry="1s", **{"upstream-url": nowhere})
     assert _states(silent) == {"one": "FAILING"}
-    assert "the upstream does not answer" in str(silent.tables[0].error)
+    assert "The upstream does not answer" in str(silent.tables[0].error)
     assert "SECRET" not in repr(silent)
     assert set(lake_rows(tmp_path, "one")) == {1}
     report = _run(tmp_path, servers, topic, **{"upstream-url": tidb_url})

@@ -127,7 +127,7 @@ def test_an_upstream_that_does_not_answer_makes_no_bad_record(spark: SparkSessio
     options = CodecOptions(upstream_url="mysql+pymysql://u:SECRET@127.0.0.1:1/")
     plan = canal_json_plan(schema, options=options)
     with (
-        pytest.raises(SourceUnavailableError, match="the upstream does not answer") as caught,
+        pytest.raises(SourceUnavailableError, match="The upstream does not answer") as caught,
         raised_task_errors(),
     ):
         decode_here(plan, _messages("s"))

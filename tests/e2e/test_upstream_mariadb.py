@@ -79,7 +79,7 @@ def test_a_key_with_quotes_in_it_is_a_value_and_nothing_else(
 
 def test_a_server_that_is_no_tidb_is_refused(mariadb_url: str) -> None:
     upstream = open_upstream(mariadb_url)
-    with pytest.raises(ConfigError, match="is no TiDB"):
+    with pytest.raises(ConfigError, match="is not TiDB"):
         upstream.row(TableId("mysql", "user"), {"Host": "x"}, commit_ts=5)
     upstream.close()
 

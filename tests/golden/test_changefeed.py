@@ -95,7 +95,7 @@ def test_an_enum_is_hashed_by_its_number() -> None:
     [
         ({"partition": "columns", "columns": ("gone",)}, {"id": 1}, ConfigError, "names gone"),
         ({"partition": "index-value", "index": "u"}, {"id": 1}, ConfigError, "no index u"),
-        ({"partition": "columns", "columns": ("a",)}, {"id": 1}, EncodeError, "lacks the column a"),
+        ({"partition": "columns", "columns": ("a",)}, {"id": 1}, EncodeError, "has no column a"),
     ],
 )
 def test_a_dispatcher_that_does_not_fit_the_table_is_told(

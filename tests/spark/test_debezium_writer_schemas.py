@@ -104,7 +104,7 @@ def test_a_record_of_another_schema_than_its_id_says_is_bad(spark: SparkSession)
         topic.messages[place] = replace(message, value=wrong)
     rows = _rows(spark, topic, _plan(topic))
     assert [row.kind for row in rows] == ["bad", "bad"]
-    assert "written with another schema than its id says" in str(rows[0].reason)
+    assert "written with a different schema than its id names" in str(rows[0].reason)
 
 
 def test_positions_of_versions_that_say_them_in_other_types(spark: SparkSession) -> None:

@@ -98,7 +98,7 @@ BAD: Final[list[tuple[dict[str, Any], str]]] = [
     ({"_tidb": {"commitTs": 1, "rowkey": _text(SENT + "00")}}, OTHER_FORM),
     ({"_tidb": {"commitTs": 1, "rowkey": _text(SENT.replace("5f72", "5f69"))}}, OTHER_FORM),
     ({"_tidb": {"commitTs": 1, "rowkey": _text("6d" + SENT[2:])}}, OTHER_FORM),
-    ({"pkNames": ["name"]}, "the row's pkNames are not the table's key"),
+    ({"pkNames": ["name"]}, "The row's pkNames are not the table's key"),
     # One row key names one row.
     ({"data": [{"name": "a", "amount": "1"}, {"name": "b", "amount": None}]}, NONE),
 ]

@@ -195,7 +195,7 @@ def test_children_are_null_where_their_record_is() -> None:
 
 
 def test_only_records_have_a_decoder() -> None:
-    with pytest.raises(SchemaMismatchError, match="no Avro record"):
+    with pytest.raises(SchemaMismatchError, match="not an Avro record"):
         AvroDecoder("string")
 
 

@@ -105,10 +105,10 @@ def test_a_row_key_is_written_last() -> None:
     [
         (_event(op=Op.UPSERT), {}, "upsert"),
         (_event(op=Op.TRUNCATE), {}, "truncate"),
-        (_event(after=None), {}, "image of the insert is missing"),
-        (_event(Op.UPDATE, before=None), {}, "image of the update is missing"),
+        (_event(after=None), {}, "insert has no row before or after"),
+        (_event(Op.UPDATE, before=None), {}, "update has no row before or after"),
         (_event(commit_ts=None), {}, "commit time"),
-        (_event(commit_ts=None, extension={"es": 5}), {"enable_tidb_extension": True}, "needs commit_ts"),
+        (_event(commit_ts=None, extension={"es": 5}), {"enable_tidb_extension": True}, "needs a commit_ts"),
         (_event(), {"enable_tidb_extension": True, "output_row_key": True}, "rowkey"),
         (_event(after={"id": "x"}), {}, "column=id"),
         (_event(after={"id": 2**40}), {}, "column=id"),

@@ -255,9 +255,9 @@ def test_unread_ddl_is_kept_with_its_reason() -> None:
         ([1, 2], "neither an envelope nor a row"),
         ("text", "neither an envelope nor a row"),
         (_envelope("x", after={}), "op is 'x'"),
-        (_envelope("c"), "has no after"),
+        (_envelope("c"), "must have an after row"),
         (_envelope("c", {"connector": "mysql"}, after={}), "names no table"),
-        (_envelope("c", after=5), "is no row"),
+        (_envelope("c", after=5), "is not a row"),
         (_envelope("m", POSTGRES), "message"),
         ({"source": MYSQL, "ddl": 5}, "ddl"),
     ],
@@ -273,16 +273,16 @@ def test_refused_values_say_what_they_are(value: Any, words: str) -> None:
     ("data", "error", "words"),
     [
         (b"", FramingError, "debezium-json"),
-        (b"{", FramingError, "no JSON"),
-        (b"\x00\x00\x00\x00\x05abc", FramingError, "no JSON"),
+        (b"{", FramingError, "not JSON"),
+        (b"\x00\x00\x00\x00\x05abc", FramingError, "not JSON"),
         (b"\x00\x00\x00\xff\x05abc", FramingError, "debezium-avro"),
-        (b"\xff\xfe", FramingError, "no UTF-8"),
+        (b"\xff\xfe", FramingError, "not UTF-8"),
         (b'{"a": NaN}', SchemaMismatchError, "NaN"),
         (b'{"a": 1e999999999}', ValueOutOfRangeError, "1e999999999"),
         (b'{"a": -9e40023372036854775808}', ValueOutOfRangeError, "e40023372036854775808"),
         (b"[" * 200_000, SchemaMismatchError, "nested"),
         (b'{"schema":{"type":"struct"},"payload":{}}', SchemaMismatchError, "fields"),
-        (b'{"a": ' + b"9" * 5000 + b"}", FramingError, "no JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", FramingError, "not JSON"),
     ],
 )
 def test_refused_bytes(data: bytes, error: type[DecodeError], words: str) -> None:
@@ -306,7 +306,7 @@ def test_avro_refuses_arrays_that_cost_nothing() -> None:
     fields = [{"name": "a", "type": {"type": "array", "items": "null"}}]
     schema = json.dumps({"type": "record", "name": "r", "fields": fields})
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry({1: schema}))
-    with pytest.raises(SchemaMismatchError, match="no bytes"):
+    with pytest.raises(SchemaMismatchError, match="without bytes"):
         codec.decode(Message("t", 0, 0, None, b"\0\0\0\0\x01\xfe\xff\xff\xff\xff\x0f\0"))
 
 
@@ -321,7 +321,7 @@ def test_what_is_not_written_is_refused_by_name() -> None:
         avro.encode(event, topic="t")
     heartbeat = _decode(_message({"ts_ms": 5}))
     for codec in (open_codec("debezium-json"), avro):
-        with pytest.raises(EncodeError, match="a Debezium connector's"):
+        with pytest.raises(EncodeError, match="a Debezium connector"):
             codec.encode(heartbeat, topic="t")
 
 
@@ -337,13 +337,13 @@ def test_ddl_of_others_is_refused_by_name() -> None:
         open_codec("debezium-avro", registry=MemorySchemaRegistry(), options=sending),
     )
     for codec in codecs:
-        with pytest.raises(EncodeError, match="Debezium connector's"):
+        with pytest.raises(EncodeError, match="Debezium connector"):
             codec.encode(event._replace(commit_ts=5), topic="t")
         with pytest.raises(EncodeError, match="tableChanges"):
             codec.encode(bare, topic="t")
         with pytest.raises(EncodeError, match="commit_ts"):
             codec.encode(bare._replace(commit_ts=None, extension={"tableChanges": []}), topic="t")
-    with pytest.raises(EncodeError, match="no record of its schema"):
+    with pytest.raises(EncodeError, match="not a record of its schema"):
         codecs[1].encode(bare._replace(extension={"tableChanges": [{"id": 1}]}), topic="t")
 
 

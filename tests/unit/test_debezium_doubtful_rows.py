@@ -724,9 +724,9 @@ def test_columns_whose_values_no_record_tells_are_named() -> None:
     assert [(text.split(":")[0]) for text in found] == [
         "column isbn",
         "columns at",
-        "columns n",
+        "Columns n",
         "columns area",
-        "columns up",
+        "Columns up",
     ]
     for text, words in zip(
         found,
@@ -749,10 +749,10 @@ def test_a_plan_warns_of_defaults_and_of_columns_that_are_no_longer_sent() -> No
     new = {"id": _INT, "name": {**_TEXT, "default": "x"}}
     read = _message(old, key={"id": 1}, op="r", after={"id": 1, "name": "ann", "up": "ANN"})
     update = _message(new, key={"id": 1}, op="u", after={"id": 1, "name": "bob"})
-    assert [text.split(":")[0] for text in _plan(read).warnings] == ["columns name"]
+    assert [text.split(":")[0] for text in _plan(read).warnings] == ["Columns name"]
     plan = _plan(read, replace(update, offset=1))
     assert plan.gone == {"up"}
-    assert [text.split(":")[0] for text in plan.warnings] == ["columns name", "columns up"]
+    assert [text.split(":")[0] for text in plan.warnings] == ["Columns name", "Columns up"]
 
 
 def test_a_generated_column_that_changes_lack_is_not_read_from_the_database() -> None:
@@ -776,5 +776,5 @@ def test_records_that_are_all_refused_name_their_table_and_their_reason() -> Non
     message = _message({"id": cell}, key=row, after=row)
     faults: list[DecodeError] = []
     assert first_row([message], CodecOptions(), faults=faults) is None
-    assert "cell of value and set" in str(faults[0])
+    assert "cells of value and set" in str(faults[0])
     assert open_codec("debezium-json").table_of(message) == _TABLE

@@ -134,7 +134,7 @@ def _moved(table, record):  # type: ignore[no-untyped-def]
 def test_records_without_a_value_column_are_refused() -> None:
     with pytest.raises(SchemaMismatchError, match="no column 'value'"):
         CanalJsonCodec().decode_batch(pa.table({"key": pa.array([b"1"])}))
-    with pytest.raises(SchemaMismatchError, match="'offset' of the records is string"):
+    with pytest.raises(SchemaMismatchError, match="'offset' of the records has the type string"):
         CanalJsonCodec().decode_batch(pa.table({"value": pa.array([b"1"]), "offset": pa.array(["x"])}))
 
 

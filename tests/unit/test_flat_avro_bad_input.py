@@ -39,7 +39,7 @@ def _bad(error: type[DecodeError], key: bytes | None, value: bytes | None, match
     ("key", "match"),
     [
         (b"", "the key is empty"),
-        (b"\x00\x00\x01", "the key has 3 bytes: the Confluent header alone has 5"),
+        (b"\x00\x00\x01", "The key has 3 bytes, but a Confluent header needs 5"),
         (b"\x07\x00\x00\x00\x01\x02", "the key starts with 07 00 00 00 01 02, not with the magic byte 00"),
         (b'{"id": 1}', "looks like JSON: is the protocol canal-json"),
         (b"\x03\x00" + uuid.UUID(int=7).bytes + b"\x02", "AWS Glue"),
@@ -57,8 +57,8 @@ def test_a_header_of_another_kind_is_refused(key: bytes, match: str) -> None:
         (b"\x00", "the value has 1 bytes"),
         (b"\x05\x00\x00\x00\x01", "the value starts with 05"),
         (b"\x03\x05" + uuid.UUID(int=7).bytes + b"\x02", "AWS Glue"),
-        (b"\x01{}", "a control event's byte, and the key is not null"),
-        (b"\x02" + bytes(8), "a control event's byte, and the key is not null"),
+        (b"\x01{}", "the byte of a control event, but the key is not null"),
+        (b"\x02" + bytes(8), "the byte of a control event, but the key is not null"),
     ],
 )
 def test_a_value_of_another_kind_is_refused(value: bytes, match: str) -> None:
@@ -69,9 +69,9 @@ def test_a_value_of_another_kind_is_refused(value: bytes, match: str) -> None:
 def test_a_delete_marker_of_another_shape_is_refused_and_never_skipped() -> None:
     _, message = _good()
     marker = b"\x03" + TSO.to_bytes(8, "big")
-    _bad(UnnamedRowError, None, marker, "names no row")
-    _bad(SchemaMismatchError, message.key, marker[:-1], "a delete marker, which has 9 bytes, and has 8")
-    _bad(SchemaMismatchError, message.key, marker + b"\0", "has 9 bytes, and has 10")
+    _bad(UnnamedRowError, None, marker, "does not identify a row")
+    _bad(SchemaMismatchError, message.key, marker[:-1], "a delete marker, but it has 8 bytes instead of 9")
+    _bad(SchemaMismatchError, message.key, marker + b"\0", "has 10 bytes instead of 9")
     _bad(SchemaMismatchError, message.key, b"\x03" + b"\xff" * 8, "commit_ts 18446744073709551615")
     _bad(FramingError, b"\x07" + bytes(8), marker, "the key starts with 07")
 
@@ -98,10 +98,15 @@ def test_bytes_that_end_early_or_go_on_are_refused_at_every_length() -> None:
     assert message.key is not None
     assert message.value is not None
     for size in range(5, len(message.value)):
-        with pytest.raises(SchemaMismatchError, match=r"cut short|no UTF-8|goes on"):
+        with pytest.raises(SchemaMismatchError, match=r"cut short|not UTF-8|more bytes after"):
             codec.decode(Message(TOPIC, 0, 0, message.key, message.value[:size]))
     for extra in (b"\x00", b"\x00" * 1000):
-        _bad(SchemaMismatchError, message.key, message.value + extra, f"goes on for {len(extra)} bytes")
+        _bad(
+            SchemaMismatchError,
+            message.key,
+            message.value + extra,
+            f"has {len(extra)} more bytes after its record",
+        )
         _bad(SchemaMismatchError, message.key + extra, message.value, "the key goes on")
 
 
@@ -114,12 +119,12 @@ def _text_table() -> tuple[FlatAvroCodec, Message]:
 @pytest.mark.parametrize(
     ("tail", "match"),
     [
-        (b"\x02\x04\xff\xfe", "no UTF-8"),
+        (b"\x02\x04\xff\xfe", "not UTF-8"),
         (b"\x02\x80\x80\x80\x80\x10ab", "cut short"),  # 2 GiB announced
         (b"\x02\xfe\xff\xff\xff\xff\xff\xff\xff\x7fab", "cut short"),  # 2^62 announced
-        (b"\x02\x01ab", "cut short|goes on"),  # a negative length
+        (b"\x02\x01ab", "cut short|more bytes after"),  # a negative length
         (b"\x02" + b"\xff" * 3, "cut short"),  # a number without end
-        (b"\xff" * 100_000, "cut short|goes on"),
+        (b"\xff" * 100_000, "cut short|more bytes after"),
     ],
 )
 def test_hostile_lengths_are_refused_at_once(tail: bytes, match: str) -> None:
@@ -213,23 +218,23 @@ def _field(avro: object) -> str:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("not json", "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        ('"string"', "no Avro record"),
-        ('{"type": "record", "name": "t", "fields": [{"name": "c"}]}', "without name or type"),
+        ("not json", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('"string"', "not an Avro record"),
+        ('{"type": "record", "name": "t", "fields": [{"name": "c"}]}', "without a name or type"),
         (_field("int"), "has no connect.parameters"),
         (_field({"type": "array", "items": "int"}), "has no connect.parameters"),
-        (_field(["null", "int", "string"]), "no column of flat-avro"),
+        (_field(["null", "int", "string"]), "not a column type of flat-avro"),
         (_field({"type": "int", "connect.parameters": {"tidb_type": "MONEY"}}), "tidb_type 'MONEY'"),
         (
             _field({"type": "bytes", "connect.parameters": {"tidb_type": "BIT", "length": "9" * 400}}),
-            "no length",
+            "not a length",
         ),
         (_field({"type": "bytes", "connect.parameters": {"tidb_type": "DECIMAL"}}), "no precision"),
         (_TWICE, "'c' twice"),
         (_BEFORE_ITSELF, "no Avro: redefined named type"),
         (_field("t").replace('"c"', '"_tidb_self"'), "has no connect.parameters"),
-        (_EXTENSION_FIRST, "an extension field stands before a column"),
+        (_EXTENSION_FIRST, "An extension field precedes a column"),
     ],
 )
 def test_a_schema_tidb_did_not_write_is_refused_with_its_id(text: str, match: str) -> None:
@@ -242,13 +247,13 @@ def test_a_schema_tidb_did_not_write_is_refused_with_its_id(text: str, match: st
 @pytest.mark.parametrize(
     ("value", "match"),
     [
-        (b"\x01", "no JSON"),
-        (b"\x01[]", "no JSON object"),
+        (b"\x01", "not JSON"),
+        (b"\x01[]", "not a JSON object"),
         (b"\x01{}", "query=None"),
         (b'\x01{"query": "x", "schema": "s", "table": "t", "type": true, "commitTs": 1}', "type=True"),
-        (b"\x01" + b"[" * 100_000, "no JSON"),
-        (b"\x01\xff", "no JSON"),
-        (b"\x02\x00", "a watermark has 9 bytes, not 2"),
+        (b"\x01" + b"[" * 100_000, "not JSON"),
+        (b"\x01\xff", "not JSON"),
+        (b"\x02\x00", "The watermark has 2 bytes instead of 9"),
     ],
 )
 def test_a_control_event_of_another_shape_is_refused(value: bytes, match: str) -> None:

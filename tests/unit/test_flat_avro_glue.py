@@ -90,12 +90,12 @@ def test_a_uuid_that_the_source_lacks_is_the_records_own_fault() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        (KEY, framed(VALUE, VALUE_ID), "one part has an AWS Glue header, and the key"),
-        (framed(KEY, KEY_ID), VALUE, "one part has an AWS Glue header, and the value"),
-        (framed(KEY, KEY_ID)[:-1], None, "the key of .* bytes does not hold what its schema says"),
-        (b"\3\5" + KEY_ID.bytes + b"no zlib", None, "the key's payload is no zlib stream"),
-        (framed(KEY, KEY_ID, compressed=True)[:-1], None, "no whole zlib stream"),
-        (framed(KEY, KEY_ID, compressed=True) + b"x", None, "no whole zlib stream"),
+        (KEY, framed(VALUE, VALUE_ID), "One part has an AWS Glue header, but the key"),
+        (framed(KEY, KEY_ID), VALUE, "One part has an AWS Glue header, but the value"),
+        (framed(KEY, KEY_ID)[:-1], None, "The key of .* bytes is shorter than its schema requires"),
+        (b"\3\5" + KEY_ID.bytes + b"no zlib", None, "The key's payload is not a zlib stream"),
+        (framed(KEY, KEY_ID, compressed=True)[:-1], None, "not exactly one zlib stream"),
+        (framed(KEY, KEY_ID, compressed=True) + b"x", None, "not exactly one zlib stream"),
     ],
 )
 def test_damaged_frames_are_refused(key: bytes, value: bytes | None, words: str) -> None:
@@ -106,7 +106,7 @@ def test_damaged_frames_are_refused(key: bytes, value: bytes | None, words: str)
 def test_a_payload_that_swells_is_refused_before_it_fills_the_memory() -> None:
     bomb = zlib.compress(bytes(MOST_BYTES + 1), 9)
     assert len(bomb) < 100_000
-    with pytest.raises(SchemaMismatchError, match=f"inflates to more than {MOST_BYTES} bytes"):
+    with pytest.raises(SchemaMismatchError, match=f"decompresses to more than {MOST_BYTES} bytes"):
         codec().decode(message(b"\3\5" + KEY_ID.bytes + bomb, None))
 
 

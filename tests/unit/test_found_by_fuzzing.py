@@ -99,7 +99,7 @@ def test_table_changes_of_any_content_are_written_or_refused() -> None:
     (event,) = codec.decode(Message("t", 0, 0, None, orjson.dumps(record)))
     assert isinstance(event, DdlEvent)
     assert written((event.extension or {})["tableChanges"]) == [{"x": 1.5}]
-    with pytest.raises(EncodeError, match="none of JSON's types"):
+    with pytest.raises(EncodeError, match="does not have a JSON type"):
         written([{"x": b"1"}])
     with pytest.raises(EncodeError, match="tableChanges"):
         written([_nested(900)])
@@ -144,7 +144,7 @@ def test_no_part_of_an_avro_schema_takes_no_bytes(empty: Any, place: str) -> Non
     }
     schema = {"type": "record", "name": "r", "fields": [{"name": "a", "type": around[place]}]}
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry({1: json.dumps(schema)}))
-    with pytest.raises(SchemaMismatchError, match="takes no bytes"):
+    with pytest.raises(SchemaMismatchError, match="a part without bytes"):
         codec.decode(Message("t", 0, 0, None, header(1) + b"\xfe\xff\xff\xff\xff\x0f" * 3))
 
 
@@ -160,7 +160,7 @@ def test_a_key_under_a_values_schema_is_refused() -> None:
     codec = open_codec("flat-avro", registry=MemorySchemaRegistry({1: json.dumps(schema)}))
     (event,) = codec.decode(Message("t", 0, 0, None, header(1) + b"\x02\x02c\x02\x02"))
     assert isinstance(event, ChangeEvent)
-    with pytest.raises(SchemaMismatchError, match="that of a value's schema"):
+    with pytest.raises(SchemaMismatchError, match="refers to the schema of a value"):
         codec.decode(Message("t", 0, 0, header(1) + b"\x02\x02c\x02\x02", None))
 
 

@@ -68,9 +68,9 @@ def _reason(protocol: str, value: bytes, *headers: tuple[str, bytes | None]) -> 
     ("data", "words"),
     [
         (b"", "is empty"),
-        (LONG_ID, "a schema id of eight bytes (3), as Apicurio's converter"),
+        (LONG_ID, "a schema id of eight bytes (3), which Apicurio's converter"),
         (b"\0\0\0\0\0\0\0\0\x0d", "a schema id of eight bytes (13)"),
-        (b"\0\0\0\0\0", "the Confluent header alone has 5, with an id from 1 on"),
+        (b"\0\0\0\0\0", "a Confluent header needs 5 bytes and a schema id of at least 1"),
         (b"\xc3\x01" + bytes(9), "single-object encoding"),
         (b"Obj\x01\x04", "an Avro container file"),
         (b'{"op":"c"}', "looks like JSON: is the protocol canal-json or debezium-json?"),
@@ -81,7 +81,7 @@ def _reason(protocol: str, value: bytes, *headers: tuple[str, bytes | None]) -> 
         (b"\x1f\x8b\x08\x00", "gzip"),
         (b"\x28\xb5\x2f\xfd\x04", "zstd"),
         (b"<row/>", "XML"),
-        (b"\x07\x02\x02", "it may be Avro without a header before it"),
+        (b"\x07\x02\x02", "It may be Avro without a header"),
     ],
 )
 def test_avro_that_is_none_under_a_confluent_header(protocol: str, data: bytes, words: str) -> None:
@@ -99,7 +99,7 @@ def test_an_id_in_a_header_is_named_whatever_the_bytes_begin_with(
     for part in ("key", "value"):
         header = name.format(part=part)
         reason = _reason(protocol, data, ("trace", b"x"), (header, value))
-        assert reason.startswith(f"the {part} has its schema id in the record's header {header}, as ")
+        assert reason.startswith(f"The {part} has its schema id in the record header {header}, as ")
         assert remedy in reason
         assert f"{part}.converter" in reason
 
@@ -128,8 +128,8 @@ def test_a_record_under_confluents_header_is_read_whatever_its_headers(protocol:
     ("data", "words"),
     [
         (b"\0\0\0\0\x05" + b'{"before":null}', "JsonSchemaConverter"),
-        (b"\0\0\0\0\x05\x02\x02", "looks like a Confluent header"),
-        (b"\0\0\0\xff\x05\xff\x02", "looks like a Confluent header"),
+        (b"\0\0\0\0\x05\x02\x02", "begins like a Confluent header"),
+        (b"\0\0\0\xff\x05\xff\x02", "begins like a Confluent header"),
         (b"\3\0" + bytes(16) + b"{}", "AWS Glue"),
         (b"Obj\x01\x04", "an Avro container file"),
         (b"\xc3\x01" + bytes(9), "single-object encoding"),
@@ -180,7 +180,7 @@ def test_a_task_that_fetches_headers_names_all_records_alike(protocol: str) -> N
     rows = found if protocol == "flat-avro" else found[:3]  # a null value is a tombstone of Debezium's
     assert [(one.kind, one.error) for one in rows] == [("bad", "FramingError")] * len(rows)
     assert {str(one.reason)[:60] for one in rows} == {
-        "the value has its schema id in the record's header apicurio."
+        "The value has its schema id in the record header apicurio."
     }
 
 

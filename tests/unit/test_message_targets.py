@@ -86,7 +86,7 @@ def test_protocols_have_the_names_of_the_codecs() -> None:
     [
         ({"protocol": "flat-avro"}, "target", "needs schema-registry"),
         ({"protocol": "rich-avro"}, "target.protocol", "flat-avro"),
-        ({"protocol": "open-protocol"}, "target.protocol", "unknown protocol"),
+        ({"protocol": "open-protocol"}, "target.protocol", "Unknown protocol"),
         (
             {"protocol": "avro", "topic": "all", "schema-registry": "http://h:1"},
             "target",

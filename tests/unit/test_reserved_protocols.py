@@ -20,7 +20,7 @@ target: {path: lake}
 
 @pytest.mark.parametrize("name", ["rich-avro", "RICH-AVRO"])
 def test_opening_a_codec(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"is reserved in TiCDC's design.*use flat-avro .* or canal-json"):
+    with pytest.raises(ConfigError, match=r"is reserved in TiCDC's design.*Use flat-avro .* or canal-json"):
         open_codec(name)
 
 
@@ -30,7 +30,7 @@ def test_a_config(tmp_path: Path) -> None:
     _, problems = check_config(file)
     (problem,) = [one for one in problems if one.field == "source.protocol"]
     assert "rich-avro is reserved in TiCDC's design" in problem.remedy
-    assert "use flat-avro" in problem.remedy
+    assert "Use flat-avro" in problem.remedy
 
 
 def test_the_command_line() -> None:

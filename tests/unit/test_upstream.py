@@ -154,7 +154,7 @@ def test_every_identifier_is_quoted_and_every_value_is_a_parameter() -> None:
     assert event.after == row
     with pytest.raises(RowUnavailableError, match="no rows with the key"):
         _event(_codec(moments), _cut(data=[{"id": "' OR '1'='1"}]))
-    with pytest.raises(RowUnavailableError, match="columns that the upstream's table has not"):
+    with pytest.raises(RowUnavailableError, match="columns that the upstream's table does not have"):
         _event(_codec(moments), _cut(data=[{"id = id OR id": "1"}]))
     moments.engine.dispose()
 
@@ -162,7 +162,7 @@ def test_every_identifier_is_quoted_and_every_value_is_a_parameter() -> None:
 def test_a_row_that_is_not_there_is_a_bad_record(moments: Moments) -> None:
     with pytest.raises(RowUnavailableError, match=f"no rows with the key at commit_ts {TS + 5}"):
         _event(_codec(moments), _cut(_tidb={"commitTs": TS + 5, "onlyHandleKey": True}))
-    with pytest.raises(RowUnavailableError, match="had no such table"):
+    with pytest.raises(RowUnavailableError, match="did not have this table"):
         _event(_codec(moments), _cut(table="other"))
 
 
@@ -206,11 +206,11 @@ class _Refusing:
 @pytest.mark.parametrize(
     ("arguments", "kind", "says"),
     [
-        ((8055, "snapshot is older than GC safe point"), RowUnavailableError, "raise tidb_gc_life_time"),
-        ((9006, "GC life time is shorter"), RowUnavailableError, "raise tidb_gc_life_time"),
-        ((1146, "no table"), RowUnavailableError, "no such table"),
+        ((8055, "snapshot is older than GC safe point"), RowUnavailableError, "Raise tidb_gc_life_time"),
+        ((9006, "GC life time is shorter"), RowUnavailableError, "Raise tidb_gc_life_time"),
+        ((1146, "no table"), RowUnavailableError, "did not have this table"),
         ((1045, "Access denied"), ConfigError, "refuses the user"),
-        ((1193, "Unknown system variable"), ConfigError, "is no TiDB"),
+        ((1193, "Unknown system variable"), ConfigError, "is not TiDB"),
         ((2013, "Lost connection"), SourceUnavailableError, "does not answer"),
         ((), SourceUnavailableError, "does not answer"),
     ],

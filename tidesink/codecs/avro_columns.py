@@ -131,7 +131,7 @@ class AvroDecoder:
     def __post_init__(self) -> None:
         step = _Compiler().compile(self.schema)
         if not isinstance(step, _Record):
-            raise SchemaMismatchError("the writer's schema is no Avro record")
+            raise SchemaMismatchError("The writer's schema is not an Avro record.")
         object.__setattr__(self, "_step", step)
 
     @cached_property

@@ -273,7 +273,7 @@ def schema_id_of(data: bytes, part: str) -> int:
         schema_id: int = _HEADER.unpack_from(data)[1]
         if schema_id:
             return schema_id
-    raise FramingError(f"the {part} {not_confluent(data)}")
+    raise FramingError(f"The {part} {not_confluent(data)}")
 
 
 class ByIdentity(Generic[T]):
@@ -324,5 +324,5 @@ def kept(value: T, name: str) -> T:
         SchemaMismatchError: it is nested deeper than any producer's.
     """
     if is_deep(value):
-        raise SchemaMismatchError(f"{name!r} is nested deeper than {MOST_LEVELS} levels")
+        raise SchemaMismatchError(f"{name!r} is nested deeper than {MOST_LEVELS} levels.")
     return value

@@ -316,7 +316,7 @@ def _column(
         return found if found.type == kind else found.cast(kind)  # type: ignore[union-attr]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatchError(
-            f"column {name!r} of the records is {found.type}; it must be {kind}"  # type: ignore[union-attr]
+            f"Column {name!r} of the records has the type {found.type}, but it must be {kind}."  # type: ignore[union-attr]
         ) from error
 
 
@@ -326,7 +326,7 @@ def _bytes(columns: Mapping[str, pa.Array], name: str, count: int) -> pa.Array:
         return pa.nulls(count, pa.binary())
     if found is None:
         raise SchemaMismatchError(
-            f"the records have no column {name!r}: give key and value as Kafka has them"
+            f"The records have no column {name!r}. Pass key and value as Kafka delivers them."
         )
     if found.type in (pa.binary(), pa.large_binary()):
         return found
@@ -410,7 +410,7 @@ class _RowGroup:
         for at, event in enumerate(self._events):
             unknown = [name for image in _IMAGES for name in self._unknown(getattr(event, image))]
             if unknown:
-                reason = "the row has a column that its schema lacks"
+                reason = "The row has a column that is not in its schema."
                 yield at, SchemaMismatchError(reason, table=str(event.table), column=unknown[0])
             if (wrong := _unfit_position(event)) is not None:
                 yield at, ValueOutOfRangeError(wrong, table=str(event.table))
@@ -569,9 +569,9 @@ def _fitting(number: int | None) -> int | None:
 def _unfit_position(event: ChangeEvent) -> str | None:
     """Why a change's moment or position has no place in the columns; None where they have."""
     if abs(event.commit_ts or 0) > _MOST:
-        return "the event's commit_ts is a number of more than 64 bits"
+        return "The event's commit_ts does not fit into 64 bits."
     if any(abs(number) > _MOST_SOURCE for number in event.position.source or ()):
-        return "the event's position at its source has a number of more than 38 digits"
+        return "The event's source position contains a number of more than 38 digits."
     return None
 
 

@@ -70,7 +70,7 @@ def compressed(value: bytes, kind: Compression) -> bytes:
             return bytes(cramjam.snappy.compress_raw(value))
         return bytes(cramjam.lz4.compress(value))
     except cramjam.CompressionError as error:
-        raise EncodeError(f"the message cannot be compressed with {kind}") from error
+        raise EncodeError(f"The message cannot be compressed with {kind}.") from error
 
 
 def checked_structure(text: bytes) -> bytes:
@@ -92,7 +92,7 @@ def checked_structure(text: bytes) -> bytes:
     else:
         beside += len(text) - end
     if beside > _MOST_STRUCTURE:
-        raise FramingError("the value holds far more objects than a row has columns")
+        raise FramingError("The value contains far more objects than a row has columns.")
     return text
 
 
@@ -101,7 +101,7 @@ def _cramjam() -> Any:
         import cramjam
     except ImportError as error:
         raise ConfigError(
-            "compressed messages need the large-messages extra: pip install 'tidesink[large-messages]'",
+            "Compressed messages need the large-messages extra. Run pip install 'tidesink[large-messages]'.",
             key="large-message-handle-compression",
         ) from error
     return cramjam
@@ -131,7 +131,8 @@ def _from_snappy(value: bytes, most: int) -> bytes:
     # Looked at first: the library makes room for what is declared before it reads on.
     if declared is None or declared > _SNAPPY_RATIO * len(value):
         raise FramingError(
-            "the value begins like a snappy block, but no block of its size declares that length"
+            "The value begins like a snappy block, but it declares a length that no block of its size can "
+            "have."
         )
     if declared > most:
         raise _too_large("snappy", most)
@@ -139,7 +140,7 @@ def _from_snappy(value: bytes, most: int) -> bytes:
     try:
         return bytes(cramjam.snappy.decompress_raw(value))
     except cramjam.DecompressionError as error:
-        raise FramingError("the value begins like a snappy block and is damaged") from error
+        raise FramingError("The value begins like a snappy block, but it is damaged.") from error
 
 
 def _from_lz4(value: bytes, most: int) -> bytes:
@@ -153,13 +154,13 @@ def _from_lz4(value: bytes, most: int) -> bytes:
     except cramjam.DecompressionError as error:
         if bound > most:
             raise _too_large("lz4", most) from error
-        raise FramingError("the value begins like an lz4 frame and is damaged") from error
+        raise FramingError("The value begins like an lz4 frame, but it is damaged.") from error
 
 
 def _too_large(kind: Compression, most: int) -> FramingError:
     return FramingError(
-        f"the value ({kind}) stands for more than {most} bytes: raise max-decompressed-bytes if the topic's "
-        "rows are so large"
+        f"The value ({kind}) decompresses to more than {most} bytes. Raise max-decompressed-bytes if the "
+        "topic's rows are that large."
     )
 
 
@@ -174,14 +175,14 @@ def _lz4_bound(value: bytes) -> int:
             at, found = _lz4_frame(value, at)
             bound += found
     except (IndexError, struct.error, KeyError) as error:
-        raise FramingError("the value begins like an lz4 frame and is damaged") from error
+        raise FramingError("The value begins like an lz4 frame, but it is damaged.") from error
     return bound
 
 
 def _lz4_frame(value: bytes, at: int) -> tuple[int, int]:
     """Where a frame ends, and the most bytes it can stand for."""
     if value[at : at + 4] != LZ4_MAGIC:
-        raise FramingError("the value has other bytes after its lz4 frame")
+        raise FramingError("The value has other bytes after its lz4 frame.")
     flags, most = value[at + 4], _BLOCK_MOST[value[at + 5] >> 4 & 7]
     # Content size, dictionary id, and the header's own checksum.
     at += 6 + (8 if flags & 8 else 0) + (4 if flags & 1 else 0) + 1

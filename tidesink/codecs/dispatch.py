@@ -37,8 +37,8 @@ _PIECE: Final = re.compile(
 _WILD: Final = {"*": ".*", "?": "."}
 _ALL: Final = "*"
 _WRONG_PIECES: Final = {
-    "[": "a character class is not closed by ]",
-    "\\": "a backslash must stand before a character that is no letter and no digit",
+    "[": "a character class has no closing ]",
+    "\\": "a backslash must be followed by a character that is neither a letter nor a digit",
 }
 
 
@@ -141,19 +141,23 @@ class TableFilter:
 
 def _rule(text: str, flags: re.RegexFlag) -> _Rule:
     if text.startswith("@"):
-        raise ConfigError(f"matcher {text!r} names a file on TiCDC's machine: put its patterns here")
+        raise ConfigError(
+            f"Matcher {text!r} names a file on TiCDC's host. Write the file's patterns here instead."
+        )
     positive = not text.startswith("!")
     schema, rest = _half(text if positive else text[1:], text, flags)
     if not rest.startswith("."):
-        raise _wrong(text, "it has no '.' between schema and table")
+        raise _wrong(text, "there is no '.' between schema and table")
     table, rest = _half(rest[1:], text, flags)
     if rest:
-        raise _wrong(text, f"{rest!r} stands behind the table's pattern")
+        raise _wrong(text, f"{rest!r} follows the table's pattern")
     return _Rule(schema, table, positive)
 
 
 def _wrong(text: str, reason: str) -> ConfigError:
-    return ConfigError(f"matcher {text!r}: {reason}; give schema.table, as in shop.* or *.*", key="matcher")
+    return ConfigError(
+        f"Matcher {text!r} is wrong: {reason}. Write schema.table, for example shop.* or *.*.", key="matcher"
+    )
 
 
 def _half(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
@@ -181,7 +185,7 @@ def _compiled(pattern: str, text: str, flags: re.RegexFlag) -> re.Pattern[str]:
     try:
         return re.compile(pattern, flags)
     except re.error as error:
-        raise _wrong(text, f"the regular expression cannot be read ({error})") from error
+        raise _wrong(text, f"the regular expression is not valid ({error})") from error
 
 
 def _wildcards(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
@@ -189,7 +193,7 @@ def _wildcards(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
     while at < len(rest) and rest[at] != ".":
         found = _PIECE.match(rest, at)
         if found is None:
-            nothing = f"{rest[at]!r} has no meaning there: put the name into backquotes"
+            nothing = f"{rest[at]!r} is not allowed outside of quotes, so put the name into backquotes"
             raise _wrong(text, _WRONG_PIECES.get(rest[at], nothing))
         plain, inside = found["plain"] or found["escaped"], found["inside"]
         literal = literal and plain is not None
@@ -201,7 +205,7 @@ def _wildcards(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
             pattern += _WILD.get(found[0]) or re.escape(plain)
         at = found.end()
     if not at:
-        raise _wrong(text, "a half of it is empty")
+        raise _wrong(text, "the schema or the table is empty")
     if literal:
         return _literal(name, flags), rest[at:]
     compiled = _compiled(rf"(?s)\A{pattern}\Z", text, flags)
@@ -259,7 +263,7 @@ class Dispatcher:
             what = f"partition 'columns' hashes {', '.join(self.columns)}"
         else:
             what = f"partition 'index-value' hashes the index {self.index}"
-        return f"{what}: where a value changes, the row's later changes go to another partition"
+        return f"{what}, so a row's later changes go to another partition when one of these values changes"
 
     def __str__(self) -> str:
         if self.partition == "columns":
@@ -300,7 +304,10 @@ class Router:
         topic = self.topic_of(event.table)
         if dispatcher.partition == "ts":
             if event.commit_ts is None:
-                raise EncodeError("partition 'ts' needs the event's commit_ts", table=str(event.table))
+                raise EncodeError(
+                    "Partition 'ts' needs the event's commit_ts, but the event does not have one.",
+                    table=str(event.table),
+                )
             return Route(topic, event.commit_ts, str(event.commit_ts))
         total = _crc(event.table.schema.encode(), event.table.name.encode())
         if dispatcher.partition == "table":
@@ -314,7 +321,7 @@ class Router:
 
     def _parts(self, column: Column, row: Row) -> Iterator[int]:
         if column.name not in row:
-            raise EncodeError(f"the event lacks the column {column.name}, which its partition depends on")
+            raise EncodeError(f"The event has no column {column.name}, which its partition depends on.")
         value = row[column.name]
         if value is not None:
             yield _crc(column.name.encode(), _hashed_text(column, value))
@@ -335,7 +342,7 @@ def _hashed_text(column: Column, value: Value) -> bytes:
 
 def _schema(event: ChangeEvent) -> TableSchema:
     if event.schema is None:
-        raise EncodeError("the event has no schema, and the partition depends on its columns' types")
+        raise EncodeError("The event has no schema, but its partition depends on the types of its columns.")
     return event.schema
 
 
@@ -346,7 +353,8 @@ def _hashed(dispatcher: Dispatcher, schema: TableSchema, index: Sequence[str]) -
         return schema.handle_columns
     if not index:
         raise ConfigError(
-            f"the table has no index {dispatcher.index}, which its dispatcher names: correct the dispatcher",
+            f"The dispatcher names the index {dispatcher.index}, which the table does not have. Correct the "
+            "dispatcher.",
             table=str(schema.table),
         )
     return _named(schema, index, f"index {dispatcher.index}")
@@ -357,7 +365,8 @@ def _named(schema: TableSchema, names: Sequence[str], what: str) -> list[Column]
     missing = [name for name in names if fold_name(name) not in known]
     if missing:
         raise ConfigError(
-            f"{what} names {', '.join(missing)}, which the table does not have: correct the dispatcher",
+            f"The dispatcher's {what} names {', '.join(missing)}, which the table does not have. Correct "
+            "the dispatcher.",
             table=str(schema.table),
         )
     return [known[fold_name(name)] for name in names]

@@ -52,17 +52,17 @@ _IN_HEADERS: Final = {
     ),
 }
 _AFTER_RESTART: Final = (
-    "at the connector, and have it write the table again or read the topic from the first record after that"
+    "at the connector, and have it write the table again or read the topic from the first record after that."
 )
 _EIGHT_BYTES: Final = (
-    "has a schema id of eight bytes ({}), as Apicurio's converter writes it by default before version 3; "
-    "Confluent's form has four. Set key.converter.apicurio.registry.as-confluent and "
+    "has a schema id of eight bytes ({}), which Apicurio's converter writes by default before version 3. "
+    "Confluent's format has four bytes. Set key.converter.apicurio.registry.as-confluent and "
     "value.converter.apicurio.registry.as-confluent to true (or ….apicurio.registry.id-handler to "
     "io.apicurio.registry.serde.Legacy4ByteIdHandler) {}"
 )
 # Starts, and what they are the start of.
 _STARTS: Final = (
-    (b"Obj\x01", "an Avro container file, which is no Kafka record of a converter's"),
+    (b"Obj\x01", "an Avro container file, which no converter writes into a Kafka record"),
     (b"\xc3\x01", "Avro's single-object encoding, which has no registry id"),
     (b":)\n", "Smile (binary JSON)"),
     (b"\xd9\xd9\xf7", "CBOR"),
@@ -85,8 +85,8 @@ def in_headers(headers: Headers, part: str) -> str | None:
         name = pattern.format(part=part)
         if name in names:
             return (
-                f"the {part} has its schema id in the record's header {name}, as {writer} writes it, and not "
-                f"in the bytes before its Avro. {remedy.format(part=part)} {_AFTER_RESTART}"
+                f"The {part} has its schema id in the record header {name}, as {writer} writes it, but it "
+                f"must be in the bytes before the Avro payload. {remedy.format(part=part)} {_AFTER_RESTART}"
             )
     return None
 
@@ -111,42 +111,42 @@ def eight_byte_id(data: bytes) -> int | None:
 def not_confluent(data: bytes) -> str:
     """What bytes look like that are not under a Confluent header: the rest of a sentence about them."""
     if not data:
-        return "is empty: a Confluent header of 5 bytes was expected"
+        return "is empty, but a Confluent header of 5 bytes was expected."
     if is_glue(data):
         return (
-            "has an AWS Glue schema registry header, which is not read here: set schema-registry at the "
-            "changefeed, or read the topic with tidesink decode and its Glue schemas"
+            "has an AWS Glue schema registry header, which is not read here. Set schema-registry at the "
+            "changefeed, or read the topic with tidesink decode and its Glue schemas."
         )
     long_id = eight_byte_id(data)
     if long_id is not None:
         return _EIGHT_BYTES.format(long_id, _AFTER_RESTART)
     if data[0] == MAGIC:
-        return f"has {len(data)} bytes: the Confluent header alone has 5, with an id from 1 on"
+        return f"has {len(data)} bytes, but a Confluent header needs 5 bytes and a schema id of at least 1."
     shown = data[:_SHOWN_BYTES].hex(" ")
     if data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in _JSON_STARTS:
         hint = (
-            ", which looks like JSON: is the protocol canal-json or debezium-json? For Avro set the "
-            "connector's converter to an AvroConverter"
+            "It looks like JSON: is the protocol canal-json or debezium-json? For Avro, set the "
+            "connector's converter to an AvroConverter."
         )
     else:
         what = _start(data)
-        hint = f", which looks like {what}" if what else ": it may be Avro without a header before it"
-    return f"starts with {shown}, not with the magic byte 00 of a Confluent header{hint}"
+        hint = f"It looks like {what}." if what else "It may be Avro without a header."
+    return f"starts with {shown}, not with the magic byte 00 of a Confluent header. {hint}"
 
 
 def not_json(data: bytes) -> str | None:
     """Return a clause that names the format of bytes that are not JSON, or None if it is unknown."""
     if is_glue(data):
-        return "has an AWS Glue schema registry header: set the connector's converter to JsonConverter"
+        return "It has an AWS Glue schema registry header. Set the connector's converter to JsonConverter."
     if data[:1] == bytes([MAGIC]):
         if data[HEADER_SIZE : HEADER_SIZE + 1] in _JSON_STARTS:
             return (
-                "has a Confluent header before JSON, as JsonSchemaConverter writes it: set the connector's "
-                "converter to org.apache.kafka.connect.json.JsonConverter"
+                "It has a Confluent header before JSON, as JsonSchemaConverter writes it. Set the "
+                "connector's converter to org.apache.kafka.connect.json.JsonConverter."
             )
-        return "looks like a Confluent header, as flat-avro and debezium-avro have it"
+        return "It begins like a Confluent header, which flat-avro and debezium-avro use."
     what = _start(data)
-    return f"looks like {what}" if what else None
+    return f"It looks like {what}." if what else None
 
 
 def _start(data: bytes) -> str | None:

@@ -48,8 +48,8 @@ from tidesink.typemap.table import mysql_type_text, mysql_type_word
 Parsed = dict[str, Any]
 
 _NO_STORAGE: Final = (
-    "the row was too large and lies in claim-check storage (large-message-handle-option: claim-check): give "
-    "claim-check-storage-uri as the changefeed has it, or a directory that holds the same files"
+    "The row was too large for Kafka and is in claim-check storage (large-message-handle-option: "
+    "claim-check). Set claim-check-storage-uri as in the changefeed, or to a directory with the same files."
 )
 
 
@@ -118,10 +118,10 @@ class LargeMessages:
         location, only_key = (parsed["_tidb"].get(name) for name in ("claimCheckLocation", "onlyHandleKey"))
         if location:
             if type(location) is not str:
-                raise SchemaMismatchError("'_tidb.claimCheckLocation' must be text")
+                raise SchemaMismatchError("'_tidb.claimCheckLocation' must be text.")
             return self._claimed(parsed, location)
         if only_key is not True:
-            raise SchemaMismatchError("'_tidb.onlyHandleKey' must be true or false")
+            raise SchemaMismatchError("'_tidb.onlyHandleKey' must be true or false.")
         return completed(parsed, self.upstream, key=key, full_types=self._options.content_compatible)
 
     def _claimed(self, pointer: Parsed, location: str) -> Parsed:
@@ -131,9 +131,11 @@ class LargeMessages:
         try:
             found = orjson.loads(self.plain(value) or value)
         except orjson.JSONDecodeError:
-            raise SchemaMismatchError("the claim-check file holds no canal-json message") from None
+            raise SchemaMismatchError("The claim-check file does not contain a canal-json message.") from None
         if not isinstance(found, dict) or not _is_of(found, pointer):
-            raise SchemaMismatchError("the claim-check file holds another message than the one that names it")
+            raise SchemaMismatchError(
+                "The claim-check file contains a different message than the one that refers to it."
+            )
         return found
 
 
@@ -211,19 +213,19 @@ def name_under(root: str, location: str) -> str:
     scheme, path = _taken_apart(location)
     own, root_path = _taken_apart(root)
     if scheme != own and not (own == "file" and not scheme):
-        raise _outside(location, f"is not in a storage of the kind {own}")
+        raise _outside(location, f"is not in a storage of type {own}")
     parts = path.split("/")
     if {"", ".", ".."}.intersection(parts):
-        raise _outside(location, "is no path that TiCDC writes")
+        raise _outside(location, "is not a path that TiCDC writes")
     if path.startswith(f"{root_path}/"):
         name = path[len(root_path) + 1 :]
         if not all(_PART.fullmatch(part) for part in name.split("/")):
-            raise _outside(location, "has a name that TiCDC does not give")
+            raise _outside(location, "has a name that TiCDC does not write")
         return name
     if not _MADE_NAME.fullmatch(parts[-1]):
-        raise _outside(location, "lies outside of claim-check-storage-uri")
+        raise _outside(location, "is outside of claim-check-storage-uri")
     if own != "file" and parts[0] != root_path.split("/")[0]:
-        raise _outside(location, "is in another bucket than claim-check-storage-uri")
+        raise _outside(location, "is in a different bucket than claim-check-storage-uri")
     return parts[-1]
 
 
@@ -237,16 +239,18 @@ def _taken_apart(location: str) -> tuple[str, str]:
     try:
         parts = urlsplit(location)
     except ValueError as error:
-        raise _outside(location, "is no location") from error
+        raise _outside(location, "is not a valid location") from error
     # Splitting would let line breaks fall silently.
     if parts.query or parts.fragment or "\\" in location or not location.isprintable():
-        raise _outside(location, "is no path that TiCDC writes")
+        raise _outside(location, "is not a path that TiCDC writes")
     scheme = parts.scheme.lower()
     return _SAME.get(scheme, scheme), f"{parts.netloc}{parts.path}".strip("/")
 
 
 def _outside(location: str, why: str) -> RowUnavailableError:
-    return RowUnavailableError(f"the message's claimCheckLocation {shown(location)} {why}: it is not opened")
+    return RowUnavailableError(
+        f"The file was not opened, because the message's claimCheckLocation {shown(location)} {why}."
+    )
 
 
 def _unwrapped(data: bytes, name: str) -> bytes:
@@ -256,13 +260,13 @@ def _unwrapped(data: bytes, name: str) -> bytes:
     try:
         found: Any = orjson.loads(checked_structure(data))
     except orjson.JSONDecodeError as error:
-        raise SchemaMismatchError(f"the claim-check file {name!r} is no JSON") from error
+        raise SchemaMismatchError(f"The claim-check file {name!r} is not JSON.") from error
     if "value" not in found:
         return data
     try:
         return base64.b64decode(found["value"], validate=True)
     except (TypeError, ValueError, binascii.Error) as error:
-        raise SchemaMismatchError(f"the claim-check file {name!r} has a value that is no base64") from error
+        raise SchemaMismatchError(f"The value in the claim-check file {name!r} is not base64.") from error
 
 
 _LOCAL: Final = ("", "file", "local")
@@ -326,14 +330,14 @@ class LocalStorage:
         path = self._root / name
         if path.resolve() != self._root.resolve() / name:
             raise RowUnavailableError(
-                f"the claim-check file {name!r} is a symbolic link, which is not followed"
+                f"The claim-check file {name!r} is a symbolic link, which is not followed."
             )
         with _translated(name):
             # Without waiting: a pipe in a file's place must not hold the reader for ever.
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(handle, "rb") as file:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
-                    raise RowUnavailableError(f"the claim-check file {name!r} is no plain file")
+                    raise RowUnavailableError(f"The claim-check file {name!r} is not a regular file.")
                 return _within(file.read(most + 1), name, most)
 
     def write(self, name: str, data: bytes) -> None:
@@ -372,17 +376,20 @@ def _file_system(protocol: str, given: Mapping[str, str], shown: str) -> Any:
         import fsspec
     except ImportError as error:
         raise ConfigError(
-            f"{shown}: claim-check storage other than a local directory needs the large-messages extra: "
-            "pip install 'tidesink[large-messages]'",
+            f"{shown}: Claim-check storage other than a local directory needs the large-messages extra. Run "
+            "pip install 'tidesink[large-messages]'.",
             key=_OPTION,
         ) from error
     try:
         return fsspec.filesystem(protocol, **(_s3_options(given) if protocol == "s3" else {}))
     except ImportError as error:
-        raise ConfigError(f"{shown}: fsspec lacks a library for {protocol}: {error}", key=_OPTION) from error
+        raise ConfigError(
+            f"{shown}: fsspec needs another library for {protocol}: {error}.", key=_OPTION
+        ) from error
     except ValueError as error:
         raise ConfigError(
-            f"{shown}: fsspec knows no storage {protocol!r}; give a directory, or a URL such as s3://bucket/path",
+            f"{shown}: fsspec has no storage {protocol!r}. Set a directory, or a URL such as "
+            "s3://bucket/path.",
             key=_OPTION,
         ) from error
 
@@ -397,8 +404,8 @@ def _s3_options(given: Mapping[str, str]) -> dict[str, Any]:
 def _within(data: bytes, name: str, most: int) -> bytes:
     if len(data) > most:
         raise RowUnavailableError(
-            f"the claim-check file {name!r} is larger than {most} bytes: raise max-decompressed-bytes if the "
-            "topic's rows are so large"
+            f"The claim-check file {name!r} is larger than {most} bytes. Raise max-decompressed-bytes if "
+            "the topic's rows are that large."
         )
     return data
 
@@ -412,23 +419,23 @@ def _translated(name: str) -> Iterator[None]:
         raise
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise RowUnavailableError(
-            f"there is no claim-check file {name!r} in the storage: was it removed before the topic was "
-            f"read, or is {_OPTION} another one than the changefeed's?"
+            f"The storage has no claim-check file {name!r}. Either it was removed before the topic was "
+            f"read, or {_OPTION} differs from the changefeed's."
         ) from error
     except PermissionError as error:
         raise ConfigError(
-            f"the claim-check file {name!r} may not be opened: give the rights to it", key=_OPTION
+            f"The claim-check file {name!r} cannot be opened. Grant the permission to read it.", key=_OPTION
         ) from error
     except Exception as error:  # each storage's library has errors of its own
         raise SourceUnavailableError(
-            f"the claim-check storage does not answer for {name!r}: {type(error).__name__}"
+            f"The claim-check storage does not answer for {name!r}: {type(error).__name__}."
         ) from error
 
 
 _NO_UPSTREAM = (
-    "the row was too large and was cut down to its handle key (large-message-handle-option: "
-    "handle-key-only), its other columns are not in the topic: give upstream-url, so that they are read from "
-    "TiDB, or raise max-message-bytes in the changefeed"
+    "The row was too large for Kafka and was reduced to its handle key (large-message-handle-option: "
+    "handle-key-only), so its other columns are not in the topic. Set upstream-url to read them from TiDB, "
+    "or raise max-message-bytes in the changefeed."
 )
 
 
@@ -480,28 +487,30 @@ def completed(
 def _only_row(parsed: Parsed, member: str) -> dict[str, Any]:
     rows = parsed.get(member)
     if type(rows) is not list or len(rows) != 1 or type(rows[0]) is not dict:
-        raise SchemaMismatchError(f"{member!r} of a row cut down to its handle key must hold one object")
+        raise SchemaMismatchError(
+            f"{member!r} of a row that was reduced to its handle key must contain one object."
+        )
     return rows[0]
 
 
 def _texts(row: Mapping[str, Any]) -> Texts:
     for name, text in row.items():
         if text is not None and type(text) is not str:
-            raise SchemaMismatchError("canal-json values are text or null", column=name)
+            raise SchemaMismatchError("canal-json values must be text or null.", column=name)
     return row
 
 
 def _table(parsed: Parsed) -> TableId:
     database, name = parsed.get("database"), parsed.get("table")
     if not (type(database) is str and type(name) is str and database and name):
-        raise SchemaMismatchError("the message names no table: 'database' and 'table' must be text")
+        raise SchemaMismatchError("The message names no table. 'database' and 'table' must be text.")
     return TableId(database, name)
 
 
 def _commit_ts(parsed: Parsed) -> int:
     value = parsed["_tidb"].get("commitTs")
     if type(value) is not int or not 0 < value < 2**63:
-        raise SchemaMismatchError("a row cut down to its handle key needs '_tidb.commitTs'")
+        raise SchemaMismatchError("A row that was reduced to its handle key needs '_tidb.commitTs'.")
     return value
 
 

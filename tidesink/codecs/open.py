@@ -64,7 +64,7 @@ def _debezium_avro(parts: CodecParts) -> Codec:
 
 def _registry(parts: CodecParts, protocol: str) -> SchemaRegistry:
     if parts.registry is None:
-        raise ConfigError(f"{protocol} needs a schema registry: set schema-registry", key="schema-registry")
+        raise ConfigError(f"{protocol} needs a schema registry. Set schema-registry.", key="schema-registry")
     return parts.registry
 
 
@@ -157,8 +157,8 @@ def without_effect(protocol: str, use: Literal["reads", "writes"]) -> frozenset[
 
 # Names that a user may have read of, and what to use instead.
 RESERVED: Final[Mapping[str, str]] = {
-    "rich-avro": "is reserved in TiCDC's design, and no release of TiCDC writes it: use flat-avro (TiCDC's "
-    "avro; avro-include-before-value gives old rows with new TiCDC), or canal-json",
+    "rich-avro": "is reserved in TiCDC's design, but no release of TiCDC writes it. Use flat-avro (TiCDC's "
+    "avro; avro-include-before-value adds old rows with new TiCDC), or canal-json.",
 }
 
 
@@ -172,10 +172,10 @@ def protocol_named(protocol: str) -> str:
     if name in ALIASES:
         return ALIASES[name]
     if name in RESERVED:
-        raise ConfigError(f"protocol {name} {RESERVED[name]}", key="protocol")
+        raise ConfigError(f"Protocol {name} {RESERVED[name]}", key="protocol")
     near = get_close_matches(name, ALIASES, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(map(repr, ALIASES))}"
-    raise ConfigError(f"unknown protocol {protocol!r}: {hint}", key="protocol")
+    hint = f"Did you mean {near[0]!r}?" if near else f"Supported are {', '.join(map(repr, ALIASES))}."
+    raise ConfigError(f"Unknown protocol {protocol!r}. {hint}", key="protocol")
 
 
 def open_codec(

@@ -40,9 +40,10 @@ _LOCAL: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{1,6})?")
 
 
 MISMATCH: Final = (
-    "the row was damaged on its way, or source.time-zone is not the changefeed's and the table has a "
-    "TIMESTAMP, or new-architecture TiCDC wrote it and the table's columns do not stand in the order they "
-    "were added, which the topic does not tell. Compare the row with TiDB; checksum: warn applies such rows"
+    "Either the row was damaged on its way, or the table has a TIMESTAMP column and source.time-zone "
+    "differs from the changefeed's, or new-architecture TiCDC wrote the row and the order of its columns "
+    "differs from the order in which they were added. The topic does not contain that order. Compare the "
+    "row with TiDB. checksum: warn applies such rows."
 )
 
 
@@ -89,7 +90,7 @@ def _vector(text: str) -> bytes:
         numbers = [float(part) for part in inside.split(",")] if inside else []
         return struct.pack(f"<I{len(numbers)}f", len(numbers), *numbers)
     except (ValueError, OverflowError, struct.error) as error:
-        raise UnreportedError(f"{text:.40} is no vector") from error
+        raise UnreportedError(f"{text:.40} is not a vector") from error
 
 
 def _decimal(value: Decimal) -> bytes:
@@ -132,7 +133,7 @@ def _enum(parts: dict[str, bytes | tuple[bytes, ...]], value: str | int) -> byte
         return _integer(value)
     found = parts.get(value) or parts.get(_unquoted(value))
     if found is None:
-        raise UnreportedError(f"{value[:40]!r} is none of the members of its ENUM")
+        raise UnreportedError(f"{value[:40]!r} is not a member of its ENUM")
     return found
 
 
@@ -150,7 +151,7 @@ def _set(bits: dict[str, int], value: str | int) -> bytes:
     for part in value.split(",") if value else ():
         bit = bits.get(part) or bits.get(_unquoted(part))
         if bit is None:
-            raise UnreportedError(f"{part[:40]!r} is no certain member of its SET")
+            raise UnreportedError(f"{part[:40]!r} is not an unambiguous member of its SET")
         mask |= bit
     return _integer(mask)
 
@@ -180,8 +181,8 @@ CURRENT_VERSION: Final = 2
 NO_CHECKSUM: Final = ("", "0")
 
 CORRUPTED_REASON: Final = (
-    "TiCDC marks the row as corrupted (_tidb_corrupted): it did not match the checksum TiDB keeps of it. "
-    "Look at the row in TiDB (ADMIN CHECK TABLE)"
+    "TiCDC marked the row as corrupted (_tidb_corrupted), because it did not match the checksum that TiDB "
+    "keeps for it. Check the row in TiDB (ADMIN CHECK TABLE)."
 )
 
 
@@ -215,7 +216,7 @@ class RowSums:
         try:
             return self._sums(row)[0]
         except (KeyError, *_NO_VALUE) as error:
-            raise EncodeError(f"the row's checksum cannot be computed: {error!s:.120}") from error
+            raise EncodeError(f"The row's checksum cannot be computed: {error!s:.120}.") from error
 
     def fault(self, row: Row, extension: Mapping[str, object]) -> str | None:
         """Why the row is not what its checksum says; None where it is, or has none."""
@@ -227,10 +228,10 @@ class RowSums:
         try:
             sums = self._sums(row)
         except _NO_VALUE as error:
-            return f"the row's checksum cannot be computed: {error!s:.120}"
+            return f"The row's checksum cannot be computed: {error!s:.120}."
         if said in map(str, sums):
             return None
-        return f"the row's checksum is {sums[0]} and TiCDC wrote {said[:40]!r}: {MISMATCH}"
+        return f"The row's checksum is {sums[0]}, but TiCDC wrote {said[:40]!r}. {MISMATCH}"
 
     def meant_times(self, row: Row, extension: Mapping[str, object]) -> dict[str, FoldedTime]:
         """The times of a row that come twice, as its checksum fits them; empty where it says nothing."""

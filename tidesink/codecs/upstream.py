@@ -70,12 +70,14 @@ class Upstream:
             self._as_of(connection, commit_ts)
             types = stored_columns(connection, table)
             if not types:
-                raise RowUnavailableError("the upstream had no such table then", table=str(table))
+                raise RowUnavailableError(
+                    "The upstream did not have this table at that time.", table=str(table)
+                )
             found = self._select(connection, table, types, key)
         if len(found) != 1:
             raise RowUnavailableError(
-                f"the upstream has {len(found) or 'no'} rows with the key at commit_ts {commit_ts}: is "
-                f"{_OPTION} the changefeed's own cluster?",
+                f"The upstream has {len(found) or 'no'} rows with this key at commit_ts {commit_ts}, but "
+                f"one was expected. Check that {_OPTION} is the changefeed's own cluster.",
                 table=str(table),
             )
         texts = {
@@ -95,7 +97,8 @@ class Upstream:
 
         if not key or not types.keys() >= key.keys():
             raise RowUnavailableError(
-                "the message's handle key names columns that the upstream's table has not", table=str(table)
+                "The message's handle key contains columns that the upstream's table does not have.",
+                table=str(table),
             )
         wanted = [selected(name, kind) for name, kind in types.items()]
         query = sa.select(*wanted).select_from(table_of(table))
@@ -146,7 +149,7 @@ def _translated(table: TableId, commit_ts: int) -> Iterator[None]:
         raise _error(code_of(error), commit_ts).with_context(table=str(table)) from error
     except SQLAlchemyError as error:
         raise SourceUnavailableError(
-            f"the upstream cannot be asked: {type(error).__name__}", table=str(table)
+            f"The query to the upstream failed: {type(error).__name__}.", table=str(table)
         ) from error
 
 
@@ -155,15 +158,15 @@ def _error(
 ) -> RowUnavailableError | ConfigError | SourceUnavailableError:
     if code in TOO_OLD:
         return RowUnavailableError(
-            f"the upstream has collected what was there at commit_ts {commit_ts}: raise tidb_gc_life_time, "
-            "so that it is longer than a reader may stay behind"
+            f"The upstream has garbage-collected its data of commit_ts {commit_ts}. Raise tidb_gc_life_time "
+            "above the longest time that a reader may lag behind."
         )
     if code in NO_TABLE:
-        return RowUnavailableError(f"the upstream had no such table at commit_ts {commit_ts}")
+        return RowUnavailableError(f"The upstream did not have this table at commit_ts {commit_ts}.")
     if code in REFUSED:
-        return ConfigError(f"{_OPTION}: the upstream refuses the user (code {code})", key=_OPTION)
+        return ConfigError(f"{_OPTION}: The upstream refuses the user (code {code}).", key=_OPTION)
     if code == NO_VARIABLE:
         return ConfigError(
-            f"{_OPTION}: the upstream is no TiDB, and cannot be read as of a commit_ts", key=_OPTION
+            f"{_OPTION}: The upstream is not TiDB, so it cannot be read as of a commit_ts.", key=_OPTION
         )
-    return SourceUnavailableError(f"the upstream does not answer (code {code})")
+    return SourceUnavailableError(f"The upstream does not answer (code {code}).")

@@ -160,11 +160,11 @@ class CanalJsonCodec(Codec):
             commit_ts = _commit_ts(extension)
             source = None if commit_ts is None else (commit_ts,)
         if type(rows) is not list or not rows:
-            raise SchemaMismatchError("a row change without rows: 'data' must be a list of objects")
+            raise SchemaMismatchError("The row change has no rows. 'data' must be a list of objects.")
         old = _old_rows(parsed, rows)[0] if op is _UPDATE else None
         row = rows[0]
         if type(row) is not dict or not row:
-            raise SchemaMismatchError("a row in 'data' is no object with columns")
+            raise SchemaMismatchError("A row in 'data' is not an object with columns.")
         shape = self._shapes.find(
             get("database"),
             get("table"),
@@ -227,7 +227,7 @@ class CanalJsonCodec(Codec):
             return self._writer.ddl(event)
         if isinstance(event, WatermarkEvent):
             return self._writer.watermark(event)
-        raise EncodeError("canal-json has no message for Debezium's logical decoding messages")
+        raise EncodeError("canal-json has no message for Debezium's logical decoding messages.")
 
     def _learn(self, event: DdlEvent) -> None:
         try:
@@ -242,7 +242,7 @@ class CanalJsonCodec(Codec):
         definition, mysql_type = self.definitions.get(event.table), extension.get("mysqlType")
         if definition is None and not mysql_type:
             raise EncodeError(
-                "the event has no column types: give a table definition, or keep extension.mysqlType",
+                "The event has no column types. Pass a table definition, or keep extension.mysqlType.",
                 table=str(event.table),
             )
         key = event.key or () if definition is None else (one.name for one in definition.primary_key)
@@ -288,24 +288,24 @@ def _is_row(parsed: Parsed) -> bool:
 def _old_rows(parsed: Parsed, rows: list[object]) -> list[object]:
     old = parsed.get("old")
     if type(old) is not list or len(old) != len(rows):
-        raise SchemaMismatchError("an UPDATE needs in 'old' one object for each in 'data'")
+        raise SchemaMismatchError("An UPDATE needs one object in 'old' for each object in 'data'.")
     return old
 
 
 def _before(old: object, after: Mapping[str, Value], shape: RowShape) -> dict[str, Value]:
     """The row before an update: ``old``, with the columns that it leaves out taken from ``after``."""
     if type(old) is not dict:
-        raise SchemaMismatchError("a row in 'old' is no object")
+        raise SchemaMismatchError("A row in 'old' is not an object.")
     unknown = old.keys() - after.keys()
     if unknown:
-        raise SchemaMismatchError("'old' has a column that 'data' has not", column=sorted(unknown)[0])
+        raise SchemaMismatchError("'old' has a column that 'data' does not have.", column=sorted(unknown)[0])
     values = shape.read(old)
     return values if len(values) == len(after) else {**after, **values}
 
 
 def _commit_ts(extension: object) -> int | None:
     if type(extension) is not dict:
-        raise SchemaMismatchError("'_tidb' must be an object")
+        raise SchemaMismatchError("'_tidb' must be an object.")
     value = extension.get("commitTs")
     if type(value) is int and value >= 0:  # asked for each row
         return value
@@ -413,7 +413,7 @@ class RowWriter:
                     raise
         unknown = [name for name in row if name not in self._schema.by_name] if len(found) < len(row) else []
         if unknown:
-            raise EncodeError("the event's schema has no such column", column=unknown[0])
+            raise EncodeError("The event's schema does not have this column.", column=unknown[0])
         return found
 
     def object_of(self, texts: Mapping[str, str]) -> str:
@@ -446,8 +446,8 @@ class RowWriter:
         text = mysql_type_text(column_type) if self._full_types else mysql_type_word(column_type)
         if text is None:
             raise EncodeError(
-                f"content-compatible needs the full type, and only {row_of(column_type).name} is known: "
-                "give a table definition",
+                f"content-compatible needs the full type, but only {row_of(column_type).name} is known. "
+                "Pass a table definition.",
                 column=name,
             )
         return json_text(text)
@@ -506,15 +506,15 @@ class CanalJsonWriter:
             raise self._too_large(event, whole)
         if not options.enable_tidb_extension or not writer.handle_names:
             lacks = "a handle key" if options.enable_tidb_extension else "enable-tidb-extension"
-            raise self._too_large(event, whole, f"; {options.large_message_handle_option} needs {lacks}")
+            raise self._too_large(event, whole, f" {options.large_message_handle_option} needs {lacks}.")
         claims = self._large.claims if options.large_message_handle_option == "claim-check" else None
         if options.large_message_handle_option == "claim-check" and claims is None:
-            raise self._too_large(event, whole, "; claim-check needs claim-check-storage-uri")
+            raise self._too_large(event, whole, " claim-check needs claim-check-storage-uri.")
         location = claims.new_location() if claims else ""
         cut = f',"claimCheckLocation":{json_text(location)}' if claims else _ONLY_HANDLE_KEY
         value = self._sent(self._row(event, writer, cut=cut))
         if not self._fits(value):
-            raise self._too_large(event, value, "; so large are the columns of its handle key")
+            raise self._too_large(event, value, " The columns of its handle key alone are that large.")
         if claims:
             claims.store(location, whole)
         return value
@@ -524,9 +524,9 @@ class CanalJsonWriter:
 
     def _too_large(self, event: ChangeEvent, value: bytes, more: str = "") -> EncodeError:
         return EncodeError(
-            f"message is too large: {len(value) + RECORD_OVERHEAD} bytes, max-message-bytes is "
-            f"{self._options.max_message_bytes}, large-message-handle-option is "
-            f"{self._options.large_message_handle_option}{more}",
+            f"The message is too large: it has {len(value) + RECORD_OVERHEAD} bytes, max-message-bytes is "
+            f"{self._options.max_message_bytes} and large-message-handle-option is "
+            f"{self._options.large_message_handle_option}.{more}",
             table=str(event.table),
         )
 
@@ -583,13 +583,15 @@ class CanalJsonWriter:
         try:
             return text.encode()
         except UnicodeEncodeError as error:
-            raise EncodeError("a text holds half a surrogate pair, which is no character") from error
+            raise EncodeError(
+                "A text contains half of a surrogate pair, which is not a character."
+            ) from error
 
     def _extension(self, event: ChangeEvent | DdlEvent, cut: str) -> str:
         if not self._options.enable_tidb_extension:
             return ""
         if event.commit_ts is None:
-            raise EncodeError("enable-tidb-extension needs commit_ts, and the event has none")
+            raise EncodeError("enable-tidb-extension needs a commit_ts, but the event does not have one.")
         row_key = ""
         if self._options.output_row_key and isinstance(event, ChangeEvent):
             row_key = f',"rowkey":{json_text(_row_key(event))}'
@@ -615,7 +617,7 @@ def _tidb(event: ChangeEvent) -> Mapping[str, object]:
 def _row_key(event: ChangeEvent) -> str:
     key = _tidb(event).get("rowkey")
     if not isinstance(key, str):
-        raise EncodeError("output-row-key needs extension._tidb.rowkey, and the event has none")
+        raise EncodeError("output-row-key needs extension._tidb.rowkey, but the event does not have it.")
     return key
 
 
@@ -625,7 +627,7 @@ def _es(event: ChangeEvent | DdlEvent) -> int:
         return es
     if event.commit_ts is None:
         raise EncodeError(
-            "canal-json needs the commit time: the event has neither commit_ts nor extension.es"
+            "canal-json needs the commit time, but the event has neither commit_ts nor extension.es."
         )
     return event.commit_ts >> 18
 
@@ -634,7 +636,9 @@ def _images(event: ChangeEvent) -> tuple[Row, Row | None]:
     """The row for ``data`` and the one for ``old``."""
     row = event.before if event.op is Op.DELETE else event.after
     if event.op not in (Op.INSERT, Op.UPDATE, Op.DELETE):
-        raise EncodeError(f"canal-json has no message for {event.op.value!r}", table=str(event.table))
+        raise EncodeError(f"canal-json has no message for {event.op.value!r}.", table=str(event.table))
     if row is None or (event.op is Op.UPDATE and event.before is None):
-        raise EncodeError(f"an image of the {event.op.value} is missing", table=str(event.table))
+        raise EncodeError(
+            f"The {event.op.value} has no row before or after the change.", table=str(event.table)
+        )
     return row, event.before if event.op is Op.UPDATE else None

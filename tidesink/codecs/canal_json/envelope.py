@@ -39,7 +39,7 @@ def objects(value: bytes | None, large: LargeMessages) -> list[Parsed]:
         DecodeError: no value, a damaged one, or no JSON object.
     """
     if not value:
-        raise FramingError("the record has no value: canal-json never writes one without")
+        raise FramingError("The record has no value, but canal-json always writes one.")
     try:
         return [_object(orjson.loads(value))]
     except orjson.JSONDecodeError:
@@ -59,15 +59,15 @@ def _each_line(value: bytes) -> list[Parsed]:
         except orjson.JSONDecodeError:
             pass
         what = not_json(value)
-        named = "" if what is None else f"; it {what}"
+        named = "" if what is None else f" {what}"
         raise FramingError(
-            f"the value is no JSON: {error}{named}; is the topic's protocol canal-json?"
+            f"The value is not JSON: {error}.{named} Is the topic's protocol canal-json?"
         ) from None
 
 
 def _object(parsed: object) -> Parsed:
     if not isinstance(parsed, dict):
-        raise SchemaMismatchError(f"expected a JSON object, not {type(parsed).__name__}")
+        raise SchemaMismatchError(f"Expected a JSON object, but got {type(parsed).__name__}.")
     return parsed
 
 
@@ -78,16 +78,16 @@ def control_event(parsed: Parsed, kind: object, message: Message, index: int) ->
         SchemaMismatchError: it is neither.
     """
     if type(kind) is not str:
-        raise SchemaMismatchError("the message has no 'type'")
+        raise SchemaMismatchError("The message has no 'type'.")
     extension = parsed.get("_tidb")
     if extension is not None and type(extension) is not dict:
-        raise SchemaMismatchError("'_tidb' must be an object")
+        raise SchemaMismatchError("'_tidb' must be an object.")
     if kind == _WATERMARK:
         return _watermark(extension or {}, message, index)
     if parsed.get("isDdl") is not True or kind in OPS:
         raise SchemaMismatchError(
-            f"unknown message (type {shown(kind, 40)}, isDdl {shown(parsed.get('isDdl'), 40)}): "
-            f"expected INSERT, UPDATE, DELETE, {_WATERMARK}, or a DDL"
+            f"Unknown message (type {shown(kind, 40)}, isDdl {shown(parsed.get('isDdl'), 40)}). Expected "
+            f"INSERT, UPDATE, DELETE, {_WATERMARK}, or a DDL."
         )
     return _ddl(parsed, kind, message, index)
 
@@ -95,38 +95,38 @@ def control_event(parsed: Parsed, kind: object, message: Message, index: int) ->
 def _watermark(extension: Mapping[str, object], message: Message, index: int) -> WatermarkEvent:
     watermark = timestamp(extension, "watermarkTs")
     if watermark is None:
-        raise SchemaMismatchError("a watermark without '_tidb.watermarkTs'")
+        raise SchemaMismatchError("The watermark has no '_tidb.watermarkTs'.")
     position = Position(message.topic, message.partition, message.offset, index, (watermark,))
     return WatermarkEvent(watermark, position)
 
 
 _OTHER_PIPELINE: Final = (
-    "Have the pipeline read the topic that TiCDC or Canal writes, or have the job write debezium-json with a "
-    "source block and set protocol: debezium-json"
+    "Have the pipeline read the topic that TiCDC or Canal writes, or have the job write debezium-json with "
+    "a source block and set protocol: debezium-json."
 )
 _FLINK: Final = (
-    "the message has only 'data' and 'type', as Flink's canal-json format writes it: nothing in it names the "
-    f"table, its key or its types. {_OTHER_PIPELINE}"
+    "The message has only 'data' and 'type', as Flink's canal-json format writes it. It does not contain "
+    f"the table, its key or its types. {_OTHER_PIPELINE}"
 )
 _FLINK_CDC: Final = (
-    "the message has no 'mysqlType', 'es' and 'isDdl', as canal-json of a Flink CDC pipeline: deleted rows "
-    "are in 'old', numbers are JSON numbers and nothing tells the columns' types, so values could change. "
-    f"{_OTHER_PIPELINE}"
+    "The message has no 'mysqlType', 'es' and 'isDdl', like canal-json of a Flink CDC pipeline. There, "
+    "deleted rows are in 'old', numbers are JSON numbers and the columns' types are missing, so values "
+    f"could change. {_OTHER_PIPELINE}"
 )
 _CONNECT: Final = (
-    "the message has only 'schema' and 'payload', as Kafka Connect's JsonConverter writes it. If its rows "
-    "are of Debezium, whole or flattened by ExtractNewRecordState, set protocol: debezium-json. If a "
-    "connector copied the topic of TiCDC or Canal, set its value.converter to ByteArrayConverter, so that "
-    "the records stay as they were written"
+    "The message has only 'schema' and 'payload', as Kafka Connect's JsonConverter writes it. If Debezium "
+    "wrote its rows, whole or flattened by ExtractNewRecordState, set protocol: debezium-json. If a "
+    "connector copied TiCDC's or Canal's topic, set its value.converter to ByteArrayConverter, so that it "
+    "copies the records unchanged."
 )
 _FLATTENED: Final = (
-    "the message has {}, as a row of Debezium that ExtractNewRecordState flattened: set "
-    "protocol: debezium-json"
+    "The message has {}, like a row of Debezium that ExtractNewRecordState flattened. Set protocol: "
+    "debezium-json."
 )
 _FLATTENED_MEMBERS: Final = ("__op", "__deleted", "__table")
 _MAXWELL: Final = (
-    "the message is one of Maxwell's (type {}), which tidesink does not read: have TiCDC, Canal or Debezium "
-    "write the topic, and set protocol to what it writes"
+    "The message comes from Maxwell (type {}), whose format tidesink does not read. Have TiCDC, Canal or "
+    "Debezium write the topic, and set protocol to the producer's format."
 )
 # Maxwell's documentation, "Data format", and its class RowMap: rows with and without a bootstrap.
 _MAXWELL_TYPES: Final = frozenset(
@@ -136,7 +136,7 @@ _MAXWELL_MEMBERS: Final = ("xid", "xoffset", "commit")
 # Flink CDC's CanalJsonSerializationSchema writes these and no others.
 _FLINK_CDC_MEMBERS: Final = frozenset({"data", "old", "type", "database", "table", "pkNames", "ts"})
 _DEBEZIUM: Final = (
-    "the message has Debezium's members ('op' with 'before' and 'after'): set protocol: debezium-json"
+    "The message has Debezium's members ('op' with 'before' and 'after'). Set protocol: debezium-json."
 )
 
 
@@ -209,7 +209,7 @@ def _ddl(parsed: Parsed, kind: str, message: Message, index: int) -> DdlEvent:
 def _text(parsed: Parsed, member: str) -> str:
     value = parsed.get(member)
     if type(value) is not str:
-        raise SchemaMismatchError(f"a DDL message needs {member!r} as text")
+        raise SchemaMismatchError(f"A DDL message needs {member!r} as text.")
     return value
 
 
@@ -222,7 +222,7 @@ def timestamp(extension: Mapping[str, object], member: str) -> int | None:
     value = extension.get(member)
     # orjson reads integers beyond 64 bits as floats, which are refused here with everything else.
     if value is not None and (type(value) is not int or value < 0):
-        raise SchemaMismatchError(f"'_tidb.{member}' must be an unsigned integer, not {shown(value, 40)}")
+        raise SchemaMismatchError(f"'_tidb.{member}' must be an unsigned integer, not {shown(value, 40)}.")
     return value
 
 
@@ -262,7 +262,7 @@ class CanalJsonSchema:
 
         worst = best_match(self._validator.iter_errors(parsed))
         if worst is not None:
-            raise SchemaMismatchError(f"{_path(worst)}: {_reason(worst)} (as {_FILE} asks)")
+            raise SchemaMismatchError(f"{_path(worst)}: {_reason(worst)} (required by {_FILE}).")
 
     @cached_property
     def _validator(self) -> Draft202012Validator:
@@ -290,9 +290,9 @@ def _reason(error: ValidationError) -> str:
     if keyword == "additionalProperties" and isinstance(value, dict):
         known = canal_json_schema()["$defs"]["extension"]["properties"]  # the only closed object
         unknown = sorted(value.keys() - known.keys())
-        return f"{', '.join(map(shown, unknown))} is unknown there"
+        return f"{', '.join(map(shown, unknown))} is not a known member"
     words = _WORDS.get(keyword, f"breaks the rule {keyword}")
-    what = f"the {_KINDS[type(value)]} there" if isinstance(value, dict | list) else _json_text(value)
+    what = f"the {_KINDS[type(value)]}" if isinstance(value, dict | list) else _json_text(value)
     return f"{what} {words.format(wanted=_listed(wanted))}"
 
 
@@ -308,12 +308,12 @@ def _listed(wanted: Any) -> str:
 
 _KINDS: Final[dict[type, str]] = {dict: "object", list: "array"}
 _WORDS: Final = {
-    "type": "is not of the type {wanted}",
+    "type": "is not of type {wanted}",
     "enum": "is not one of {wanted}",
     "const": "must be {wanted}",
     "minLength": "is empty",
     "minItems": "is empty",
     "minimum": "is below {wanted}",
     "maximum": "is above {wanted}",
-    "uniqueItems": "names a column twice",
+    "uniqueItems": "contains a column twice",
 }

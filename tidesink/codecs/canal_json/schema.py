@@ -89,8 +89,8 @@ class RowShape:
         if None in key.values():
             nulls = ", ".join(name for name, value in key.items() if value is None)
             raise UnnamedRowError(
-                f"key column {nulls} is NULL or not in the row, so the change names no row: "
-                "give keys that no row lacks",
+                f"Key column {nulls} is NULL or missing in the row, so the change does not identify a row. "
+                "Set keys to columns that every row has.",
                 table=str(self.table),
             )
         return key or None
@@ -129,15 +129,16 @@ def read_row(row: RawRow, columns: RowShape) -> dict[str, Value]:
 # What Go and Java write for bytes that are not UTF-8.
 REPLACEMENT: Final = "\ufffd"
 _NOT_LATIN1: Final = (
-    "the text of this binary column has characters that stand for no byte. TiCDC writes one character of "
-    "ISO-8859-1 for each byte; by reports TiCDC 5.3 and 7.5.4 write the bytes as UTF-8 instead. If this "
-    "topic is one of these, set binary-text: utf-8 under source and load the table again, because bytes from "
-    "80 on in earlier rows were read by the other rule. Otherwise use a producer that writes ISO-8859-1"
+    "The text of this binary column contains characters that do not represent a byte. TiCDC writes each "
+    "byte as one ISO-8859-1 character, but TiCDC 5.3 and 7.5.4 reportedly write the bytes as UTF-8. If "
+    "this topic is one of these, set binary-text: utf-8 under source and load the table again, because "
+    "bytes from 80 (hexadecimal) on in earlier rows were read as ISO-8859-1. Otherwise use a producer that "
+    "writes ISO-8859-1."
 )
 _LOST_BYTES: Final = (
-    "the text of this binary column has U+FFFD, which the producer writes in place of bytes that are not "
-    "UTF-8: they are lost. Use a version of TiCDC that writes ISO-8859-1, as its documentation says, or "
-    "another protocol. A resync then brings the rows' values from the database"
+    "The text of this binary column contains U+FFFD, which the producer writes instead of bytes that are "
+    "not UTF-8. These bytes are lost. Use a version of TiCDC that writes ISO-8859-1, as its documentation "
+    "specifies, or another protocol. Then run a resync, which reads the values from the database."
 )
 
 
@@ -158,9 +159,9 @@ def _read_utf8(text: str) -> bytes:
 
 def _not_text(name: str, value: object) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"canal-json values are text or null, this one is {type(value).__name__}: TiCDC and Alibaba's Canal "
-        "write every value as text, so another program wrote or changed the message. Have the pipeline read "
-        "the topic that TiCDC or Canal writes",
+        f"canal-json values must be text or null, but this value is {type(value).__name__}. TiCDC and "
+        "Alibaba's Canal write every value as text, so another program wrote or changed the message. Have "
+        "the pipeline read the topic that TiCDC or Canal writes.",
         column=name,
     )
 
@@ -320,7 +321,7 @@ class DefinedShapes(RowShapes):
     def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
         names, types, keys = words
         if (twice := _twice(names)) is not None:
-            raise SchemaMismatchError("the row has the column twice", column=twice)
+            raise SchemaMismatchError("The row contains the column twice.", column=twice)
         if not known.keys() >= {fold_name(name) for name in names}:
             yield from (Column(name, ColumnType("text", sql=types.get(name))) for name in names)
             return
@@ -342,15 +343,15 @@ class DefinedShapes(RowShapes):
         named = {fold_name(name) for name in words.keys}
         if self._own_keys and named and named != {fold_name(name) for name in key}:
             raise SchemaMismatchError(
-                f"the row's pkNames are not the table's key ({', '.join(key)}): the source's key was "
-                "changed. Name the key to go by under tables: keys"
+                f"The row's pkNames are not the table's key ({', '.join(key)}), so the source's key was "
+                "changed. Set the key to use under tables: keys."
             )
         return key
 
 
 _OTHER_TYPE: Final = (
-    "the row's mysqlType and the table's definition disagree on what its text means; give the definition "
-    "that the rows were written with"
+    "The row's mysqlType contradicts the table's definition, so the meaning of its text is not certain. "
+    "Set the definition that was valid when the rows were written."
 )
 
 
@@ -393,7 +394,7 @@ def _contradicts(word: str, column_type: ColumnType) -> bool:
 
 def _table(database: object, name: object) -> TableId:
     if not (isinstance(database, str) and isinstance(name, str) and database and name):
-        raise SchemaMismatchError("the message names no table: 'database' and 'table' must be text")
+        raise SchemaMismatchError("The message names no table. 'database' and 'table' must be text.")
     return TableId(database, name)
 
 
@@ -401,7 +402,7 @@ def _types(mysql_type: object) -> Mapping[str, str]:
     if mysql_type is None:
         return {}
     if not isinstance(mysql_type, Mapping) or not all(isinstance(word, str) for word in mysql_type.values()):
-        raise SchemaMismatchError("'mysqlType' must be an object of type words")
+        raise SchemaMismatchError("'mysqlType' must be an object of type names.")
     return mysql_type
 
 
@@ -409,9 +410,9 @@ def _names(pk_names: object) -> list[str]:
     if pk_names is None:
         return []
     if not isinstance(pk_names, list) or not all(isinstance(name, str) for name in pk_names):
-        raise SchemaMismatchError("'pkNames' must be a list of column names")
+        raise SchemaMismatchError("'pkNames' must be a list of column names.")
     if (twice := _twice(pk_names)) is not None:
-        raise SchemaMismatchError("'pkNames' has the column twice", column=twice)
+        raise SchemaMismatchError("'pkNames' contains the column twice.", column=twice)
     return pk_names
 
 

@@ -198,8 +198,8 @@ class DebeziumCodec(Codec):
             table = str(event.table) if isinstance(event, ChangeEvent | DdlEvent) else None
             raise error.with_context(topic=topic, table=table) from error
         raise EncodeError(
-            f"messages ({event.kind}) are a Debezium connector's and not written, for TiCDC has none: "
-            "drop the line",
+            f"Messages ({event.kind}) of a Debezium connector cannot be written, because TiCDC has no such "
+            "message. Remove the line.",
             topic=topic,
         )
 
@@ -212,7 +212,7 @@ class DebeziumCodec(Codec):
             return self._tombstone(message)
         payload = value.payload
         if not isinstance(payload, dict):
-            raise SchemaMismatchError(f"the value is no JSON object: {refusal(payload)}")
+            raise SchemaMismatchError(f"The value is not a JSON object. {refusal(payload)}")
         binary = self._options.debezium.binary_handling_mode
         position = Position(message.topic, message.partition, message.offset)
         control = control_event(payload, position, binary=binary)
@@ -264,8 +264,8 @@ class DebeziumCodec(Codec):
         keyed = read_key(key, table, self._rows)
         if keyed.row is None:
             raise SchemaMismatchError(
-                "the record has neither value nor key, so it deletes no row: give the table a key, or set "
-                "message.key.columns at the connector"
+                "The record has neither value nor key, so the delete does not identify a row. Define a key "
+                "for the table, or set message.key.columns at the connector."
             )
         read = RowRead(keyed.row, keyed.read.columns)
         change = Change(Op.DELETE, table, keyed, source, before=read, after=None, extension={})
@@ -390,7 +390,7 @@ def _kind(payload: Payload) -> str | None:
 def _ddl(payload: Payload, source: Payload, position: Position) -> DdlEvent:
     query = payload["ddl"]
     if not isinstance(query, str | None):
-        raise SchemaMismatchError(f"ddl is {shown(query)}: a text was expected")
+        raise SchemaMismatchError(f"The member ddl is {shown(query)}, but text was expected.")
     changes = payload.get("tableChanges")
     extension = kept({"source": dict(source), "ts_ms": payload.get("ts_ms")}, "source")
     if query is None or connector_of(source) == TICDC:
@@ -423,11 +423,13 @@ def _message(payload: Payload, source: Payload, position: Position, binary: Bina
     if connector_of(source) == TICDC:
         commit_ts = commit_ts_of_source(source)
         if commit_ts is None:
-            raise SchemaMismatchError("the watermark has no source.commit_ts")
+            raise SchemaMismatchError("The watermark has no source.commit_ts.")
         return WatermarkEvent(commit_ts, position)
     message = payload.get("message")
     if not isinstance(message, Mapping):
-        raise SchemaMismatchError(f"the message of an event with op m is {shown(message)}")
+        raise SchemaMismatchError(
+            f"The message of an event with op m is {shown(message)}, but an object was expected."
+        )
     prefix = message.get("prefix")
     extension = kept({"source": dict(source), "ts_ms": payload.get("ts_ms")}, "source")
     return MessageEvent(
@@ -452,7 +454,7 @@ def _content(content: object, binary: BinaryHandling) -> bytes | None:
         return _TEXT_FORMS.get(binary, _base64)(str(content))
     except ValueError as error:
         raise SchemaMismatchError(
-            f"the message's content {shown(content)} is not what binary-handling-mode {binary} writes"
+            f"The message's content {shown(content)} is not in the format of binary-handling-mode {binary}."
         ) from error
 
 
@@ -461,24 +463,24 @@ def _base64(text: str) -> bytes:
 
 
 _TELL_FLATTENED: Final = (
-    "if ExtractNewRecordState made it, add op to transforms.unwrap.add.fields at the connector, or set "
-    "debezium-unwrapped"
+    "If ExtractNewRecordState flattened it, add op to transforms.unwrap.add.fields at the connector, or "
+    "set debezium-unwrapped."
 )
 # Members that only one other protocol's messages have together, and what to do.
 _OTHERS: Final = (
     (
         {"isDdl", "mysqlType", "data"},
-        "this looks like canal-json: set the protocol to canal-json",
+        "It looks like canal-json: set the protocol to canal-json.",
     ),
     (
         {"specversion", "datacontenttype"},
-        "this is a CloudEvent: set value.converter to org.apache.kafka.connect.json.JsonConverter or an "
-        "Avro converter at the connector",
+        "It is a CloudEvent: set value.converter to org.apache.kafka.connect.json.JsonConverter or an Avro "
+        "converter at the connector.",
     ),
-    ({"xid", "commit", "data", "type"}, "this looks like Maxwell's format, which is not read"),
+    ({"xid", "commit", "data", "type"}, "It looks like Maxwell's format, which tidesink does not read."),
     (
         {"commitTs", "type", "schemaVersion"},
-        "this looks like TiCDC's simple protocol, which is not read: use canal-json or avro",
+        "It looks like TiCDC's simple protocol, which tidesink does not read: use canal-json or avro.",
     ),
 )
 
@@ -486,12 +488,12 @@ _OTHERS: Final = (
 def refusal(payload: object) -> str:
     """Why a value is no event of Debezium, and what to do about it."""
     if not isinstance(payload, Mapping):
-        return f"{shown(payload)} is neither an envelope nor a row: is the topic's protocol a Debezium one?"
+        return f"{shown(payload)} is neither an envelope nor a row. Is the topic's protocol a Debezium one?"
     for members, words in _OTHERS:
         if members <= payload.keys():
-            return f"the value is no event of Debezium: {words}"
+            return f"The value is not a Debezium event. {words}"
     names = ", ".join(shown(name, 40) for name in list(payload)[:6])
     return (
-        f"the value with members {names} has no op and source, so it is no envelope of Debezium: "
+        f"The value with the members {names} has no op and source, so it is not a Debezium envelope. "
         f"{_TELL_FLATTENED}"
     )

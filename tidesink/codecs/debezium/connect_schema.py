@@ -110,8 +110,8 @@ def _with_unique_names(fields: Iterable[ConnectField]) -> tuple[ConnectField, ..
             if other is not one:
                 columns = "" if other.name == one.name else f", for the columns {other.name} and {one.name}"
                 raise SchemaMismatchError(
-                    f"the writer's schema has the field {shown(name)} twice{columns}: rename one of them at "
-                    "the source"
+                    f"The writer's schema contains the field {shown(name)} twice{columns}. Rename one of "
+                    "them at the source."
                 )
     return found
 
@@ -138,7 +138,7 @@ def connect_type(word: object) -> ConnectType:
     """
     name = _SPELT.get(word, word) if isinstance(word, str) else None
     if name not in _TYPES:
-        raise SchemaMismatchError(f"{shown(word)} is no type of Kafka Connect: is this a Connect schema?")
+        raise SchemaMismatchError(f"{shown(word)} is not a type of Kafka Connect. Is this a Connect schema?")
     return cast(ConnectType, name)
 
 
@@ -151,7 +151,7 @@ def text_parameters(found: object) -> Mapping[str, str]:
     if found is None:
         return NO_PARAMETERS
     if not isinstance(found, Mapping):
-        raise SchemaMismatchError(f"the parameters {shown(found)} of a Connect schema are no JSON object")
+        raise SchemaMismatchError(f"The parameters {shown(found)} of a Connect schema are not a JSON object.")
     return MappingProxyType({str(key): str(value) for key, value in found.items()})
 
 
@@ -207,13 +207,13 @@ class _Reader:
 
     def read(self, avro: object, namespace: str, level: int) -> ConnectSchema:
         if level > MOST_LEVELS:
-            raise SchemaMismatchError(f"the schema is nested deeper than {MOST_LEVELS} levels")
+            raise SchemaMismatchError(f"The schema is nested deeper than {MOST_LEVELS} levels.")
         if isinstance(avro, list):
             return self._union(avro, namespace, level)
         if isinstance(avro, str):
             return self._word(avro, namespace)
         if not isinstance(avro, Mapping):
-            raise SchemaMismatchError(f"{shown(avro)} is no Avro schema")
+            raise SchemaMismatchError(f"{shown(avro)} is not an Avro schema.")
         kind = avro.get("type")
         if isinstance(kind, (list, Mapping)):
             return self.read(kind, namespace, level + 1)
@@ -223,8 +223,8 @@ class _Reader:
         others = [branch for branch in branches if branch != "null"]
         if len(others) != 1:
             raise SchemaMismatchError(
-                f"the union {shown(branches)} has {len(others)} types besides null: "
-                "only null and one type are read"
+                f"The union {shown(branches)} has {len(others)} types in addition to null. Only unions of "
+                "null and one type are supported."
             )
         return replace(self.read(others[0], namespace, level + 1), optional=len(branches) > 1)
 
@@ -235,9 +235,11 @@ class _Reader:
             if name in self.named:
                 found = self.named[name]
                 if found is None:
-                    raise SchemaMismatchError(f"the Avro type {name} holds itself: no table's row does")
+                    raise SchemaMismatchError(
+                        f"The Avro type {name} contains itself, which a table's row cannot do."
+                    )
                 return found
-        raise SchemaMismatchError(f"the Avro schema names {word!r} and does not say what it is")
+        raise SchemaMismatchError(f"The Avro schema refers to {word!r}, but does not define it.")
 
     def _object(self, avro: Mapping[str, Any], kind: str, namespace: str, level: int) -> ConnectSchema:
         if kind not in _PRIMITIVES and kind not in _COMPLEX:
@@ -288,13 +290,17 @@ class _Reader:
     def _fields(self, avro: Mapping[str, Any], namespace: str, level: int) -> tuple[ConnectField, ...]:
         fields = avro.get("fields")
         if not isinstance(fields, list) or not all(isinstance(one, Mapping) for one in fields):
-            raise SchemaMismatchError(f"the fields of an Avro record are {shown(fields)}")
+            raise SchemaMismatchError(
+                f"The fields of an Avro record are {shown(fields)}, but a list of objects was expected."
+            )
         return _with_unique_names(self._field(one, namespace, level) for one in fields)
 
     def _field(self, one: Mapping[str, Any], namespace: str, level: int) -> ConnectField:
         wire = one.get("name")
         if not isinstance(wire, str):
-            raise SchemaMismatchError(f"{shown(one)} is no field of an Avro record: it has no name")
+            raise SchemaMismatchError(
+                f"{shown(one)} is not a field of an Avro record, because it has no name."
+            )
         schema = self.read(one.get("type"), namespace, level + 1)
         if isinstance(tidb_type := one.get(TIDB_TYPE), str):
             with_type = MappingProxyType({**schema.parameters, TIDB_TYPE: tidb_type})
@@ -310,7 +316,7 @@ def _full(name: str, namespace: str) -> str:
 def _named(avro: Mapping[str, Any], namespace: str) -> str:
     name = avro.get("name")
     if not isinstance(name, str):
-        raise SchemaMismatchError(f"an Avro {shown(avro.get('type'), 40)} has no name")
+        raise SchemaMismatchError(f"An Avro {shown(avro.get('type'), 40)} has no name.")
     return name if "." in name else _full(name, str(avro.get("namespace", namespace)))
 
 
@@ -359,7 +365,7 @@ def _default(found: object, kind: str) -> object:
         try:
             return found.encode("latin-1")
         except UnicodeEncodeError as error:
-            raise SchemaMismatchError(f"the default {shown(found)} is no Avro bytes") from error
+            raise SchemaMismatchError(f"The default {shown(found)} is not valid Avro bytes.") from error
     return found
 
 
@@ -374,9 +380,9 @@ def connect_schema_of_json(schema: Mapping[str, Any]) -> ConnectSchema:
 
 def _read(schema: object, level: int) -> ConnectSchema:
     if not isinstance(schema, Mapping):
-        raise SchemaMismatchError(f"{shown(schema)} is no schema of Kafka Connect: an object was expected")
+        raise SchemaMismatchError(f"{shown(schema)} is not a Kafka Connect schema. An object was expected.")
     if level > MOST_LEVELS:
-        raise SchemaMismatchError(f"the schema is nested deeper than {MOST_LEVELS} levels")
+        raise SchemaMismatchError(f"The schema is nested deeper than {MOST_LEVELS} levels.")
     kind = connect_type(schema.get("type"))
     return ConnectSchema(
         kind,
@@ -400,7 +406,7 @@ def _json_parameters(schema: Mapping[str, Any]) -> Mapping[str, str]:
 
 def _fields(found: object, level: int) -> tuple[ConnectField, ...]:
     if not isinstance(found, list):
-        raise SchemaMismatchError(f"the fields of a struct are {shown(found)}: an array was expected")
+        raise SchemaMismatchError(f"The fields of a struct are {shown(found)}, but an array was expected.")
     # TiCDC (b813e76) lists a virtual column twice, in its place and at the end.
     return tuple(_field(one, level) for one in found)
 
@@ -408,6 +414,8 @@ def _fields(found: object, level: int) -> tuple[ConnectField, ...]:
 def _field(found: object, level: int) -> ConnectField:
     wire = found.get("field") if isinstance(found, Mapping) else None
     if not isinstance(wire, str):
-        raise SchemaMismatchError(f"{shown(found)} is no field of a struct: it has no name in 'field'")
+        raise SchemaMismatchError(
+            f"{shown(found)} is not a field of a struct, because it has no name in 'field'."
+        )
     schema = _read(found, level + 1)
     return ConnectField(schema.parameters.get(SOURCE_NAME, wire), schema, wire)

@@ -85,10 +85,10 @@ class TicdcWriter(ABC):
         """
         schema = event.schema
         if event.op not in _OPS:
-            raise EncodeError(f"TiCDC's {self.protocol} protocol has no message for a {event.op.value}")
+            raise EncodeError(f"TiCDC's {self.protocol} protocol has no message for a {event.op.value}.")
         if schema is None or event.commit_ts is None:
             missing = "column types" if schema is None else "commit_ts"
-            raise EncodeError(f"the event has no {missing}, which TiCDC's {self.protocol} protocol writes")
+            raise EncodeError(f"The event has no {missing}, but TiCDC's {self.protocol} protocol needs it.")
         return self._row(event, schema, event.commit_ts, topic)
 
     def ddl(self, event: DdlEvent) -> EncodedRecord | None:
@@ -175,7 +175,7 @@ class AvroWriter(TicdcWriter):
 
     def _value(self, column: Column, row: Row) -> Any:
         if column.name not in row:
-            raise EncodeError("the event has no value for this column", column=column.name)
+            raise EncodeError("The event has no value for this column.", column=column.name)
         return avro_value(column, row[column.name], self._options, self._zone)
 
     def _schemas(self, schema: TableSchema, table: TableId, topic: str) -> tuple[AvroPart, AvroPart]:
@@ -183,7 +183,7 @@ class AvroWriter(TicdcWriter):
 
     def _new_schemas(self, schema: TableSchema, table: TableId, topic: str) -> tuple[AvroPart, AvroPart]:
         if any(column.virtual for column in schema.columns):
-            raise EncodeError("TiCDC's debezium-avro protocol cannot write tables with virtual columns")
+            raise EncodeError("TiCDC's debezium-avro protocol cannot write tables with virtual columns.")
         records = _Records(table, schema, self._options)
         key, value = records.key(), records.envelope()  # before anything is registered
         # Dots stay here, unlike in flat-avro's subjects.
@@ -301,7 +301,7 @@ def avro_value(column: Column, value: Value, options: CodecOptions, zone: ZoneIn
         return _by_mode(column, value, options)
     if reader == "unsigned64" and isinstance(value, int) and value >= _INT64_END:
         raise EncodeError(
-            f"{value} is more than an Avro long holds: set avro-bigint-unsigned-handling-mode to string",
+            f"{value} does not fit into an Avro long. Set avro-bigint-unsigned-handling-mode to string.",
             column=column.name,
         )
     return wire_value(column, value, zone)
@@ -312,7 +312,7 @@ def _single(column: Column, value: float) -> float:
     try:
         return float(_FLOAT32.unpack(_FLOAT32.pack(value))[0])
     except OverflowError as error:
-        raise EncodeError(f"{value} is no {column.type.name}", column=column.name) from error
+        raise EncodeError(f"{value} is not a valid {column.type.name}.", column=column.name) from error
 
 
 def _by_mode(column: Column, value: Value, options: CodecOptions) -> Any:
@@ -345,7 +345,7 @@ class AvroPart:
         try:
             fastavro.schemaless_writer(stream, self.bare, record)
         except _NO_RECORD as error:
-            raise EncodeError(f"this is no record of its schema: {error!s:.200}") from error
+            raise EncodeError(f"The event is not a record of its schema: {error!s:.200}.") from error
         return self.head + stream.getvalue()
 
 
@@ -464,7 +464,7 @@ class JsonWriter(TicdcWriter):
 
     def _value(self, column: Column, row: Row) -> Any:
         if column.name not in row:
-            raise EncodeError("the event has no value for a key column", column=column.name)
+            raise EncodeError("The event has no value for a key column.", column=column.name)
         return wire_value(column, row[column.name], self._zone)
 
     def _schema_texts(self, schema: TableSchema) -> tuple[str, str]:
@@ -489,7 +489,9 @@ def _start_ts(event: ChangeEvent) -> int:
     source = (event.extension or {}).get("source")
     found = source.get("start_ts") if isinstance(source, dict) else None
     if not isinstance(found, int):
-        raise EncodeError("debezium-include-start-ts needs extension.source.start_ts, and the event has none")
+        raise EncodeError(
+            "debezium-include-start-ts needs extension.source.start_ts, but the event does not have it."
+        )
     return found
 
 

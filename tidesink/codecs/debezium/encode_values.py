@@ -49,7 +49,7 @@ def go_float(value: float, *, single: bool = False) -> RawNumber:
     ``single``: the fewest that name the 32-bit number.
     """
     if not math.isfinite(value):
-        raise EncodeError(f"{value} is no number in JSON")
+        raise EncodeError(f"JSON cannot represent the number {value}.")
     text = repr(shortest_float32(value) if single else value)
     digits, _, exponent = text.partition("e")
     size = abs(value)
@@ -180,7 +180,7 @@ def _time(column: Column, value: Value) -> Any:
 
 def _refused(column: Column, value: object) -> EncodeError:
     kind = column.type.sql or column.type.name
-    return EncodeError(f"{shown(value)} is no {kind}", column=column.name)
+    return EncodeError(f"{shown(value)} is not a valid {kind}.", column=column.name)
 
 
 _VALUES: Final[Mapping[str, Callable[[Column, Value], Any]]] = {
@@ -323,7 +323,7 @@ def _dump(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
     except TypeError as error:
-        raise EncodeError(f"{shown(value)} is none of JSON's types") from error
+        raise EncodeError(f"{shown(value)} does not have a JSON type.") from error
 
 
 VERSION: Final = "2.4.0.Final"
@@ -543,7 +543,7 @@ def ddl_payload(event: DdlEvent, options: CodecOptions, now_ms: int) -> Members:
     """
     changes = _table_changes(event)
     if event.commit_ts is None:
-        raise EncodeError("the event has no commit_ts, which TiCDC's debezium protocols write")
+        raise EncodeError("The event has no commit_ts, but TiCDC's debezium protocols need it.")
     return {
         "source": source_block(options, event.table, event.commit_ts),
         "ts_ms": now_ms,
@@ -558,10 +558,13 @@ def _table_changes(event: DdlEvent) -> list[Members]:
     extension = event.extension or {}
     source, changes = extension.get("source"), extension.get("tableChanges")
     if isinstance(source, dict) and connector_of(source) != TICDC:
-        raise EncodeError("the DDL is a Debezium connector's: only TiCDC's is written, drop the line")
+        raise EncodeError(
+            "The DDL comes from a Debezium connector, but only TiCDC's DDL can be written. Remove the line."
+        )
     if not isinstance(changes, list) or not all(isinstance(one, dict) for one in changes) or is_deep(changes):
         raise EncodeError(
-            "TiCDC's debezium protocols write tableChanges, the whole table as TiDB sees it, and the event's "
-            "extension has none: only DDL that was decoded from these protocols can be written"
+            "TiCDC's debezium protocols write tableChanges, the whole table definition of TiDB, but the "
+            "event's extension does not have it. Only DDL that was decoded from these protocols can be "
+            "written."
         )
     return changes

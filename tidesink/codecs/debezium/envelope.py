@@ -240,9 +240,9 @@ def commit_ts_of_source(source: Source) -> int | None:
 
 
 _UNTYPED_TIME: Final = (
-    "Column {!r} has the members of io.debezium.time.{}, and the record has no schema that says so. Give a "
-    "definition of the table under tables, set schemas.enable: true at the connector's converter, or another "
-    "time.precision.mode than structured"
+    "Column {!r} has the members of io.debezium.time.{}, but the record has no schema that confirms it. "
+    "Define the table under tables, or set schemas.enable: true at the connector's converter, or use "
+    "another time.precision.mode than structured."
 )
 _MOST_SHAPES: Final = 4096
 _Typed = tuple[Column, "Value | Unavailable"]
@@ -308,7 +308,7 @@ class Rows:
             ValueOutOfRangeError: a value its column cannot hold; context has the column.
         """
         if not isinstance(raw, Mapping):
-            raise SchemaMismatchError(f"{shown(raw)} is no row: a JSON object was expected")
+            raise SchemaMismatchError(f"{shown(raw)} is not a row. A JSON object was expected.")
         if schema is None or schema.type != "struct":
             return self._without_schema(raw, table)
         return _with_schema(raw, self.shape(schema, table, skipped))
@@ -529,14 +529,17 @@ def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Ro
     source: Source = payload["source"]
     op = OPS.get(payload["op"])
     if op is None:
-        raise SchemaMismatchError(f"op is {shown(payload['op'], 40)}: none of {', '.join(map(str, OPS))}, m")
+        raise SchemaMismatchError(
+            f"The member op is {shown(payload['op'], 40)}, but one of {', '.join(map(str, OPS))}, m was "
+            "expected."
+        )
     table = table_of_source(source)
     if not table.name:
-        raise SchemaMismatchError("the source block names no table: is this a row change of Debezium?")
+        raise SchemaMismatchError("The source block names no table. Is this a row change of Debezium?")
     keyed = read_key(key, table, rows)
     before, after = (_image(value, part, keyed, table, rows) for part in ("before", "after"))
     if op not in (Op.TRUNCATE, Op.DELETE) and after is None:
-        raise SchemaMismatchError(f"an event with op {payload['op']} has no after")
+        raise SchemaMismatchError(f"An event with op {payload['op']} must have an after row.")
     if connector_of(source) == POSTGRES and (op is Op.UPDATE or (op is Op.INSERT and moves_row(message))):
         row_schema = _image_schema(value.schema, "after")
         check_shapes(payload["after"], payload.get("before"), row_schema, rows.definitions.get(table))
@@ -560,9 +563,9 @@ def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Ro
 # ``PostgisGeometry.createEmpty``).
 EMPTY_SHAPE: Final = bytes.fromhex("010700000000000000")
 _UNSENT_SHAPE: Final = (
-    "The update has an empty geometry without SRID in column {!r}: the connector writes that into a NOT NULL "
-    "column for an unchanged geometry that is stored out of line (TOAST). Set REPLICA IDENTITY FULL on the "
-    "table if it has another one, and take a snapshot of the row"
+    "The update has an empty geometry without SRID in column {!r}. The connector writes this into a NOT "
+    "NULL column for an unchanged geometry that is stored out of line (TOAST). Set REPLICA IDENTITY FULL "
+    "on the table if it has another one, and take a snapshot of the row."
 )
 
 
@@ -687,7 +690,9 @@ def _document(raw: object, part: str, payload: Mapping[str, Any], keyed: Keyed) 
     if isinstance(raw, str):
         return RowRead({**keyed.read.values, DOCUMENT: raw}, columns)
     if raw is not None:
-        raise SchemaMismatchError(f"the {part} of a MongoDB event is {shown(raw)}: JSON text was expected")
+        raise SchemaMismatchError(
+            f"The {part} of a MongoDB event is {shown(raw)}, but JSON text was expected."
+        )
     if part == "after" and payload["op"] == "u":
         return RowRead(dict(keyed.read.values), columns, (DOCUMENT,))
     return None
@@ -698,7 +703,7 @@ def _image_schema(schema: ConnectSchema | None, part: str) -> ConnectSchema | No
         return None
     found = schema.field(part)
     if found is None or found.type != "struct":
-        raise SchemaMismatchError(f"the envelope's schema has no struct {part!r}")
+        raise SchemaMismatchError(f"The envelope's schema has no struct {part!r}.")
     return found
 
 

@@ -62,12 +62,12 @@ def json_number(text: str) -> Decimal:
         number = None
     # Written out, 1e999999999 would take a gigabyte.
     if number is None or abs(number.adjusted()) > _MOST_DIGITS or len(text) > _MOST_DIGITS:
-        raise ValueOutOfRangeError(f"the number {shown(text, 40)} is none a column can hold")
+        raise ValueOutOfRangeError(f"The number {shown(text, 40)} does not fit into any column.")
     return number
 
 
 def _no_number(text: str) -> NoReturn:
-    raise SchemaMismatchError(f"{text} is no JSON: Kafka Connect writes it in quotes")
+    raise SchemaMismatchError(f"{text} is not JSON. Kafka Connect writes it in quotes.")
 
 
 _DECODER: Final = json.JSONDecoder(parse_float=json_number, parse_constant=_no_number)
@@ -101,12 +101,12 @@ class JsonParser:
         try:
             return self._parsed(data.decode("utf-8"), (message.topic, part))
         except UnicodeDecodeError as error:
-            raise FramingError(f"the {part} {_no_text(data)}") from error
+            raise FramingError(f"The {part} {_no_text(data)}") from error
         except RecursionError as error:
-            raise SchemaMismatchError(f"the {part} is nested too deep to be a row's") from error
+            raise SchemaMismatchError(f"The {part} is nested deeper than a row can be.") from error
         except ValueError as error:  # JSONDecodeError, and integers of thousands of digits
             what = not_json(data)
-            raise FramingError(f"the {part} is no JSON: {error!s:.120}; {what or _ASKED}") from error
+            raise FramingError(f"The {part} is not JSON: {error!s:.120}. {what or _ASKED}") from error
 
     def _parsed(self, text: str, place: tuple[str, str]) -> Parsed:
         return self._usual(text, place) or _unwrapped(_DECODER.decode(text))
@@ -202,13 +202,13 @@ def _unwrapped(found: Any) -> Parsed:
     return Parsed(payload, None if schema is None else connect_schema_of_json(schema))
 
 
-_ASKED: Final = "is the topic's protocol debezium-json?"
+_ASKED: Final = "Is the topic's protocol debezium-json?"
 
 
 def _no_text(data: bytes) -> str:
-    what = f"starts with {data[:8].hex(' ')} and is no UTF-8 text"
+    what = f"starts with {data[:8].hex(' ')} and is not UTF-8 text."
     known = not_json(data)
-    return f"{what}: {_ASKED}" if known is None else f"{what}. It {known}"
+    return f"{what} {_ASKED}" if known is None else f"{what} {known}"
 
 
 _SCHEMA_ERRORS: Final = (SchemaParseException, ValueError, TypeError, KeyError, RecursionError)
@@ -262,7 +262,7 @@ class AvroParser:
             avro = json.loads(text)
             bare = bare_schema(avro)
         except _SCHEMA_ERRORS as error:
-            raise SchemaMismatchError(f"the writer's schema is no Avro: {error!s:.200}") from error
+            raise SchemaMismatchError(f"The writer's schema is not valid Avro: {error!s:.200}.") from error
         writer = self._writers[schema_id] = Writer(bare, connect_schema_of_avro(avro))
         return writer
 
@@ -279,7 +279,7 @@ def bare_schema(avro: Any) -> Any:
 def _bare(avro: Any, level: int) -> Any:
     """An Avro schema with only what tells how its bytes are laid out."""
     if level > MOST_LEVELS:
-        raise SchemaMismatchError(f"the schema is nested deeper than {MOST_LEVELS} levels")
+        raise SchemaMismatchError(f"The schema is nested deeper than {MOST_LEVELS} levels.")
     if isinstance(avro, list):
         return [_bare(branch, level + 1) for branch in avro]
     if not isinstance(avro, Mapping):
@@ -297,7 +297,7 @@ def _bare(avro: Any, level: int) -> Any:
 
 def _bare_field(field: Any, level: int) -> dict[str, Any]:
     if not isinstance(field, Mapping) or "name" not in field or "type" not in field:
-        raise SchemaMismatchError(f"{shown(field)} is no field of an Avro record")
+        raise SchemaMismatchError(f"{shown(field)} is not a field of an Avro record.")
     return {"name": field["name"], "type": _costing(_bare(field["type"], level + 1))}
 
 
@@ -311,7 +311,7 @@ def _costing(inner: Any) -> Any:
     size = shape.get("size", 0)
     is_empty_fixed = kind == "fixed" and not (isinstance(size, int) and size > 0)
     if kind == "null" or shape.get("fields") == [] or is_empty_fixed:
-        raise SchemaMismatchError("the schema has a part that takes no bytes: no column is one")
+        raise SchemaMismatchError("The schema has a part without bytes, which cannot be a column.")
     return inner
 
 
@@ -322,13 +322,13 @@ def _record(data: bytes, bare: Any, part: str) -> Any:
         found: Any = fastavro.schemaless_reader(stream, bare, None)
     except DAMAGED as error:
         raise SchemaMismatchError(
-            f"the {part} of {len(data)} bytes is no record of its schema ({type(error).__name__}): it is cut "
-            "short, or was written with another schema than its id says"
+            f"The {part} of {len(data)} bytes is not a record of its schema ({type(error).__name__}). It is "
+            "cut short, or was written with a different schema than its id names."
         ) from error
     if stream.tell() != len(data):
         raise SchemaMismatchError(
-            f"the {part} goes on for {len(data) - stream.tell()} bytes after its record ends: "
-            "it was written with another schema than its id says"
+            f"The {part} has {len(data) - stream.tell()} more bytes after its record. It was written with a "
+            "different schema than its id names."
         )
     return found
 

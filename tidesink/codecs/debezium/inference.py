@@ -29,7 +29,7 @@ from tidesink.events import (
     TableSchema,
 )
 
-UNTYPED: Final = "nothing tells its type, so it is kept as text; give a table definition"
+UNTYPED: Final = "its type is not known, so it is kept as text. Add a table definition."
 # The member of an event's extension that every envelope has, and no flattened row.
 SOURCE: Final = "source"
 _MOST_SCHEMAS: Final = 1024

@@ -164,9 +164,9 @@ def _nested(column_type: ColumnType, raw: object) -> ConnectSchema:
     if row.reader != "text" or column_type.name not in _STRUCTURES:
         kind = "an object" if isinstance(raw, Mapping) else "an array"
         raise SchemaMismatchError(
-            f"The value is {kind} of JSON, but the definition declares "
+            f"The value is {kind} in JSON, but the definition declares "
             f"{column_type.sql or column_type.name}. Declare the source's column type in the definition, or "
-            "change the connector's setting for that type (for example hstore.handling.mode)"
+            "change the connector's setting for that type (for example hstore.handling.mode)."
         )
     return _schema("array") if isinstance(raw, list) else _schema("map")
 
@@ -321,7 +321,7 @@ def inferred_value(raw: object, *, modes: DebeziumModes) -> Value | Unavailable:
         return Decimal(raw)
     if raw is None or isinstance(raw, int | Decimal):
         return raw
-    raise SchemaMismatchError(f"{shown(raw)} is no value of JSON: read its numbers as Decimal")
+    raise SchemaMismatchError(f"{shown(raw)} is not a JSON value. Parse its numbers as Decimal.")
 
 
 Fit = Callable[[Value], Value]
@@ -344,13 +344,13 @@ def fitting(column_type: ColumnType, modes: DebeziumModes) -> Fit:
 
 
 def _refuse(value: object, column_type: ColumnType, why: str = "") -> ValueOutOfRangeError:
-    return ValueOutOfRangeError(f"{shown(value)} is no {column_type.sql or column_type.name}{why}")
+    return ValueOutOfRangeError(f"{shown(value)} is not a valid {column_type.sql or column_type.name}{why}.")
 
 
 def _mismatch(value: object, column_type: ColumnType) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"{type(value).__name__} {shown(value)} is no {column_type.sql or column_type.name}: "
-        "the table definition and the topic differ"
+        f"{type(value).__name__} {shown(value)} is not a valid {column_type.sql or column_type.name}: the "
+        "table definition and the topic differ."
     )
 
 
@@ -418,7 +418,7 @@ def _sure(value: float, column_type: ColumnType) -> Decimal:
         raise _refuse(
             value,
             column_type,
-            " that a double names for sure: set decimal.handling.mode to precise or string, "
+            " that can be restored exactly from a double. Set decimal.handling.mode to precise or string, "
             "or define the column as DOUBLE",
         )
     return fit_decimal(Decimal(repr(value)), column_type)
@@ -516,7 +516,7 @@ def padded(text: str, column_type: ColumnType) -> str:
     if digits is None or (not fraction.isdigit() and fraction):
         return text
     if len(fraction) > digits:
-        raise _refuse(text, column_type, f": it has more than {digits} digits of a second")
+        raise _refuse(text, column_type, f": it has more than {digits} fractional digits")
     return f"{whole}.{fraction.ljust(digits, '0')}" if digits else whole
 
 
@@ -542,7 +542,7 @@ def _local(text: str, zone: ZoneInfo, column_type: ColumnType) -> str:
     except (ValueError, OverflowError) as error:
         raise _refuse(text, column_type) from error
     if local.fold:
-        raise _refuse(text, column_type, f": in {zone} its hour comes twice; give UTC as the time zone")
+        raise _refuse(text, column_type, f": its hour occurs twice in {zone}. Set UTC as the time zone")
     shown_local = local.replace(tzinfo=None).isoformat(" ")
     return f"{shown_local}.{fraction}" if fraction else shown_local
 

@@ -13,42 +13,42 @@ from tidesink.events import Column
 from tidesink.typemap.table import type_words
 
 _FOREIGN: Final = (
-    "column {}: its schema is named {}, which tidesink does not know. Its values are read as {}, by their "
-    "Kafka Connect type alone. Give a definition of the table if they mean something else"
+    "Column {}: its schema is named {}, which tidesink does not know. Its values are read as {}, according "
+    "to their Kafka Connect type. If they mean something else, define the table."
 )
 # The digits that only NanoTimestamp's form has.
 _NANO_DIGITS: Final = 9
 _NANO: Final = (
-    "columns {}: NanoTimestamp counts nanoseconds in 64 bits, so a date before 1677-09-21 or after "
+    "Columns {}: NanoTimestamp counts nanoseconds in 64 bits, so a date before 1677-09-21 or after "
     "2262-04-11 overflows at the connector and arrives as another date. If the table has such dates "
     "(9999-12-31), set time.precision.mode to microseconds or isostring, or declare fewer digits at the "
-    "source"
+    "source."
 )
 _DEFAULTS: Final = (
-    "columns {}: NULL is possible and there is a default. With the converter's default settings a NULL "
-    "arrives as the default, and no record shows it. Set replace.null.with.default=false (JsonConverter) or "
+    "Columns {}: they allow NULL and have a default. With the converter's default settings a NULL arrives "
+    "as the default, and no record shows it. Set replace.null.with.default=false (JsonConverter) or "
     "ignore.default.for.nullables=true (AvroConverter) for the key and the value converter. Rows that "
-    "tidesink reads from the database have NULL, so diff finds the difference"
+    "tidesink reads from the database have NULL, so diff finds the difference."
 )
 _SHAPES: Final = (
-    "columns {}: the connector has no placeholder for an unchanged geometry that is stored out of line "
-    "(TOAST). It arrives as NULL, or as an empty geometry in a column that is NOT NULL, and no record shows "
-    "it. Set REPLICA IDENTITY FULL on the table"
+    "Columns {}: the connector has no placeholder for an unchanged geometry that is stored out of line "
+    "(TOAST). It arrives as NULL, or as an empty geometry in a column that is NOT NULL, and no record "
+    "shows it. Set REPLICA IDENTITY FULL on the table."
 )
 _KEY: Final = (
-    "columns {}: they are the key of the records. If message.key.columns names one that is not in the "
-    "replica identity of the table, a deleted row arrives with NULL or a zero in it, and no record shows it: "
-    "the delete then names another row. If they are the primary key or the replica identity, say so under "
-    "tables: keys, or set source.database"
+    "Columns {}: they are the key of the records. If message.key.columns contains a column that is not in "
+    "the table's replica identity, a deleted row arrives with NULL or a zero in it, and no record shows "
+    "it. The delete then applies to another row. If the columns are the primary key or the replica "
+    "identity, confirm this under tables: keys, or set source.database."
 )
 # The field that ByLogicalTableRouter adds to the keys of the tables that it routes into one topic.
 ROUTED: Final = "__dbz__physicalTableIdentifier"
 _SHAPE_TYPES: Final = ("geometry", "geography")
 _GONE: Final = (
-    "columns {}: earlier records have them, and the newest do not, so rows that are written now have NULL "
-    "there. They were dropped at the source, or they are generated columns, which PostgreSQL's connector "
-    "sends in its snapshot and not in its stream. Leave them out (except_column_list, or column.exclude.list "
-    "at the connector)"
+    "Columns {}: earlier records have them, but the newest do not, so new rows have NULL there. They were "
+    "dropped at the source, or they are generated columns, which PostgreSQL's connector sends in its "
+    "snapshot but not in its stream. Exclude them (except_column_list, or column.exclude.list at the "
+    "connector)."
 )
 
 

@@ -35,7 +35,9 @@ WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 def mismatch(raw: object, schema: ConnectSchema) -> SchemaMismatchError:
     """The error of a value that is not of its schema's type."""
 
-    return SchemaMismatchError(f"{type(raw).__name__} {shown(raw)} is no {schema.name or schema.type}")
+    return SchemaMismatchError(
+        f"{type(raw).__name__} {shown(raw)} is not a valid {schema.name or schema.type}."
+    )
 
 
 def integer(schema: ConnectSchema) -> Callable[[object], int]:
@@ -47,7 +49,7 @@ def integer(schema: ConnectSchema) -> Callable[[object], int]:
         if type(raw) is not int:
             raise mismatch(raw, schema)
         if not -limit <= raw < limit:
-            raise ValueOutOfRangeError(f"{shown(raw)} is no {schema.name or schema.type}")
+            raise ValueOutOfRangeError(f"{shown(raw)} is not a valid {schema.name or schema.type}.")
         return raw
 
     return read
@@ -67,9 +69,9 @@ def floating(schema: ConnectSchema) -> Callable[[object], float]:
             value = float(raw)
             value = float(_FLOAT32.unpack(_FLOAT32.pack(value))[0]) if single else value
         except (OverflowError, ValueError) as error:
-            raise ValueOutOfRangeError(f"{shown(raw)} is no {schema.type}") from error
+            raise ValueOutOfRangeError(f"{shown(raw)} is not a valid {schema.type}.") from error
         if math.isinf(value) and not isinstance(raw, float):
-            raise ValueOutOfRangeError(f"{shown(raw)} is no {schema.type}")
+            raise ValueOutOfRangeError(f"{shown(raw)} is not a valid {schema.type}.")
         return value
 
     return read
@@ -108,7 +110,9 @@ def bytes_reader(schema: ConnectSchema) -> Callable[[object], bytes]:
         try:
             return base64.b64decode(raw, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise ValueOutOfRangeError(f"{shown(raw)} is no base64 of {schema.name or 'bytes'}") from error
+            raise ValueOutOfRangeError(
+                f"{shown(raw)} is not valid base64 for {schema.name or 'bytes'}."
+            ) from error
 
     return read
 
@@ -135,7 +139,7 @@ def unscaled(schema: ConnectSchema) -> Callable[[object], Decimal]:
         else:
             value = scaled(read(raw), scale or 0, schema)
         if limit is not None and not -limit < value.scaleb(scale or 0, DECIMAL_CONTEXT) < limit:
-            raise ValueOutOfRangeError(f"{shown(value)} has more than {precision} digits")
+            raise ValueOutOfRangeError(f"{shown(value)} has more than {precision} digits.")
         return value
 
     return decimal
@@ -149,7 +153,9 @@ def scale_of(schema: ConnectSchema) -> int | None:
     """
     scale = whole_parameter(schema, "scale")
     if scale is not None and abs(scale) > _MOST_SCALE:
-        raise SchemaMismatchError(f"scale of {schema.name or schema.type} is {scale}: no database has it")
+        raise SchemaMismatchError(
+            f"The scale of {schema.name or schema.type} is {scale}, which no database supports."
+        )
     return scale
 
 
@@ -161,13 +167,13 @@ def at_scale(value: Decimal, scale: int | None, schema: ConnectSchema) -> Decima
     """
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int) or abs(exponent) > _MOST_SCALE:
-        raise ValueOutOfRangeError(f"{shown(value)} is no {schema.name or 'decimal'}")
+        raise ValueOutOfRangeError(f"{shown(value)} is not a valid {schema.name or 'decimal'}.")
     if scale is None:
         return value
     missing = scale + exponent
     if missing < 0:
         if any(digits[missing:]):
-            raise ValueOutOfRangeError(f"{shown(value)} has more than {scale} digits after the point")
+            raise ValueOutOfRangeError(f"{shown(value)} has more than {scale} digits after the point.")
         return Decimal((sign, digits[:missing] or (0,), -scale))
     return Decimal((sign, digits + (0,) * missing, -scale))
 
@@ -179,7 +185,9 @@ def scaled(data: bytes, scale: int, schema: ConnectSchema) -> Decimal:
         ValueOutOfRangeError: more digits or a wider scale than a database has.
     """
     if len(data) > _MOST_BYTES or abs(scale) > _MOST_SCALE:
-        raise ValueOutOfRangeError(f"{len(data)} bytes at scale {scale} are no {schema.name or 'decimal'}")
+        raise ValueOutOfRangeError(
+            f"{len(data)} bytes at scale {scale} are not a valid {schema.name or 'decimal'}."
+        )
     unscaled_value = Decimal(int.from_bytes(data, "big", signed=True))
     if len(data) <= _EXACT_BYTES:
         return unscaled_value.scaleb(-scale, DECIMAL_CONTEXT)
@@ -210,7 +218,7 @@ def bits(schema: ConnectSchema) -> Callable[[object], int | bytes]:
         # Debezium writes the lowest byte first, and as many as the value needs (PostgreSQL) or has (MySQL).
         value = int.from_bytes(read(raw), "little")
         if value >> length:
-            raise ValueOutOfRangeError(f"{shown(raw)} has more than {length} bits")
+            raise ValueOutOfRangeError(f"{shown(raw)} has more than {length} bits.")
         return value
 
     return number
@@ -228,7 +236,9 @@ def whole_parameter(schema: ConnectSchema, name: str) -> int | None:
     try:
         return int(text)
     except ValueError as error:
-        raise SchemaMismatchError(f"{name} of {schema.name or schema.type} is {shown(text)}") from error
+        raise SchemaMismatchError(
+            f"{name} of {schema.name or schema.type} is {shown(text)}, but a whole number was expected."
+        ) from error
 
 
 _EPOCH_ORDINAL: Final = date(1970, 1, 1).toordinal()
@@ -353,7 +363,7 @@ def iso_reader(kind: str, *, zoned: bool, timed: bool) -> Callable[[object], str
             return text
         found = _ISO.fullmatch(text)
         if found is None or (found["time"] is not None) != timed or (zoned and found["offset"] is None):
-            raise ValueOutOfRangeError(f"{shown(raw)} is no {kind}")
+            raise ValueOutOfRangeError(f"{shown(raw)} is not a valid {kind}.")
         infinite = _INFINITE_TEXTS.get(_iso_text(found, zoned=False)) if found["offset"] in _UTC else None
         return infinite or _iso_text(found, zoned=zoned)
 
@@ -375,7 +385,7 @@ def iso_time_text(raw: object) -> str:
     """
     found = _ISO_TIME.fullmatch(str(raw))
     if found is None:
-        raise ValueOutOfRangeError(f"{shown(raw)} is no time of day")
+        raise ValueOutOfRangeError(f"{shown(raw)} is not a valid time of day.")
     return _trimmed(found["time"])
 
 

@@ -44,8 +44,8 @@ _TIME: Final = re.compile(r"(-?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?", re.ASCII)
 # A string of JSON, which stays, or what stands between two of its parts.
 _JSON_SPACE: Final = re.compile(r'("(?:[^"\\]|\\.)*")|\s+')
 _NO_FORM: Final = (
-    "the topic has column {!r} as text and the database as binary: set source.debezium: "
-    "binary-handling-mode as the connector has it, so that its rows can be read from the database"
+    "Column {!r} is text in the topic and binary in the database. Set source.debezium: "
+    "binary-handling-mode as at the connector, so that the table's rows can be read from the database."
 )
 
 
@@ -79,7 +79,7 @@ def _numeric(case: Case) -> Convert | None:
 
 def _whole(value: Value) -> int:
     if not isinstance(value, int):
-        raise ValueOutOfRangeError(f"{shown(value)} is no whole number")
+        raise ValueOutOfRangeError(f"{shown(value)} is not a whole number.")
     return value
 
 
@@ -151,7 +151,7 @@ def _on_calendar(text: str) -> str | None:
     """A date, or a date and time, with the producer's two-digit years; None for one that no calendar has."""
     found = _MOMENT.fullmatch(text)
     if found is None:
-        raise ValueOutOfRangeError(f"{shown(text)} is no date")
+        raise ValueOutOfRangeError(f"{shown(text)} is not a valid date.")
     year, month, day = (int(part) for part in found.groups()[:3])
     adjusted = year + (2000 if year < 70 else 1900 if year < 100 else 0)
     try:

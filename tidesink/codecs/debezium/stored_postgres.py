@@ -32,8 +32,9 @@ from tidesink.typemap.values import Convert, unchanged
 _NON_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 _SIZES: Final = re.compile(r"\((-?\d+)(?:,(-?\d+))?\)")
 _NO_FORM: Final = (
-    "column {!r} is an array of {} in records without schemas, which is not read from the database under the "
-    "connector's modes: leave it out (except_column_list), or set value.converter.schemas.enable: true"
+    "Column {!r} is an array of {} in records without schemas. tidesink cannot read it from the database "
+    "under the connector's modes. Exclude it (except_column_list), or set value.converter.schemas.enable: "
+    "true."
 )
 
 
@@ -71,7 +72,7 @@ class Case(NamedTuple):
 
 
 def _refused(text: str, column: Column) -> ValueOutOfRangeError:
-    return ValueOutOfRangeError(f"{shown(text)} is no {column.type.sql or column.type.name}")
+    return ValueOutOfRangeError(f"{shown(text)} is not a valid {column.type.sql or column.type.name}.")
 
 
 def _on_texts(convert: Callable[[str], Value]) -> Convert:

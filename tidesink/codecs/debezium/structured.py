@@ -138,14 +138,14 @@ def time_reader(schema: ConnectSchema) -> Callable[[object], str]:
 def _special(special: object, schema: ConnectSchema) -> str:
     found = _SPECIAL.get(special) if isinstance(special, str) else None
     if found is None:
-        raise ValueOutOfRangeError(f"the specialValue {shown(special, 40)} is none of {schema.name}")
+        raise ValueOutOfRangeError(f"The specialValue {shown(special, 40)} is not valid for {schema.name}.")
     return found
 
 
 def _special_duration(special: object, schema: ConnectSchema, *, elapsed: bool) -> str:
     text = _special(special, schema)
     if elapsed:
-        raise ValueOutOfRangeError(f"the specialValue {shown(special, 40)} is no value of MySQL's TIME")
+        raise ValueOutOfRangeError(f"The specialValue {shown(special, 40)} is not valid for MySQL's TIME.")
     return text
 
 
@@ -154,7 +154,7 @@ def _whole(raw: Mapping[str, Any], name: str, schema: ConnectSchema, low: int, h
     if type(value) is not int:
         raise mismatch(raw, schema)
     if not low <= value <= high:
-        raise ValueOutOfRangeError(f"{name} {shown(value)} is none of {schema.name}")
+        raise ValueOutOfRangeError(f"{name} {shown(value)} is not valid for {schema.name}.")
     return value
 
 
@@ -182,7 +182,7 @@ def _clock(raw: Mapping[str, Any], schema: ConnectSchema, most_hours: int) -> st
     )
     picoseconds = _picoseconds(raw, schema, 0)
     if hour == 24 and (minute or second or picoseconds):
-        raise ValueOutOfRangeError(f"{schema.name} cannot hold a time after 24:00:00")
+        raise ValueOutOfRangeError(f"{schema.name} cannot hold a time after 24:00:00.")
     return f"{hour:02d}:{minute:02d}:{second:02d}{_fraction(picoseconds)}"
 
 
@@ -217,7 +217,9 @@ def duration_reader(schema: ConnectSchema) -> Callable[[object], str]:
         if not elapsed:
             return f"P{years}Y{months}M{days}DT{hours}H{minutes}M{_seconds(picoseconds)}S"
         if years or months:
-            raise ValueOutOfRangeError(f"a time of {years} years and {months} months is none of MySQL's TIME")
+            raise ValueOutOfRangeError(
+                f"A time of {years} years and {months} months is not valid for MySQL's TIME."
+            )
         return _elapsed(picoseconds + (((days * 24 + hours) * 60 + minutes) * 60) * _PER_SECOND)
 
     return read

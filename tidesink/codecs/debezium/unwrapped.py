@@ -118,7 +118,9 @@ def _op(code: object, deleted: object) -> Op:
     if code is None:
         return Op.UPSERT
     if not isinstance(code, str) or code not in OPS:
-        raise SchemaMismatchError(f"{OP_HEADER} is {shown(code, 40)}: none of {', '.join(map(str, OPS))}")
+        raise SchemaMismatchError(
+            f"{OP_HEADER} is {shown(code, 40)}, but one of {', '.join(map(str, OPS))} was expected."
+        )
     return OPS[code]
 
 

@@ -123,16 +123,16 @@ def _is_zero(schema: ConnectSchema) -> bool:
 
 
 _UNKNOWN: Final = (
-    "Column {!r} has the semantic type {} ({}), which this version of tidesink does not read. Its name says "
-    "how its values are to be read, so they are not taken as plain {}. Set another handling mode or "
-    "converter at the connector, leave the column out there (column.exclude.list), or give a definition of "
-    "the table under tables: values are then read as the type that it says"
+    "Column {!r} has the semantic type {} ({}), which this version of tidesink does not read. The type "
+    "determines how values are read, so reading them as plain {} would change their meaning. Set another "
+    "handling mode or converter at the connector, exclude the column there (column.exclude.list), or "
+    "define the table under tables. Values are then read with the defined type."
 )
 CELLS: Final = (
-    "Column {!r} is a cell of value and set, and no value of the column: connectors of YugabyteDB and "
-    "Cassandra write rows in this form. Set the connector's transform that writes plain values "
-    "(YBExtractNewRecordState, or PGCompatible, both of YugabyteDB) and a record type that sends whole rows "
-    "(FULL, or REPLICA IDENTITY FULL)"
+    "Column {!r} contains cells of value and set instead of plain values, as connectors of YugabyteDB and "
+    "Cassandra write them. Set the connector's transform that writes plain values "
+    "(YBExtractNewRecordState, or PGCompatible, both of YugabyteDB) and a record type that sends whole "
+    "rows (FULL, or REPLICA IDENTITY FULL)."
 )
 # A cell's members: of YugabyteDB's gRPC connector, and of Cassandra's (``CellData``).
 _CELL: Final = frozenset({"value", "set"})
@@ -479,7 +479,7 @@ def json_text(value: Structure) -> str:
 
 def _json(value: Structure, level: int) -> str:
     if level > MOST_LEVELS:
-        raise ValueOutOfRangeError(f"a value is nested deeper than {MOST_LEVELS} levels")
+        raise ValueOutOfRangeError(f"A value is nested deeper than {MOST_LEVELS} levels.")
     if isinstance(value, Mapping):
         members = sorted((str(key), one) for key, one in value.items())
         return "{" + ",".join(f"{_quoted(key)}:{_json(one, level + 1)}" for key, one in members) + "}"
@@ -499,7 +499,9 @@ def _scalar(value: object) -> str:
         return _float(value)
     if isinstance(value, int):
         return str(value)
-    raise SchemaMismatchError(f"{shown(value)} is nothing that an array, a map or a struct of Connect holds")
+    raise SchemaMismatchError(
+        f"{shown(value)} is not a value that a Connect array, map or struct can contain."
+    )
 
 
 def _float(value: float) -> str:
@@ -526,9 +528,9 @@ def ewkb(raw: Mapping[str, object], read_bytes: Callable[[object], bytes]) -> by
     if srid is None:
         return data
     if not isinstance(srid, int) or not -(1 << 31) <= srid < 1 << 31:
-        raise SchemaMismatchError(f"the SRID {shown(srid)} of a geometry is no 32-bit integer")
+        raise SchemaMismatchError(f"The SRID {shown(srid)} of a geometry is not a 32-bit integer.")
     if len(data) < _WKB_HEADER or data[0] not in (0, 1):
-        raise ValueOutOfRangeError(f"{shown(data)} is no geometry in WKB")
+        raise ValueOutOfRangeError(f"{shown(data)} is not a geometry in WKB.")
     order = "<" if data[0] == _WKB_LITTLE else ">"
     (kind,) = struct.unpack_from(f"{order}I", data, 1)
     if kind & _HAS_SRID:
@@ -539,7 +541,9 @@ def ewkb(raw: Mapping[str, object], read_bytes: Callable[[object], bytes]) -> by
 def _point(raw: Mapping[str, object]) -> bytes:
     x, y = raw.get("x"), raw.get("y")
     if not isinstance(x, float | int | Decimal) or not isinstance(y, float | int | Decimal):
-        raise SchemaMismatchError(f"{shown(dict(raw))} is no geometry: it has neither wkb nor x and y")
+        raise SchemaMismatchError(
+            f"{shown(dict(raw))} is not a geometry, because it has neither wkb nor x and y."
+        )
     return struct.pack("<BIdd", _WKB_LITTLE, _WKB_POINT, x, y)
 
 

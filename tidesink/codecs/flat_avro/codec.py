@@ -188,7 +188,7 @@ class FlatAvroCodec(Codec):
             RegistryError: an id is unknown, or the registry does not answer.
         """
         if event.schema_id is None or event.schema_id == (None, None):
-            raise EncodeError("the event has no schema ids", table=str(event.table))
+            raise EncodeError("The event has no schema ids.", table=str(event.table))
         key_id, value_id = event.schema_id
         wide = self._options.producer == "new" or (event.extension or {}).get(BIT_WIDTH) == FULL
         try:
@@ -256,7 +256,7 @@ class FlatAvroCodec(Codec):
         value = None if message.value is None else schema_id_of(message.value, "value")
         key_reader, value_reader = self._reader("key", key), self._reader("value", value)
         if key_reader and (key_reader.record.extension or key_reader.record.before is not None):
-            raise SchemaMismatchError("the key's schema id is that of a value's schema", schema_id=key)
+            raise SchemaMismatchError("The key's schema id refers to the schema of a value.", schema_id=key)
         # decode_control has refused a record with neither.
         record = self._record(next(one for one in (value, key) if one is not None))
         named = self._table_of_topic(message.topic) if self._table_of_topic else None
@@ -275,7 +275,7 @@ class FlatAvroCodec(Codec):
 
     def _encode_control(self, event: Event) -> EncodedRecord | None:
         if isinstance(event, MessageEvent):
-            raise EncodeError("flat-avro has no message for Debezium's transactions and messages")
+            raise EncodeError("flat-avro has no message for Debezium's transactions and messages.")
         if not self._sends_control:
             return None
         if isinstance(event, DdlEvent):
@@ -288,7 +288,7 @@ class FlatAvroCodec(Codec):
 
     def _value(self, event: ChangeEvent, topic: str) -> bytes | None:
         if event.op is Op.TRUNCATE:
-            raise EncodeError("flat-avro has no message for a truncate")
+            raise EncodeError("flat-avro has no message for a truncate.")
         if event.op is not Op.DELETE or includes_before(self._options):
             writer = self._writer(event, topic, "value")
             return None if writer is None else writer.write_event(event)
@@ -300,15 +300,15 @@ class FlatAvroCodec(Codec):
         size = len(record.key or b"") + len(record.value or b"") + _RECORD_OVERHEAD
         if size > self._options.max_message_bytes:
             raise EncodeError(
-                f"the message has {size} bytes and max-message-bytes is {self._options.max_message_bytes}: "
-                "flat-avro cannot split or move it, so raise the limit here and at the topic"
+                f"The message has {size} bytes, but max-message-bytes is {self._options.max_message_bytes}. "
+                "flat-avro cannot split or move a message, so raise the limit here and at the topic."
             )
         return record
 
     def _writer(self, event: ChangeEvent, topic: str, part: SubjectPart) -> RecordWriter | None:
         schema = event.schema
         if schema is None:
-            raise EncodeError("the event has no schema, from which its Avro schemas are built")
+            raise EncodeError("The event has no schema, but its Avro schemas are built from it.")
         return self._writers.get(schema, event.table, topic, part)
 
     def _new_writer(
@@ -361,7 +361,7 @@ _UINT64_END: Final = 1 << 64
 _TS_END: Final = 1 << 63
 _NUMBER_END: Final = 10**18
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_REMEDY: Final = "set avro-include-before-value=true in the changefeed's sink URI"
+_REMEDY: Final = "Set avro-include-before-value=true in the changefeed's sink URI"
 
 
 class DeleteMarker(NamedTuple):
@@ -390,15 +390,15 @@ def decode_control(message: Message) -> DdlEvent | WatermarkEvent | DeleteMarker
         return None
     if key is not None:
         raise FramingError(
-            f"the value starts with {kind:02x}, a control event's byte, and the key is not null"
+            f"The value starts with {kind:02x}, the byte of a control event, but the key is not null."
         )
     return _ddl(message, value) if kind == _DDL else _watermark(message, value)
 
 
 def _refuse_unnamed(how: str) -> NoReturn:
     raise UnnamedRowError(
-        f"a delete names no row: {how}. New-architecture TiCDC writes this for a table without primary key, "
-        f"so the delete is lost: {_REMEDY}"
+        f"The delete does not identify a row: {how}. New-architecture TiCDC writes this for a table without "
+        f"a primary key, so the delete is lost. {_REMEDY}."
     )
 
 
@@ -407,17 +407,19 @@ def _marker(key: bytes | None, value: bytes) -> DeleteMarker:
         _refuse_unnamed("the key is null and the value is a delete marker")
     if len(value) != _UINT64.size:
         raise SchemaMismatchError(
-            f"the value starts with 03 as a delete marker, which has 9 bytes, and has {len(value)}"
+            f"The value starts with 03 like a delete marker, but it has {len(value)} bytes instead of 9."
         )
     (_, commit_ts) = _UINT64.unpack(value)
     if commit_ts >= _TS_END:
-        raise SchemaMismatchError(f"a delete marker has commit_ts {commit_ts}: TiDB's are below 2^63")
+        raise SchemaMismatchError(
+            f"The delete marker has commit_ts {commit_ts}, but TiDB's timestamps are below 2^63."
+        )
     return DeleteMarker(commit_ts)
 
 
 def _watermark(message: Message, value: bytes) -> WatermarkEvent:
     if len(value) != _UINT64.size:
-        raise SchemaMismatchError(f"a watermark has {_UINT64.size} bytes, not {len(value)}")
+        raise SchemaMismatchError(f"The watermark has {len(value)} bytes instead of {_UINT64.size}.")
     (_, commit_ts) = _UINT64.unpack(value)
     position = Position(message.topic, message.partition, message.offset, 0, (commit_ts,))
     return WatermarkEvent(commit_ts, position)
@@ -427,9 +429,9 @@ def _ddl(message: Message, value: bytes) -> DdlEvent:
     try:
         found: Any = json.loads(value[1:])
     except (ValueError, RecursionError) as error:
-        raise SchemaMismatchError(f"a DDL event is no JSON: {error!s:.120}") from error
+        raise SchemaMismatchError(f"The DDL event is not JSON: {error!s:.120}.") from error
     if not isinstance(found, dict):
-        raise SchemaMismatchError("a DDL event is no JSON object")
+        raise SchemaMismatchError("The DDL event is not a JSON object.")
     query, schema, table = (_member(found, name, str) for name in ("query", "schema", "table"))
     kind, commit_ts = (_member(found, name, int) for name in ("type", "commitTs"))
     return DdlEvent(
@@ -445,11 +447,13 @@ def _ddl(message: Message, value: bytes) -> DdlEvent:
 def _member(found: dict[str, Any], name: str, kind: type) -> Any:
     value = found.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise SchemaMismatchError(f"a DDL event has {name}={shown(value, 40)}, not a {kind.__name__}")
+        raise SchemaMismatchError(
+            f"The DDL event has {name}={shown(value, 40)}, but {kind.__name__} was expected."
+        )
     if isinstance(value, int) and abs(value) >= _NUMBER_END:
-        raise SchemaMismatchError(f"a DDL event has a {name} of more than 18 digits")
+        raise SchemaMismatchError(f"{name} of the DDL event has more than 18 digits.")
     if isinstance(value, str) and _SURROGATE.search(value):
-        raise SchemaMismatchError(f"a DDL event has a {name} that is no Unicode text")
+        raise SchemaMismatchError(f"{name} of the DDL event is not Unicode text.")
     return value
 
 
@@ -465,7 +469,7 @@ def encode_delete_marker(commit_ts: int | None) -> bytes:
 
 def _with_ts(kind: int, commit_ts: int | None) -> bytes:
     if commit_ts is None or not 0 <= commit_ts < _UINT64_END:
-        raise EncodeError(f"commit_ts {commit_ts} is no unsigned 64-bit number")
+        raise EncodeError(f"commit_ts {commit_ts} is not an unsigned 64-bit number.")
     return _UINT64.pack(kind, commit_ts)
 
 
@@ -478,7 +482,7 @@ def encode_ddl(event: DdlEvent) -> bytes:
     number = (event.extension or {}).get("type", event.kind)
     if not isinstance(number, int) and not str(number).isdecimal():
         raise EncodeError(
-            f"a DDL event in flat-avro needs TiDB's number of its action, not {shown(number, 40)}"
+            f"A DDL event in flat-avro needs TiDB's number of its action, not {shown(number, 40)}."
         )
     members = {
         "query": event.query,
@@ -528,7 +532,7 @@ class GlueFrames:
         if data is None:
             return None
         if not is_glue(data):
-            raise FramingError(f"one part has an AWS Glue header, and the {part} {not_confluent(data)}")
+            raise FramingError(f"One part has an AWS Glue header, but the {part} {not_confluent(data)}")
         payload = data[GLUE_SIZE:]
         plain = _inflated(payload, part) if data[1] == _ZLIB else payload
         return header(self._id(UUID(bytes=data[2:GLUE_SIZE]))) + plain
@@ -539,8 +543,9 @@ class GlueFrames:
             return known
         if self._source is None:
             raise FramingError(
-                f"the message has an AWS Glue schema registry header (schema version {uuid}) and no source "
-                'of Glue schemas is given: give --schemas FILE with lines {"id": "<uuid>", "schema": …}'
+                f"The message has an AWS Glue schema registry header (schema version {uuid}), but no source "
+                'of Glue schemas is configured. Add --schemas FILE with lines {"id": "<uuid>", "schema": '
+                "…}."
             )
         try:
             record = parse_record(self._source.schema_by_uuid(uuid))
@@ -557,9 +562,11 @@ def _inflated(payload: bytes, part: str) -> bytes:
     try:
         plain = stream.decompress(payload, MOST_BYTES)
     except zlib.error as error:
-        raise SchemaMismatchError(f"the {part}'s payload is no zlib stream: {error}") from error
+        raise SchemaMismatchError(f"The {part}'s payload is not a zlib stream: {error}.") from error
     if stream.unconsumed_tail:
-        raise SchemaMismatchError(f"the {part}'s payload inflates to more than {MOST_BYTES} bytes")
+        raise SchemaMismatchError(f"The {part}'s payload decompresses to more than {MOST_BYTES} bytes.")
     if not stream.eof or stream.unused_data:
-        raise SchemaMismatchError(f"the {part}'s payload is no whole zlib stream: it is cut, or more follows")
+        raise SchemaMismatchError(
+            f"The {part}'s payload is not exactly one zlib stream: it is cut short, or more bytes follow."
+        )
     return plain

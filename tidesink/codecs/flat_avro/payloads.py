@@ -79,7 +79,7 @@ def _decimal_reader(column_type: ColumnType) -> FromWire:
     def read(data: bytes) -> Decimal:
         unscaled = int.from_bytes(data, "big", signed=True)
         if not -limit < unscaled < limit:
-            raise ValueOutOfRangeError(f"{len(data)} bytes of digits are no {_shown(column_type)}")
+            raise ValueOutOfRangeError(f"{len(data)} bytes of digits are not a valid {_shown(column_type)}.")
         return Decimal(unscaled).scaleb(exponent, DECIMAL_CONTEXT)
 
     return read
@@ -91,7 +91,7 @@ def _bit_reader(column_type: ColumnType) -> FromWire:
     def read(data: bytes) -> int:
         value = int.from_bytes(data, "big")
         if value >= limit:
-            raise ValueOutOfRangeError(f"0x{data[:9].hex()} has more bits than {_shown(column_type)}")
+            raise ValueOutOfRangeError(f"0x{data[:9].hex()} has more bits than {_shown(column_type)}.")
         return value
 
     return read
@@ -126,7 +126,7 @@ def to_wire(
 
 
 def _refuse(value: object, column_type: ColumnType) -> EncodeError:
-    return EncodeError(f"{shown(value)} is no {_shown(column_type)}")
+    return EncodeError(f"{shown(value)} is not a valid {_shown(column_type)}.")
 
 
 def _bit_writer(column_type: ColumnType, full_width: bool) -> ToWire:
@@ -190,7 +190,7 @@ def _unsigned_text(value: int) -> str:
 
 def _check_unsigned(value: object) -> None:
     if not isinstance(value, int) or not 0 <= value < _UINT64_END:
-        raise EncodeError(f"{shown(value)} is no bigint unsigned")
+        raise EncodeError(f"{shown(value)} is not a valid bigint unsigned.")
 
 
 def _label_writer(column_type: ColumnType) -> ToWire:
@@ -199,7 +199,9 @@ def _label_writer(column_type: ColumnType) -> ToWire:
 
     def write(value: str) -> str:
         if not isinstance(value, str):
-            raise EncodeError(f"{shown(value)} is a number: {_shown(column_type)} is written by its label")
+            raise EncodeError(
+                f"{shown(value)} is a number, but {_shown(column_type)} is written as its label."
+            )
         if members:
             parts = [part for part in value.split(",") if part] if is_set else [value]
             if not members.issuperset(parts):
@@ -211,19 +213,19 @@ def _label_writer(column_type: ColumnType) -> ToWire:
 
 def _int(value: int) -> int:
     if not isinstance(value, int) or not -_INT32_END <= value < _INT32_END:
-        raise EncodeError(f"{shown(value)} is no 32-bit integer")
+        raise EncodeError(f"{shown(value)} is not a 32-bit integer.")
     return value
 
 
 def _long(value: int) -> int:
     if not isinstance(value, int) or not -_INT64_END <= value < _INT64_END:
-        raise EncodeError(f"{shown(value)} is no 64-bit integer")
+        raise EncodeError(f"{shown(value)} is not a 64-bit integer.")
     return value
 
 
 def _float(value: float) -> float:
     if not isinstance(value, (float, int)) or _MAX_FLOAT < abs(value) < float("inf"):
-        raise EncodeError(f"{shown(value)} is no 32-bit float")
+        raise EncodeError(f"{shown(value)} is not a 32-bit float.")
     return float(value)
 
 
@@ -276,8 +278,8 @@ class RecordReader:
             raise self._unreadable(error, len(data)) from error
         if stream.tell() != len(data):
             raise SchemaMismatchError(
-                f"the {self.part} goes on for {len(data) - stream.tell()} bytes after its record ends: "
-                "it was written with another schema than its id says"
+                f"The {self.part} has {len(data) - stream.tell()} more bytes after its record. It was "
+                "written with a different schema than its id names."
             )
         if self._bits and any(row[name] and row[name][0] == 0 < len(row[name]) - 1 for name in self._bits):
             row[_BIT_WIDTH_MEMBER] = FULL
@@ -289,13 +291,13 @@ class RecordReader:
 
     def _unreadable(self, error: BaseException, size: int) -> SchemaMismatchError:
         if isinstance(error, UnicodeDecodeError):
-            return SchemaMismatchError(f"the {self.part} holds text that is no UTF-8: {error!s:.120}")
+            return SchemaMismatchError(f"The {self.part} contains text that is not UTF-8: {error!s:.120}.")
         if isinstance(error, (EOFError, IndexError)):
             return SchemaMismatchError(
-                f"the {self.part} of {size} bytes does not hold what its schema says: it is cut short, "
-                "or was written with another schema than its id says"
+                f"The {self.part} of {size} bytes is shorter than its schema requires. It is cut short, or "
+                "was written with a different schema than its id names."
             )
-        return SchemaMismatchError(f"the {self.part} is no record of its schema: {error!s:.120}")
+        return SchemaMismatchError(f"The {self.part} is not a record of its schema: {error!s:.120}.")
 
 
 def _repair(row: dict[str, Any], repairs: _Repairs) -> None:
@@ -339,7 +341,7 @@ class DecodePlan:
                 extension = row.pop(EXTENSION)
             op = OPS.get(extension.get(OP, ""))  # type: ignore[assignment]
             if op is None:
-                raise SchemaMismatchError(f"{OP} is {shown(extension[OP], 40)}: none of c, u and d")
+                raise SchemaMismatchError(f"{OP} is {shown(extension[OP], 40)}, but c, u or d was expected.")
             if op is Op.DELETE:
                 # Its record repeats the old row outside.
                 before, after = row if before is None else before, None
@@ -364,7 +366,7 @@ class DecodePlan:
 
 _LETTERS: Final[Mapping[Op, str]] = {Op.INSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}
 _NO_CHECKSUM: Final[Mapping[str, object]] = {CHECKSUM: "", CORRUPTED: False, VERSION: 0}
-_TOO_LARGE: Final = "does not fit a signed 64-bit number, which the field is: a TiDB timestamp is below 2^63"
+_TOO_LARGE: Final = "does not fit the field's signed 64-bit number. TiDB timestamps are below 2^63."
 _WRITE_ERRORS: Final = (ValueError, TypeError, AttributeError, KeyError, OverflowError)
 
 
@@ -400,7 +402,8 @@ class RowWriter:
             found: dict[str, Any] = {avro: row[column] for avro, column in self.names}
         except KeyError as error:
             raise EncodeError(
-                "the row lacks this column: flat-avro writes whole rows", column=str(error.args[0])
+                "The row does not have this column, but flat-avro writes whole rows.",
+                column=str(error.args[0]),
             ) from error
         found.update(dict.fromkeys(self._virtual))
         self._check_required(found)
@@ -418,9 +421,11 @@ class RowWriter:
         for avro, column in self._required:
             if found[avro] is None:
                 why = (
-                    "a NOT NULL virtual column, which new TiCDC cannot write" if avro in self._virtual else ""
+                    "New TiCDC cannot write a virtual column that is NOT NULL."
+                    if avro in self._virtual
+                    else ""
                 )
-                raise EncodeError(why or "the column is NOT NULL and the value is NULL", column=column)
+                raise EncodeError(why or "The column is NOT NULL, but the value is NULL.", column=column)
 
 
 class RecordWriter:
@@ -459,7 +464,7 @@ class RecordWriter:
             EncodeError: the event does not fit the schema; context has the column.
         """
         if event.op is Op.DELETE and OP not in self._record.extension:
-            raise EncodeError(f"the schema has no {OP}: a delete cannot be written with it")
+            raise EncodeError(f"The schema has no {OP}, so a delete cannot be written with it.")
         datum = self.rows.wire_row(_row_of(event))
         if self._before is not None:
             # The name beside the record spares fastavro the search through the union.
@@ -496,9 +501,9 @@ class RecordWriter:
                 return EncodeError(f"{shown(value)} {_TOO_LARGE}", column=one["name"])
             except _WRITE_ERRORS as cause:
                 return EncodeError(
-                    f"the value is none of the field's type: {cause!s:.120}", column=one["name"]
+                    f"The value does not have the field's type: {cause!s:.120}.", column=one["name"]
                 )
-        return EncodeError(f"the row is no record of its schema: {error!s:.120}")
+        return EncodeError(f"The row is not a record of its schema: {error!s:.120}.")
 
     def _fields(self, datum: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
         """Each field as the schema has it, and its value: the extension's stand in a record of ours."""
@@ -512,7 +517,7 @@ class RecordWriter:
 def _row_of(event: ChangeEvent) -> Row:
     row = event.after if event.after is not None else event.before
     if row is None:
-        raise EncodeError("the event has no row, neither before nor after")
+        raise EncodeError("The event has no row, neither before nor after the change.")
     return row
 
 
@@ -522,7 +527,7 @@ def key_row(event: ChangeEvent, names: Iterable[tuple[str, str]]) -> Row:
         if row is not None and all(column in row for _, column in names):
             return row
     if event.key is None:
-        raise EncodeError("the event has no key and no row that holds the key's columns")
+        raise EncodeError("The event has no key, and none of its rows contains the key's columns.")
     return event.key
 
 
@@ -536,13 +541,13 @@ def _extension_value(name: str, event: ChangeEvent) -> object:
     if name in _NO_CHECKSUM:
         return _NO_CHECKSUM[name]
     if name not in (COMMIT_TS, PHYSICAL_TIME):
-        raise EncodeError(f"the event's extension lacks {name}, which the schema holds")
+        raise EncodeError(f"The event's extension has no {name}, but the schema contains it.")
     if event.commit_ts is None:
-        raise EncodeError("the event has no commit_ts, which the TiDB extension needs")
+        raise EncodeError("The event has no commit_ts, but the TiDB extension needs one.")
     return event.commit_ts if name == COMMIT_TS else physical_ms(event.commit_ts)
 
 
 def _given_op(given: object) -> object:
     if not isinstance(given, str):
-        raise EncodeError(f"an upsert does not say insert or update, which {OP} needs")
+        raise EncodeError(f"{OP} needs insert or update, but an upsert can be either.")
     return given

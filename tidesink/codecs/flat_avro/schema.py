@@ -170,8 +170,8 @@ def check_unique_names(fields: Sequence[AvroJson], columns: Sequence[Column]) ->
         other = seen.setdefault(field["name"], source)
         if other is not source:
             raise EncodeError(
-                f"column {other!r} and {source!r} both come to the Avro field {field['name']!r}: "
-                "rename one of them",
+                f"Columns {other!r} and {source!r} both map to the Avro field {field['name']!r}. Rename one "
+                "of them.",
                 column=other,
             )
 
@@ -199,7 +199,7 @@ def to_json(column: Column, avro: str) -> JsonDefault:
         return _TO_JSON[reader](column.default)
     except (ValueError, OverflowError) as error:
         raise EncodeError(
-            f"the default {shown(column.default)} is no {column.type.sql or column.type.name}",
+            f"The default {shown(column.default)} is not a valid {column.type.sql or column.type.name}.",
             column=column.name,
         ) from error
 
@@ -264,11 +264,11 @@ def to_text(default: object, reader: Reader, avro: str) -> str | None:
         if avro == "bytes":
             return base64.b64decode(str(default), validate=True).decode("latin-1")
     except (binascii.Error, ValueError) as error:
-        raise SchemaMismatchError(f"the default {shown(default)} is not base64") from error
+        raise SchemaMismatchError(f"The default {shown(default)} is not base64.") from error
     if isinstance(default, str):
         return default
     if isinstance(default, bool) or not isinstance(default, (int, float)):
-        raise SchemaMismatchError(f"the default {shown(default)} is no number and no text")
+        raise SchemaMismatchError(f"The default {shown(default)} is neither a number nor text.")
     if isinstance(default, int):
         return str(wire_unsigned(default) if reader == "unsigned64" else default)
     return repr(shortest_float32(default) if reader == "float32" else default)
@@ -351,7 +351,7 @@ def parse_record(text: str) -> WriterRecord:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SchemaMismatchError(f"the writer's schema is no JSON: {error!s:.200}") from error
+        raise SchemaMismatchError(f"The writer's schema is not JSON: {error!s:.200}.") from error
     fields = _fields(schema)
     extension = [field for field in fields if _is_extension(field)]
     before = next((field for field in fields if field["name"] == BEFORE and _is_before(field)), None)
@@ -365,7 +365,7 @@ def parse_record(text: str) -> WriterRecord:
     head = [field["name"] for field in fields[: len(fields) - len(extension)]]
     if bare.keys() != {*head}:
         misplaced = next(one for one in head if one not in bare)
-        raise SchemaMismatchError("an extension field stands before a column", column=misplaced)
+        raise SchemaMismatchError("An extension field precedes a column.", column=misplaced)
     in_order = {one: bare[one] for one in head}
     if extension:
         types = {str(field["name"]): field["type"] for field in extension}
@@ -396,16 +396,16 @@ def _bare_record(schema: Mapping[str, Any], fields: Mapping[str, object]) -> dic
 
 def _fields(schema: object) -> list[dict[str, Any]]:
     if not isinstance(schema, dict) or schema.get("type") != "record" or "name" not in schema:
-        raise SchemaMismatchError("the writer's schema is no Avro record: is the topic flat-avro?")
+        raise SchemaMismatchError("The writer's schema is not an Avro record. Is the topic flat-avro?")
     fields = schema.get("fields")
     if not isinstance(fields, list) or not all(
         isinstance(field, dict) and isinstance(field.get("name"), str) and "type" in field for field in fields
     ):
-        raise SchemaMismatchError("the writer's schema has a field without name or type")
+        raise SchemaMismatchError("The writer's schema has a field without a name or type.")
     names = [field["name"] for field in fields]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise SchemaMismatchError(f"the writer's schema has the field {shown(twice)} twice")
+        raise SchemaMismatchError(f"The writer's schema contains the field {shown(twice)} twice.")
     return fields
 
 
@@ -431,7 +431,8 @@ def _avro_column(field: dict[str, Any]) -> AvroColumn:
     typed = [branch for branch in branches if branch != "null"]
     if len(typed) != 1 or len(branches) > 2:
         raise SchemaMismatchError(
-            f"the field's type {shown(field['type'], 120)} is no column of flat-avro", column=field["name"]
+            f"The field's type {shown(field['type'], 120)} is not a column type of flat-avro.",
+            column=field["name"],
         )
     try:
         column_type, primitive, reader = _read_type(typed[0])
@@ -446,13 +447,13 @@ def _read_type(avro: object) -> tuple[ColumnType, str, Any]:
     parameters = avro.get(_PARAMETERS) if isinstance(avro, dict) else None
     if not isinstance(avro, dict) or not isinstance(parameters, dict):
         raise SchemaMismatchError(
-            f"{shown(avro, 120)} has no {_PARAMETERS}, which TiCDC writes for each column"
+            f"{shown(avro, 120)} has no {_PARAMETERS}, which TiCDC writes for each column."
         )
     primitive, tidb_type = str(avro.get("type")), str(parameters.get("tidb_type"))
     row = row_of_avro(tidb_type, primitive)
     if row is None:
         raise SchemaMismatchError(
-            f"tidb_type {shown(tidb_type)} as Avro {shown(primitive, 40)} is unknown to tidesink"
+            f"tidesink does not know tidb_type {shown(tidb_type)} as Avro {shown(primitive, 40)}."
         )
     allowed, length = parameters.get("allowed"), parameters.get("length")
     column_type = ColumnType(
@@ -463,7 +464,7 @@ def _read_type(avro: object) -> tuple[ColumnType, str, Any]:
         members=split_allowed(str(allowed)) if allowed is not None else None,
     )
     if row.reader == "decimal" and primitive == "bytes" and column_type.precision is None:
-        raise SchemaMismatchError("a decimal in bytes has no precision")
+        raise SchemaMismatchError("A decimal in bytes has no precision.")
     return column_type, primitive, row.reader
 
 
@@ -474,11 +475,11 @@ def _number(value: object) -> int | None:
         return int(value)
     if isinstance(value, int) and 0 <= value < 10000:
         return value
-    raise SchemaMismatchError(f"{shown(value, 40)} is no length, precision or scale")
+    raise SchemaMismatchError(f"{shown(value, 40)} is not a length, precision or scale.")
 
 
 def _parsed(bare: dict[str, Any]) -> Any:
     try:
         return fastavro.parse_schema(bare)
     except (SchemaParseException, ValueError, TypeError, KeyError) as error:
-        raise SchemaMismatchError(f"the writer's schema is no Avro: {error!s:.200}") from error
+        raise SchemaMismatchError(f"The writer's schema is not valid Avro: {error!s:.200}.") from error
