@@ -178,7 +178,7 @@ def test_a_file_that_is_gone_says_so(tmp_path: Path) -> None:
 def test_a_file_is_not_taken_in_beyond_the_limit(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b"{" * 5000)
     codec = CanalJsonCodec(options=_options(tmp_path, max_decompressed_bytes=1000))
-    with pytest.raises(RowUnavailableError, match="larger than 1397 bytes. Raise max-decompressed-bytes"):
+    with pytest.raises(RowUnavailableError, match=r"larger than 1397 bytes\. Raise max-decompressed-bytes"):
         codec.decode(message_of(_pointer(f"file://{tmp_path}/{NAME}")))
 
 
@@ -314,7 +314,7 @@ def test_a_row_too_large_is_written_to_a_file_and_read_again(
     [
         (
             {"large_message_handle_option": "none"},
-            r"too large: it has 1[0-9]+ bytes, max-message-bytes is 300 and large-message-handle-option is none",
+            r"has 1[0-9]+ bytes, max-message-bytes is 300 and large-message-handle-option is none",
         ),
         (
             {"large_message_handle_option": "claim-check", "claim_check_storage_uri": ""},

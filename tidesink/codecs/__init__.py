@@ -1,4 +1,4 @@
-"""Codecs by protocol name. Each is loaded when it is first opened; none needs Spark or Java."""
+"""Codecs by protocol name. A codec is loaded when it is first opened, and none needs Spark or Java."""
 
 from tidesink.codecs.open import CODECS, CodecParts, open_codec, protocol_named
 

@@ -1,13 +1,13 @@
-"""Columnar Avro decode: all records of one writer's schema at once, field by field, in numpy.
+"""Columnar Avro decoding: all records of one writer's schema at once, field by field, in numpy.
 
-Bytes are Avro's binary encoding (Avro 1.12 specification, "Binary Encoding"). Every field is read at the
+The bytes are Avro's binary encoding (Avro 1.12 specification, "Binary Encoding"). Each field is read at the
 positions of all records together. A step *proves* a record or rejects it: varints of at most ten bytes,
 ``int`` in 32 bits, the branch of a union, booleans, the index of an enum, UTF-8, decimals within their
 precision, no field past its record's end, and the last field exactly at that end. Rejected records are left
-to the row codec, which alone names faults.
+to the row codec, the only place that names faults.
 
-Masks are tested with ``count_nonzero``: it takes a quarter of the time of ``any`` on a thousand records, and
-a wide table tests several masks a column.
+Masks are tested with ``count_nonzero``, which needs a quarter of the time of ``any`` on a thousand records. A
+wide table tests several masks per column.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Positions = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 
-# Records read together: what numpy writes between two steps stays in the processor's cache.
+# Number of records read together: numpy's intermediate results stay in the processor's cache.
 CHUNK_RECORDS: Final = 8192
-# Eight bytes are read at any position up to one past a record's end, and eight more after those.
+# Eight bytes are read at any position up to one past a record's end, and then eight more.
 _PADDING: Final = 24
-# Arrow's offsets are int32: more bytes than this are never looked at together.
+# Arrow's offsets are int32, so larger inputs are split.
 _MOST_BYTES: Final = 1 << 30
 
 _U8: Final = np.uint64
 _STOPS: Final = _U8(0x8080808080808080)
 _SEVENS: Final = _U8(0x7F7F7F7F7F7F7F7F)
-# Seven payload bits a byte, brought together in three steps: pairs of bytes, of pairs, of fours.
+# Join seven payload bits per byte in three steps: pairs of bytes, of pairs, of fours.
 _GATHER: Final = (
     (_U8(0x7F007F007F007F00), _U8(1), _U8(0x007F007F007F007F)),
     (_U8(0x3FFF00003FFF0000), _U8(2), _U8(0x00003FFF00003FFF)),
@@ -49,7 +49,7 @@ _ONE: Final = _U8(1)
 
 @dataclass(frozen=True)
 class RecordBytes:
-    """Records in one buffer: the bytes ``start[i]`` to ``end[i]`` of ``data``, ascending and apart."""
+    """Records in one buffer: the bytes ``start[i]`` to ``end[i]`` of ``data``, ascending, not overlapping."""
 
     data: npt.NDArray[np.uint8]
     start: Positions
@@ -59,7 +59,7 @@ class RecordBytes:
     def of(cls, records: pa.Array, skip: int = 0) -> RecordBytes:
         """The records of a binary or large_binary array, sliced or not, without their first ``skip`` bytes.
 
-        The bytes are not copied. A null has a place like any other: leave nulls out with ``take``.
+        The bytes are not copied. A null has a place like any other value; exclude nulls with ``take``.
         """
         large = pa.types.is_large_binary(records.type) or pa.types.is_large_string(records.type)
         _, offsets, values = records.buffers()
@@ -76,20 +76,23 @@ class RecordBytes:
         return len(self.start)
 
     def take(self, rows: npt.NDArray[Any]) -> RecordBytes:
-        """The records of these indices, ascending, or of a mask."""
+        """The records at these ascending indices, or of a mask."""
         return RecordBytes(self.data, self.start[rows], self.end[rows])
 
     def slice(self, begin: int, end: int) -> RecordBytes:
-        """The records from one index up to another."""
+        """The records from index ``begin`` up to ``end``."""
         return RecordBytes(self.data, self.start[begin:end], self.end[begin:end])
 
     def chunks(self, records: int = CHUNK_RECORDS) -> Iterator[RecordBytes]:
-        """Slices of at most so many records."""
+        """Slices of at most ``records`` records."""
         for begin in range(0, len(self), records):
             yield self.slice(begin, begin + records)
 
     def words(self) -> Words:
-        """The first eight bytes of each record as a little-endian number; what follows it may be in it."""
+        """The first eight bytes of each record as a little-endian number.
+
+        If a record is shorter, the number includes the bytes after it.
+        """
         parts = []
         for one in self.chunks():
             start = np.minimum(one.start, one.end)
@@ -102,8 +105,8 @@ class AvroColumns(NamedTuple):
     """Decoded records.
 
     ``record`` is a struct array of the schema's fields. A child is null wherever its parent is, so
-    ``record.field(i)`` needs no mask. ``unproven`` is a mask of the records that were rejected, whose values
-    mean nothing; None where every record is proven.
+    ``record.field(i)`` needs no mask. ``unproven`` is a mask of the rejected records, whose values are
+    undefined; None if every record is proven.
     """
 
     record: pa.StructArray
@@ -112,17 +115,17 @@ class AvroColumns(NamedTuple):
 
 @dataclass(frozen=True)
 class AvroDecoder:
-    """Decodes the records of one writer's schema: parsed JSON, or what fastavro made of it.
+    """Decodes the records of one writer's schema: parsed JSON, or fastavro's parsed form of it.
 
     Arrow types: ``int`` int32, ``long`` int64, ``float`` float32, ``double`` float64, ``boolean`` bool,
     ``string`` string, ``bytes`` and ``fixed`` binary, ``enum`` string, records struct. ``bytes`` and
     ``fixed`` with the logical type ``decimal``: decimal128 up to 38 digits, decimal256 up to 76. Other
-    logical types are read as what they are written as. Arrays, maps, unions but ``null`` with one other
-    type, types within themselves and longer decimals have the Arrow type null, and a record with a value
-    there is never proven.
+    logical types are read as their underlying types. Arrays, maps, unions except ``null`` with one other
+    type, recursive types and longer decimals have the Arrow type null, and a record with a value there is
+    never proven.
 
     Raises:
-        SchemaMismatchError: the schema is no record.
+        SchemaMismatchError: the schema is not a record.
     """
 
     schema: Any
@@ -140,9 +143,9 @@ class AvroDecoder:
         return self._step.type
 
     def decode(self, records: RecordBytes) -> AvroColumns:
-        """All records at once; give at most ``CHUNK_RECORDS`` for speed.
+        """Decode all records at once; pass at most ``CHUNK_RECORDS`` for speed.
 
-        The bytes from ``start`` to ``end`` must be one record each: take the Confluent header off first.
+        The bytes from ``start`` to ``end`` must be one record each, without the Confluent header.
         """
         if len(records) and int(records.end[-1]) - int(records.start[0]) > _MOST_BYTES:
             return self._halves(records)
@@ -176,10 +179,10 @@ def _if_any(mask: Mask | None) -> Mask | None:
 
 
 class _Rows:
-    """The records being read: their bytes with padding after them, their ends, and which are rejected.
+    """The records being read: their bytes with padding, their ends, and the mask of rejected records.
 
-    Positions count from ``base``. Whatever the bytes say, a position stays between a record's start and
-    its end: a step that would leave it rejects the record and stays at the end.
+    Positions count from ``base``. For any bytes, a position stays between a record's start and its end: a
+    step that would pass the end rejects the record and stays at the end.
     """
 
     def __init__(self, data: npt.NDArray[np.uint8], base: int, end: Positions) -> None:
@@ -205,7 +208,7 @@ class _Rows:
 
     @cached_property
     def every_other(self) -> pa.Array:
-        """The indices of the records' values in an array that has what lies between them too."""
+        """The indices of the records' values in an array that also contains the bytes between them."""
         return pa.array(np.arange(0, 2 * len(self), 2, dtype=np.int32))
 
     def reject(self, rows: Mask) -> None:
@@ -213,11 +216,11 @@ class _Rows:
         self.unproven = rows if self.unproven is None else self.unproven | rows
 
     def words_at(self, positions: Positions) -> Words:
-        """Eight bytes at each position, the first one lowest."""
+        """Eight bytes at each position, with the first byte as the lowest."""
         return self._words[positions]
 
     def advance(self, position: Positions, size: Positions | int, present: Mask | None) -> Positions:
-        """The positions after a value of ``size`` bytes, where there is one."""
+        """The positions after a value of ``size`` bytes, unchanged for records without one."""
         moved: Positions = position + (size if present is None else size * present)
         past = moved > self.end
         if np.count_nonzero(past):
@@ -227,7 +230,7 @@ class _Rows:
 
 
 class _Step(Protocol):
-    """Reads one value of each record; where ``present`` is false there is none, and its slot is null."""
+    """Reads one value of each record; where ``present`` is false, the slot is null."""
 
     @property
     def type(self) -> pa.DataType:
@@ -252,14 +255,14 @@ def _both(one: Mask, other: Mask | None) -> Mask:
 def _read_long(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64], Positions | int]:
     """The zigzag varints at these positions and their sizes.
 
-    One of more than ten bytes, or of more than 64 bits, is rejected only where its record has it: its size
-    is then far past any record's end.
+    A varint of more than ten bytes, or of more than 64 bits, is rejected only if its record contains it: its
+    size is then far past any record's end.
     """
     words = rows.words_at(position)
     if not np.bitwise_or.reduce(words) & _U8(0x80):
         return _unzigzag(words & _U8(0x7F)), 1
     stops = ~words & _STOPS
-    # All ones up to the first byte without a continuation bit; all 64 where none of the eight is one.
+    # All ones up to the first byte without a continuation bit; all 64 if each of the eight bytes has one.
     mask = stops ^ (stops - _ONE)
     size = (np.bitwise_count(mask) >> 3).astype(np.int64)
     raw = _gathered(words & mask & _SEVENS)
@@ -271,7 +274,7 @@ def _read_long(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64],
 
 
 def _read_size(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64], Positions | int]:
-    """As ``_read_long``, of numbers that mostly have one byte."""
+    """Read like ``_read_long``, with a fast path for numbers of one byte."""
     first = rows.data.take(position)
     if np.bitwise_or.reduce(first) & 0x80:
         return _read_long(rows, position)
@@ -350,11 +353,11 @@ class _Enum:
         return labels, rows.advance(position, size, present)
 
 
-# Values of any length
+# Values of variable length
 
 
 class _Spans(NamedTuple):
-    """Where values lie: positions in the rows' data, ascending, and their lengths, 0 for what is rejected."""
+    """Positions of values in the rows' data, ascending, and their lengths, 0 for rejected records."""
 
     start: Positions
     size: Positions
@@ -362,7 +365,7 @@ class _Spans(NamedTuple):
 
 
 def _spans(rows: _Rows, position: Positions, size: int | None, present: Mask | None) -> _Spans:
-    """Where values of this size lie; None: of the size that stands before each."""
+    """The spans of values of this size; None: each value is preceded by its size."""
     if size is not None:
         end = rows.advance(position, size, present)
         start = np.minimum(position, end)  # of a rejected record the position may be past its end
@@ -379,10 +382,10 @@ def _spans(rows: _Rows, position: Positions, size: int | None, present: Mask | N
 
 
 def _binary(rows: _Rows, spans: _Spans, present: Mask | None) -> pa.Array:
-    """The bytes of spans, copied by Arrow alone: numpy would need an index of eight bytes for each byte.
+    """The bytes of spans, copied by Arrow: numpy would need an index of eight bytes for each byte.
 
-    The spans and what lies between them are one binary array over the data, of which each other value is
-    taken.
+    The spans and the bytes between them form one binary array over the data. The result is every second value
+    of it.
     """
     count = len(spans.start)
     offsets = np.empty(2 * count, np.int32)
@@ -395,7 +398,7 @@ def _binary(rows: _Rows, spans: _Spans, present: Mask | None) -> pa.Array:
 
 
 def _text(rows: _Rows, values: pa.Array, present: Mask | None) -> pa.Array:
-    """Bytes as text; a record whose bytes are no UTF-8 is rejected."""
+    """Bytes as text; a record whose bytes are not UTF-8 is rejected."""
     _, offsets, data = values.buffers()
     if data is None or not data.size or np.frombuffer(data, np.uint8).max() < 0x80:
         return pa.Array.from_buffers(pa.string(), len(values), [_bitmap(present), offsets, data])
@@ -408,7 +411,7 @@ def _text(rows: _Rows, values: pa.Array, present: Mask | None) -> pa.Array:
 
 
 def is_utf8(values: pa.Array) -> Mask:
-    """Which values of a binary array are valid UTF-8; a null is."""
+    """A mask of the values of a binary array that are valid UTF-8; a null counts as valid."""
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -443,7 +446,7 @@ class _Bytes:
 
 @dataclass(frozen=True)
 class _Decimal:
-    """Big-endian two's complement in ``bytes`` or ``fixed``; of 1 byte to as many as the Arrow type has."""
+    """Big-endian two's complement in ``bytes`` or ``fixed``, of 1 byte up to the size of the Arrow type."""
 
     precision: int
     scale: int
@@ -494,7 +497,7 @@ def _integers(rows: _Rows, spans: _Spans, width: int) -> npt.NDArray[np.int64]:
 
 
 def _is_below(words: npt.NDArray[np.int64], limit: int) -> Mask:
-    """Which of the integers, in little-endian words, are less than ``limit``."""
+    """A mask of the integers, in little-endian words, that are less than ``limit``."""
     width = words.shape[1]
     bounds = np.frombuffer(limit.to_bytes(8 * width, "little", signed=True), "<i8")
     below = words[:, 0].view(np.uint64) < bounds[:1].view(np.uint64)
@@ -506,7 +509,7 @@ def _is_below(words: npt.NDArray[np.int64], limit: int) -> Mask:
     return below
 
 
-# Values made of others
+# Composite values
 
 
 @dataclass(frozen=True)
@@ -518,7 +521,7 @@ class _Nullable:
 
     @cached_property
     def _inner_checks(self) -> bool:
-        """Whether the value's own step finds that a record ended with the branch byte, or before it."""
+        """True if the value's own step detects a record that ended at the branch byte or earlier."""
         return isinstance(self.inner, _Integer | _Boolean | _Float | _Enum | _Bytes | _Decimal)
 
     @property
@@ -561,7 +564,7 @@ class _Record:
 
 
 class _Unsupported:
-    """A value that is left to the row codec; a record without one may be proven."""
+    """A value that is left to the row codec; a record without such a value may be proven."""
 
     type = pa.null()
 
@@ -583,7 +586,7 @@ _UNSUPPORTED: Final = _Unsupported()
 
 
 class _Compiler:
-    """Turns a schema into steps. ``named`` are its named types so far, None while one is being read."""
+    """Turns a schema into steps. ``named`` holds its named types so far, None while a type is being read."""
 
     def __init__(self) -> None:
         self._named: dict[str, _Step | None] = {}

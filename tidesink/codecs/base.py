@@ -1,19 +1,20 @@
-"""What every codec is: bytes to events and back. Its options, and the parts that several formats share.
+"""The interface of a codec, its options, and helpers that several formats share.
 
-"Codec" has the meaning of change data capture: it reads and writes an envelope of change events. It has
-nothing to do with compression or with Python's ``codecs`` module.
+A codec decodes bytes to change events and encodes events to bytes. The word has its meaning from change data
+capture: a codec reads and writes an envelope of change events. It has nothing to do with compression or with
+Python's ``codecs`` module.
 
-The Confluent header before a payload is byte 00, then the schema's registry id as int32 big-endian. It is
-read per codec and never by a global guess: a DDL, a watermark and a delete marker of flat-avro start with
-other bytes (TiCDC tiflow c7b2588 and ticdc b813e76).
+The Confluent header before a payload is byte 00, then the schema's registry id as int32 big-endian. Each
+codec reads it itself, because a DDL, a watermark and a delete marker of flat-avro start with other bytes
+(TiCDC tiflow c7b2588 and ticdc b813e76).
 
-A Debezium connector's options say what its records do not. With a schema a record describes itself nearly
-completely; without one (``schemas.enable: false``) it has only JSON's own types. The names and defaults are
-Debezium's (3.5), ``decimal_format`` is JsonConverter's.
+The options of a Debezium connector supply what its records omit. With a schema, a record describes itself
+nearly completely. Without one (``schemas.enable: false``) it has only JSON's own types. Names and defaults
+are Debezium's (3.5); ``decimal_format`` is JsonConverter's.
 
-JSON that is stored as it came, beside a row's columns, has a limit on its nesting. No producer nests its
-own members deeper than a few levels. Reading or writing such values takes one call per level, and Python's
-and orjson's limits would end that with an error of their own.
+JSON that is stored unchanged with an event has a limit on its nesting. No producer nests its own members
+deeper than a few levels. Values are read and written with one call per level, so deeper values would exceed
+the limits of Python and orjson.
 """
 
 from __future__ import annotations
@@ -62,12 +63,13 @@ PLACEHOLDER: Final = "__debezium_unavailable_value"
 class DebeziumModes:
     """A connector's handling modes.
 
-    ``time_zone`` is the zone in which a column that a table definition calls TIMESTAMP is written as
-    text; every other instant has its offset in its text. The other fields are read only where a record
-    has no schema, but for ``binary_handling_mode``, which with a schema too is the only thing that says
-    how text in a binary column is to be read, and ``unavailable_value_placeholder``: None is Debezium's own,
-    and none at all of a producer that ``sends_every_value``. ``commit_positions``: events have for their
-    ``commit_ts`` where their transaction stands in the connector's log (``debezium.commit_positions``).
+    ``time_zone`` is the zone in which a column that a table definition declares as TIMESTAMP is written as
+    text; every other instant has its offset in its text. The other fields are read only if a record has no
+    schema, with two exceptions: ``binary_handling_mode`` is always needed, because a schema does not show how
+    text in a binary column is encoded, and so is ``unavailable_value_placeholder``. None means Debezium's own
+    placeholder, or no placeholder if the producer ``sends_every_value``. ``commit_positions``: the
+    ``commit_ts`` of events is the position of their transaction in the connector's log
+    (``debezium.commit_positions``).
     """
 
     decimal_handling_mode: DecimalHandling = "precise"
@@ -84,16 +86,16 @@ class DebeziumModes:
 
     @property
     def placeholder(self) -> str | None:
-        """What stands for a value that was not sent; None where what reads like it is a value."""
+        """The text that replaces a value that was not sent; None if every text is a real value."""
         usual = None if self.sends_every_value else PLACEHOLDER
         return usual if self.unavailable_value_placeholder is None else self.unavailable_value_placeholder
 
     def of_ticdc(self) -> DebeziumModes:
-        """What holds for TiCDC's messages, whose records say that they are its own.
+        """The modes of TiCDC's messages, which identify themselves.
 
-        It has these handling modes and no others, and sends every value of a row
-        (``pkg/sink/codec/debezium``, b813e76). A placeholder that was given is one there too: tidesink's own
-        Kafka target writes it in TiCDC's form.
+        TiCDC always uses these handling modes and sends every value of a row (``pkg/sink/codec/debezium``,
+        b813e76). A configured placeholder is kept, because tidesink's own Kafka target writes it in TiCDC's
+        format.
         """
         given = self.unavailable_value_placeholder
         return replace(_TICDC, time_zone=self.time_zone, unavailable_value_placeholder=given)
@@ -105,7 +107,7 @@ _TICDC: Final = DebeziumModes(
 
 
 class Unavailable(Enum):
-    """The type of ``UNAVAILABLE``; an Enum, so that a type checker knows it by ``is``."""
+    """The type of ``UNAVAILABLE``: an Enum, so that type checkers narrow it by ``is``."""
 
     UNAVAILABLE = "unavailable"
 
@@ -130,7 +132,7 @@ class EncodedRecord(NamedTuple):
     value: bytes | None
 
 
-# How canal-json writes the bytes of a binary column as text.
+# The text encodings of a binary column's bytes in canal-json.
 BinaryText = Literal["iso-8859-1", "utf-8"]
 
 
@@ -138,21 +140,20 @@ BinaryText = Literal["iso-8859-1", "utf-8"]
 class CodecOptions:
     """TiCDC's own codec options, under TiCDC's names with ``_`` for ``-``.
 
-    They say how to encode. A decoder reads what the bytes say and needs none of them, except
-    ``time_zone``, ``output_raw_change_event`` and ``binary_text``, which the bytes do not tell, and
-    ``checksum``, which is the reader's own: what to do about a row whose checksum does not match
-    (flat-avro): ``off`` asks for none, ``warn`` logs it, ``reject`` refuses the record. ``binary_text``:
-    how canal-json's text of a binary column is read.
+    They configure encoding. A decoder reads the bytes and ignores them, except ``time_zone``,
+    ``output_raw_change_event`` and ``binary_text``, which the bytes do not show, and ``checksum``.
 
-    ``claim_check_storage_uri``, ``upstream_url`` and ``max_decompressed_bytes`` say where a reader finds
-    what a message leaves out, and how much it takes in; the first two may hold secrets and are never shown.
-
+    ``binary_text``: how canal-json's text of a binary column is decoded.
+    ``checksum``: what a reader does if a row's checksum does not match (flat-avro): ``off`` skips the check,
+    ``warn`` logs it, ``reject`` refuses the record. ``claim_check_storage_uri`` and ``upstream_url``: where a
+    reader finds rows that are not in the message. Both may contain secrets and are never shown.
+    ``max_decompressed_bytes``: the most bytes that a reader accepts for one message.
     ``producer``: ``classic`` (tiflow) or ``new`` (the new architecture), for encoding only.
     ``namespace``: changefeed namespace or keyspace, the first part of Avro record namespaces.
-    ``debezium``: the connector's handling modes, for what Debezium's records do not tell themselves.
-    ``debezium_unwrapped``: the topic was flattened by ExtractNewRecordState, so that a null value alone
-    is a delete; rows that show it by themselves need no word of it. ``cluster_id`` and the other
-    ``debezium_…`` are TiCDC's own, for encoding.
+    ``debezium``: the connector's handling modes, for what Debezium's records do not show themselves.
+    ``debezium_unwrapped``: the topic was flattened by ExtractNewRecordState, so a null value is a delete.
+    Rows that show the flattening themselves do not need it. ``cluster_id`` and the other ``debezium_…``
+    options are TiCDC's own, for encoding.
     """
 
     enable_tidb_extension: bool = False
@@ -187,28 +188,28 @@ class CodecOptions:
 
     @property
     def sends_row_keys(self) -> bool:
-        """Whether canal-json rows carry TiDB's row key, which is a member of the extension."""
+        """True if canal-json rows carry TiDB's row key, which is a member of the extension."""
         return self.enable_tidb_extension and self.output_row_key
 
 
 class Codec(ABC):
-    """A decoder and encoder of one protocol; ``name`` is the protocol's as in ``CODECS``."""
+    """A decoder and encoder of one protocol; ``name`` is the protocol's key in ``CODECS``."""
 
     name: str
     _options: CodecOptions
 
     @abstractmethod
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """The events of one Kafka record, in order; empty for a record that carries none.
+        """The events of one Kafka record, in order; empty if the record contains none.
 
         Raises:
             DecodeError: this record cannot be decoded; context has topic, partition, offset.
-            RegistryError: the writer's schema cannot be had.
+            RegistryError: the writer's schema is not available.
         """
 
     @abstractmethod
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """The Kafka record of one event; None where the protocol sends nothing for it.
+        """The Kafka record of one event; None if the protocol has no record for it.
 
         Raises:
             EncodeError: the protocol cannot write this event.
@@ -216,11 +217,11 @@ class Codec(ABC):
         """
 
     def columnar(self, options: ValueOptions) -> Columnar | None:  # noqa: ARG002
-        """The columnar step, for ``codecs.batch.decode_in_columns``; None where the codec has none."""
+        """The columnar step, for ``codecs.batch.decode_in_columns``; None if the codec has none of its own."""
         return None
 
     def table_of(self, _message: Message) -> TableId | None:
-        """The table that a record names, also where its row cannot be decoded; None if it names none."""
+        """The table that a record names, even if its row cannot be decoded; None if it names no table."""
         return None
 
     def decode_batch(
@@ -230,17 +231,17 @@ class Codec(ABC):
         zero_date: ZeroDate = "null",
         ambiguous_time: AmbiguousTime = "first",
     ) -> DecodedBatch:
-        """The events of many Kafka records as Arrow tables: the same as ``decode`` of each in turn.
+        """Decode many Kafka records to Arrow tables, with the same events as ``decode`` of each record.
 
         ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
-        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
-        a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
-        ``time_zone``; one that comes twice there follows ``ambiguous_time``. ``codecs.batch`` says what
-        the tables hold.
+        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded
+        becomes a fault in the result. Invalid calendar dates follow ``zero_date``. TIMESTAMP is read in the
+        options' ``time_zone``, and a local time that occurs twice there follows ``ambiguous_time``.
+        ``codecs.batch`` describes the tables.
 
         Raises:
             SchemaMismatchError: ``records`` lacks a column.
-            RegistryError: a writer's schema cannot be had.
+            RegistryError: a writer's schema is not available.
         """
         from tidesink.codecs.batch import ValueOptions, decode_in_columns
 
@@ -250,10 +251,10 @@ class Codec(ABC):
         )
 
 
-# What reading a record's bytes raises where these are damaged: they end early, or are no value of their
-# type. A MemoryError, and pyarrow's, says nothing of the record: fastavro asks for no more memory than there
-# are bytes, whatever length these announce. It must leave every decoder, so that the task is tried again
-# (``sinks.spark.errors.passing_failure``): none catches ``Exception`` or ``pa.ArrowException``.
+# Errors of reading damaged bytes: the record ends early, or the bytes are not a value of their type.
+# MemoryError, and pyarrow's, is not evidence of a damaged record: fastavro never allocates more memory than
+# there are bytes, whatever lengths they declare. It must leave every decoder, so that the task is retried
+# (``sinks.spark.errors.passing_failure``). So no decoder catches ``Exception`` or ``pa.ArrowException``.
 DAMAGED: Final = (EOFError, LookupError, ValueError, OverflowError, TypeError, RecursionError)
 _HEADER: Final = struct.Struct(">BI")
 
@@ -264,10 +265,10 @@ def header(schema_id: int) -> bytes:
 
 
 def schema_id_of(data: bytes, part: str) -> int:
-    """The schema id a message's ``part`` (``key`` or ``value``) was written with.
+    """The schema id with which a message's ``part`` (``key`` or ``value``) was written.
 
     Raises:
-        FramingError: the bytes do not start with a Confluent header; says what they look like.
+        FramingError: the bytes do not start with a Confluent header; the message names what they look like.
     """
     if len(data) >= HEADER_SIZE and data[0] == MAGIC:
         schema_id: int = _HEADER.unpack_from(data)[1]
@@ -277,11 +278,11 @@ def schema_id_of(data: bytes, part: str) -> int:
 
 
 class ByIdentity(Generic[T]):
-    """What was made of objects that come again and again, as decoders share one schema among a table's rows.
+    """A cache of values derived from recurring objects, for example a schema that many rows share.
 
-    It is found by the object's identity, since hashing one is slow, and by what else it was made for. The
-    object is held, so that its id stays its own. All is forgotten when there are too many: a caller may
-    give another object each time.
+    An entry is found by the object's identity, since hashing one is slow, and by the further arguments. The
+    cache holds the object, so that its id is not reused. All entries are dropped if there are too many,
+    because a caller may pass a new object each time.
     """
 
     def __init__(self, make: Callable[..., T], most: int) -> None:
@@ -289,7 +290,7 @@ class ByIdentity(Generic[T]):
         self._known: dict[tuple[Hashable, ...], tuple[object, T]] = {}
 
     def get(self, one: object, *more: Hashable) -> T:
-        """What ``make`` gave for these; made now where they are new."""
+        """Return the result of ``make`` for these arguments, from the cache if possible."""
         place = (id(one), *more)
         found = self._known.get(place)
         if found is None:
@@ -304,9 +305,9 @@ _NESTING: Final = frozenset({dict, list})
 
 
 def is_deep(value: object, *, most: int = MOST_LEVELS) -> bool:
-    """Whether objects and lists in a value are nested deeper than this many levels.
+    """Return True if objects and lists in a value are nested deeper than ``most`` levels.
 
-    They are what JSON and Avro are read as: no classes derived from these.
+    Only plain dicts and lists count, as the parsers of JSON and Avro return them.
     """
     level: list[Any] = [value] if type(value) in _NESTING else []
     for _ in range(most):
@@ -318,7 +319,7 @@ def is_deep(value: object, *, most: int = MOST_LEVELS) -> bool:
 
 
 def kept(value: T, name: str) -> T:
-    """The value of a member that is kept as it is.
+    """Check the value of a member that is stored unchanged, and return it.
 
     Raises:
         SchemaMismatchError: it is nested deeper than any producer's.

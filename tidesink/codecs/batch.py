@@ -1,9 +1,9 @@
-"""A batch of Kafka records as Arrow tables: what ``decode_batch`` gives, and how it is put together.
+"""A batch of Kafka records as Arrow tables: the result of ``decode_batch``, and how it is assembled.
 
-A codec's columnar step decodes many records at once. It proves a value or leaves the record: what it
-cannot prove goes through the row path (``Codec.decode``, then ``typemap.values`` value by value), which
-alone names faults. ``decode_in_columns`` runs both and puts their rows in the order of the input. The
-result is the same as if every record had gone through the row path.
+A codec's columnar step decodes many records at once. It proves a value or leaves the record to the row path
+(``Codec.decode``, then ``typemap.values`` value by value), the only place that names faults.
+``decode_in_columns`` runs both and restores the order of the input. The result is the same as if every record
+had used the row path.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Indices = npt.NDArray[np.int64]
 OP_TYPE: Final = pa.dictionary(pa.int8(), pa.string())
 TOPIC_TYPE: Final = pa.dictionary(pa.int32(), pa.string())
 NAMES_TYPE: Final = pa.list_(pa.string())
-# The lists of a row's columns that a policy gave the value, named as the marks of a converted column.
+# The lists of a row's columns whose value a policy chose, named like the marks of a converted column.
 MARKS: Final = ("zero_dates", "ambiguous_times")
 # SQL Server's and Db2's LSNs have 80 bits.
 SOURCE_TYPE: Final = pa.list_(pa.decimal128(38, 0))
@@ -72,26 +72,26 @@ class Fault(NamedTuple):
 class ChangeTable:
     """The row changes of one table under one writer's schema, in the order of the input.
 
-    ``rows`` has one row a change:
+    ``rows`` has one row per change:
 
     ======================  =========================  ==================================================
     column                  type                       meaning
     ======================  =========================  ==================================================
     ``record``              int64                      index of the Kafka record in the input
-    ``index``               int32                      which event of its record
+    ``index``               int32                      index of the event in its record
     ``op``                  dictionary<int8, string>   insert, update, delete, upsert, truncate
     ``topic``               dictionary<int32, string>
     ``partition``           int32
     ``offset``              int64
-    ``commit_ts``           int64                      TiDB TSO; null where the wire does not say
+    ``commit_ts``           int64                      TiDB TSO; null if the record has none
     ``source``              list<decimal128(38, 0)>    ``Position.source``, or null
-    ``key``                 struct                     the key columns; null where nothing names the row
-    ``before``              struct                     the row before the change, where the wire has it
+    ``key``                 struct                     the key columns; null if the row has no key
+    ``before``              struct                     the row before the change, if the record has it
     ``after``               struct                     the row after the change; null for a delete
     ``unavailable``         list<string>               columns of ``after`` that the source did not send
-    ``unavailable_before``  list<string>               the same of ``before``
-    ``zero_dates``          list<string>               columns whose date no calendar has, made null
-    ``ambiguous_times``     list<string>               columns whose local time comes twice; a policy chose
+    ``unavailable_before``  list<string>               columns of ``before`` that the source did not send
+    ``zero_dates``          list<string>               columns whose invalid date became null
+    ``ambiguous_times``     list<string>               columns whose local time occurs twice; a policy chose
     ======================  =========================  ==================================================
 
     The members of ``before`` and ``after`` are the columns of ``schema`` in its order. A member that a row
@@ -106,8 +106,8 @@ class ChangeTable:
     def flat(self) -> pa.Table:
         """The rows as a plain table for Polars, pandas or DuckDB.
 
-        The columns of the row after the change (of a delete the row before it, else the key) stand beside
-        ``_op``, ``_commit_ts``, ``_topic``, ``_partition`` and ``_offset``.
+        It has the columns of the row after the change, for a delete those of the row before it or of the key,
+        and additionally ``_op``, ``_commit_ts``, ``_topic``, ``_partition`` and ``_offset``.
         """
         deleted = pc.equal(self.rows["op"].cast(pa.string()), Op.DELETE.value)
         columns = {
@@ -123,11 +123,11 @@ class ChangeTable:
 
 @dataclass(frozen=True)
 class DecodedBatch:
-    """What a batch of Kafka records holds.
+    """The contents of a batch of Kafka records.
 
-    ``events`` are the DDL events, watermarks and messages in the order of the input, ``event_records`` the
-    index in the input of the record of each. ``records`` counts the input, ``row_by_row_records`` those of
-    them that the columnar step left to the row codec.
+    ``events`` are the DDL events, watermarks and messages in the order of the input. ``event_records`` has,
+    for each of them, the index of its record in the input. ``records`` counts the input.
+    ``row_by_row_records`` counts the records that the columnar step left to the row codec.
     """
 
     tables: tuple[ChangeTable, ...]
@@ -140,10 +140,10 @@ class DecodedBatch:
 
 @dataclass(frozen=True)
 class ValueOptions:
-    """How values become those of a target: the zone of TIMESTAMP texts, and the policies for times.
+    """Options for converting values for a target: the zone of TIMESTAMP texts, and the policies for times.
 
-    ``keys``: the columns, in lower case, that name a row at the target, in which a date no calendar has and a
-    local time that comes twice are errors; None: those of the records' own keys.
+    ``keys``: the columns, in lower case, that are the key at the target. An invalid date or a local time that
+    occurs twice is an error in a key column. None: the keys of the records themselves.
     """
 
     zero_date: ZeroDate = "null"
@@ -153,13 +153,13 @@ class ValueOptions:
 
     @cached_property
     def zone(self) -> tzinfo:
-        """The time zone."""
+        """The time zone as a ``tzinfo``."""
         return ZoneInfo(self.time_zone)
 
 
 @dataclass(frozen=True)
 class Records:
-    """Kafka records as Arrow arrays, one record a row. ``start`` is the index of the first in the input."""
+    """Kafka records as Arrow arrays. ``start`` is the index of the first record in the input."""
 
     topic: pa.Array
     partition: pa.Array
@@ -174,14 +174,14 @@ class Records:
         return len(self.offset)
 
     def slice(self, start: int, length: int | None = None) -> Records:
-        """Some of the records, without a copy."""
+        """A slice of the records, without a copy."""
         fields = ("topic", "partition", "offset", "key", "value", "timestamp", "headers")
         arrays = {name: getattr(self, name) for name in fields}
         cut = {name: array and array.slice(start, length) for name, array in arrays.items()}
         return replace(self, **cut, start=self.start + start)
 
     def take(self, indices: Indices) -> Iterator[tuple[int, Message]]:
-        """The records at these indices (of this object), each with its index in the input."""
+        """The records at these indices of this object, each with its index in the input."""
         where = pa.array(indices)
         columns = [
             _python(array, where)
@@ -194,9 +194,9 @@ class Records:
             yield self.start + at, Message(topic, partition, offset, key, value, timestamp, pairs)
 
     def places(self, rows: Indices) -> dict[str, pa.Array]:
-        """The columns of ``ChangeTable.rows`` that say where the changes of these records stand.
+        """The columns of ``ChangeTable.rows`` that locate the changes of these records.
 
-        ``rows`` are indices of this object, ascending.
+        ``rows`` are ascending indices of this object.
         """
         count = len(rows)
         names = ("topic", "partition", "offset")
@@ -213,11 +213,11 @@ class Records:
 
 @dataclass(frozen=True)
 class ColumnarResult:
-    """What a columnar step made of the first ``consumed`` of its records.
+    """The result of a columnar step for the first ``consumed`` of its records.
 
-    ``tables`` and ``events`` are of the records that it proved; ``record`` in them counts from the
-    input's start. ``left`` are the indices (of the step's own records, ascending) of all others among the
-    consumed ones. A step consumes fewer than it was given where a record changes how the next are read.
+    ``tables`` and ``events`` come from the records that the step proved; ``record`` in them counts from the
+    input's start. ``left`` are the ascending indices (among the step's own records) of all other consumed
+    records. A step consumes fewer records than it got if a record changes how the following records are read.
     """
 
     consumed: int
@@ -232,11 +232,11 @@ Columnar = Callable[[Records], ColumnarResult]
 def decode_in_columns(
     records: pa.RecordBatch | pa.Table, *, columnar: Columnar | None, decode: Decode, options: ValueOptions
 ) -> DecodedBatch:
-    """Decode records by a codec's columnar step, and by its row decoder what that leaves.
+    """Decode records with a codec's columnar step, and with its row decoder the records that the step leaves.
 
     Raises:
         SchemaMismatchError: ``records`` lacks a column, or one has another type.
-        RegistryError, SourceUnavailableError: as ``decode``.
+        RegistryError, SourceUnavailableError: ``decode`` raised it.
     """
     found = _Found()
     for part in _parts(records):
@@ -254,9 +254,11 @@ def decode_in_columns(
 def rows_from_events(
     records: pa.RecordBatch | pa.Table, decode: Decode, options: ValueOptions
 ) -> DecodedBatch:
-    """The row path alone: what every columnar step is held to.
+    """Decode records with the row path only, the reference for every columnar step.
 
-    Raises: as ``decode_in_columns``.
+    Raises:
+        SchemaMismatchError: ``records`` lacks a column, or one has another type.
+        RegistryError, SourceUnavailableError: ``decode`` raised it.
     """
     return decode_in_columns(records, columnar=None, decode=decode, options=options)
 
@@ -279,7 +281,7 @@ def _python(array: pa.Array | None, where: pa.Array) -> list[Any]:
 
 
 def messages(records: pa.RecordBatch) -> Iterator[Message]:
-    """Kafka records, in the columns that ``decode_batch`` takes, one by one."""
+    """Iterate over Kafka records in the columns that ``decode_batch`` accepts."""
     return (one for _, one in _records(records, 0).take(np.arange(len(records))))
 
 
@@ -345,7 +347,7 @@ def _timestamps(found: pa.Array | None) -> pa.Array | None:
 def _read_rows(
     records: Records, indices: Indices, decode: Decode, options: ValueOptions, found: _Found
 ) -> None:
-    """Add to ``found`` what the records at ``indices`` hold, decoded one by one."""
+    """Decode the records at ``indices`` one by one, and add their events to ``found``."""
     groups: dict[Any, _RowGroup] = {}
     control: list[tuple[int, ControlEvent]] = []
     for record, message in records.take(indices):
@@ -361,10 +363,10 @@ def _read_rows(
             key = None if event.key is None else tuple(event.key)
             name = (event.table, id(event.schema), event.schema_id, key)
             if name not in groups:
-                # The group holds the schema, so that its id stays its own.
+                # The group holds the schema, so that its id is not reused.
                 groups[name] = _RowGroup(event, options)
             groups[name].add(record, event)
-    # By record, the first of its values that its column's type does not hold.
+    # The first value of each record that does not fit the column's type.
     refused: dict[int, tuple[int, DecodeError]] = {}
     for record, index, wrong in (one for group in groups.values() for one in group.errors()):
         if record not in refused or index < refused[record][0]:
@@ -381,7 +383,7 @@ def _placed(error: DecodeError, place: Message | Position) -> DecodeError:
     return error
 
 
-# The images of a row change, in the order in which a value that does not fit is looked for.
+# The images of a row change, in the order in which they are searched for a value that does not fit.
 _IMAGES: Final = ("key", "before", "after")
 
 
@@ -396,12 +398,12 @@ class _RowGroup:
         self._records: list[int] = []
 
     def add(self, record: int, event: ChangeEvent) -> None:
-        """Take a row change of the record with this index in the input."""
+        """Add a row change of the record with this index in the input."""
         self._records.append(record)
         self._events.append(event)
 
     def errors(self) -> Iterator[tuple[int, int, DecodeError]]:
-        """The record, the index in it, and the error of rows with a value that its type does not hold."""
+        """Errors of values that do not fit their type, with the indices of the record and of its event."""
         for at, error in sorted(self._column_errors(), key=lambda found: found[0]):
             event = self._events[at]
             yield self._records[at], event.position.index, _placed(error, event.position)
@@ -424,7 +426,7 @@ class _RowGroup:
 
     @cached_property
     def _columns(self) -> dict[tuple[str, str], PythonResult]:
-        """By image and column, its values."""
+        """The values by image and column name."""
         found = {}
         for image in _IMAGES:
             kind = self._types.key if image == "key" else self._types.row
@@ -440,7 +442,7 @@ class _RowGroup:
         return found
 
     def table(self, faults: Mapping[int, object]) -> ChangeTable | None:
-        """The rows as Arrow, without those of records that are faults; None where nothing is left."""
+        """The rows as Arrow, without the rows of faulty records; None if no row remains."""
         events, first = self._events, self._events[0]
         columns = {
             "record": pa.array(self._records, pa.int64()),
@@ -464,7 +466,7 @@ class _RowGroup:
         return ChangeTable(first.table, self._schema, first.schema_id, rows) if len(rows) else None
 
     def _structs(self, image: str, kind: pa.StructType) -> pa.StructArray:
-        # From the columns: pyarrow's own way over dicts asks for every name of each row.
+        # Built from the columns: pyarrow's own conversion of dicts looks up every name in each row.
         nulls = [getattr(event, image) is None for event in self._events]
         if not kind.num_fields:
             return pa.array([None if null else {} for null in nulls], kind)
@@ -472,7 +474,7 @@ class _RowGroup:
         return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=pa.array(nulls, pa.bool_()))
 
     def _marked(self, marks: str) -> list[list[str] | None]:
-        """Of each row the columns with one of ``MARKS``: after the change, of a delete before it."""
+        """Each row's columns with one of ``MARKS``, from the new row, or for a delete from the old row."""
         found: list[list[str]] = [[] for _ in self._events]
         for (image, name), column in self._columns.items():
             flags: npt.NDArray[np.bool_] | None = getattr(column, marks)
@@ -485,7 +487,7 @@ class _RowGroup:
 
 
 class RowTypes:
-    """The Arrow types of the rows of one writer's schema. ``keys`` names the key columns; None: no key."""
+    """The Arrow types of the rows of one writer's schema; ``keys`` are the key columns, or None."""
 
     def __init__(self, schema: TableSchema, keys: tuple[str, ...] | None, options: ValueOptions) -> None:
         named = options.keys
@@ -498,7 +500,7 @@ class RowTypes:
         self.table = rows_schema(self.key, self.row)
 
     def policies_of(self, column: Column) -> TimePolicies:
-        """The policies for a column."""
+        """The time policies of a column; the columns of the key have the strict ones."""
         if self._fold(column.name) in self._keys:
             return KEY_POLICIES
         return TimePolicies(zero_date=self._options.zero_date, ambiguous_time=self._options.ambiguous_time)
@@ -530,17 +532,17 @@ def rows_schema(key: pa.StructType, row: pa.StructType) -> pa.Schema:
 
 
 def op_array(codes: Sequence[int] | npt.NDArray[np.int8]) -> pa.DictionaryArray:
-    """Ops by their place in ``OPS``."""
+    """Ops as an Arrow array, from their indices in ``OPS``."""
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int8()), pa.array(OPS, pa.string()))
 
 
 def op_code(op: Op) -> int:
-    """The place of an op in ``OPS``."""
+    """The index of an op in ``OPS``."""
     return _OP_CODES[op]
 
 
 def source_lists(numbers: Sequence[npt.NDArray[np.int64]], known: npt.NDArray[np.bool_]) -> pa.Array:
-    """``Position.source`` of each row, a number from each array; null where it is not known."""
+    """Each row's ``Position.source``, with one number from each array; null if ``known`` is false."""
     values = np.stack(numbers, axis=1)[known].reshape(-1)
     offsets = np.zeros(len(known) + 1, np.int32)
     np.cumsum(known * len(numbers), out=offsets[1:])
@@ -551,7 +553,7 @@ def source_lists(numbers: Sequence[npt.NDArray[np.int64]], known: npt.NDArray[np
 
 
 def name_lists(masks: Mapping[str, npt.NDArray[np.bool_]], count: int) -> pa.Array:
-    """Of each row the names whose mask has it, in their order; null where none has."""
+    """Each row's names whose mask is true, in order; null if there is no such name."""
     if not masks:
         return pa.nulls(count, NAMES_TYPE)
     flags = np.array(list(masks.values())).T
@@ -562,12 +564,12 @@ def name_lists(masks: Mapping[str, npt.NDArray[np.bool_]], count: int) -> pa.Arr
 
 
 def _fitting(number: int | None) -> int | None:
-    """The number where 64 bits hold it: of a fault nothing is read."""
+    """The number if it fits into 64 bits, else None. A larger one belongs to a fault, whose row is not read."""
     return None if number is None or abs(number) > _MOST else number
 
 
 def _unfit_position(event: ChangeEvent) -> str | None:
-    """Why a change's moment or position has no place in the columns; None where they have."""
+    """The reason why a change's commit_ts or position does not fit the columns, or None."""
     if abs(event.commit_ts or 0) > _MOST:
         return "The event's commit_ts does not fit into 64 bits."
     if any(abs(number) > _MOST_SOURCE for number in event.position.source or ()):
@@ -582,16 +584,16 @@ def _source(event: ChangeEvent) -> list[int | None] | None:
 
 
 def _name_lists(events: Iterable[ChangeEvent], member: str) -> pa.Array:
-    """The names in a member of the events' extensions."""
+    """The names in one member of the events' extensions."""
     found: list[Any] = [(event.extension or {}).get(member) for event in events]
     return pa.array([list(names) if names else None for names in found], NAMES_TYPE)
 
 
-# Both together
+# Both paths together
 
 
 class _Found:
-    """What was found so far, by either way."""
+    """The events, tables and faults collected so far, from both paths."""
 
     def __init__(self) -> None:
         self.tables: list[ChangeTable] = []
@@ -613,8 +615,8 @@ class _Found:
 
 
 def merged(tables: Iterable[ChangeTable]) -> list[ChangeTable]:
-    """One table for all that are of the same table, schema, ids and types; its rows in the input's order."""
-    # By name first: a topic may have thousands of tables, and comparing schemas takes long.
+    """One table for each combination of table, schema, ids and types, its rows in the order of the input."""
+    # Grouped by name first: a topic may have thousands of tables, and comparing schemas is slow.
     named: dict[tuple[TableId, SchemaIds | None], list[list[ChangeTable]]] = {}
     for one in tables:
         if not len(one.rows):

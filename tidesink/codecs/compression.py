@@ -1,12 +1,12 @@
 """Compressed Kafka messages, as TiCDC writes them: lz4 frames and raw snappy blocks.
 
 ``large-message-handle-compression`` compresses every canal-json value (tiflow c7b2588), and key and value of
-every ``debezium`` message (b813e76), each by itself. The bytes alone tell of it.
-A JSON object begins with ``{``, an lz4 frame with its magic, and a snappy block with the length of its text,
-then a literal that begins as the text does, since there is nothing yet to copy from. The three exclude each
-other: a block of 123 bytes begins like ``{`` too, but the tag of its literal is nothing that JSON has there;
-one that begins like the magic is of 4 bytes, and no message is so short. So a reader needs no option, and
-a damaged value is never taken for a plain one.
+every ``debezium`` message separately (b813e76). The bytes show how they are compressed. A JSON object begins
+with ``{``, an lz4 frame with its magic, and a snappy block with the length of its text, followed by a literal
+that begins like the text, since there is nothing to copy from yet. The three exclude each other: a block of
+123 bytes begins with ``{`` too, but the tag of its literal cannot follow in JSON. A block that begins like
+the magic has 4 bytes, and no message is that short. So a reader needs no option, and a damaged value is never
+mistaken for an uncompressed one.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from tidesink.errors import ConfigError, EncodeError, FramingError
 Compression = Literal["none", "snappy", "lz4"]
 
 LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
-# TiDB takes transactions of 6 MiB by default, and escaped twice over such a row stays far below this.
+# TiDB accepts transactions of 6 MiB by default. Even escaped twice, such a row stays far below this.
 LARGEST: Final = 64 * 2**20
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-# A row of 4,096 columns, the most TiDB has, needs some hundred thousand bytes beside its texts.
+# A row of 4,096 columns, TiDB's maximum, needs some hundred thousand bytes in addition to its texts.
 _LOOKED_AT: Final = 2**20
 _MOST_STRUCTURE: Final = 4 * 2**20
 
 _BLOCK_SIZE: Final = struct.Struct("<I")
 _BLOCK_MOST: Final = {4: 2**16, 5: 2**18, 6: 2**20, 7: 2**22}
 _NOT_COMPRESSED: Final = 0x8000_0000
-# What one compressed byte can stand for at most, in either format.
+# The highest compression ratio of one byte in each format.
 _LZ4_RATIO: Final = 255
 _SNAPPY_RATIO: Final = 32
 
 
 def compression_of(value: bytes) -> Compression:
-    """How a value is compressed; ``none`` for any bytes that neither format begins with."""
+    """The compression of a value; ``none`` if it begins like neither format."""
     if value.startswith(LZ4_MAGIC):
         return "lz4"
     return "snappy" if _is_snappy(value) else "none"
 
 
 def decompressed(value: bytes, *, most: int = LARGEST) -> bytes | None:
-    """The text of a compressed value; None for one that is not compressed.
+    """Decompress a value; None if it is not compressed.
 
     Raises:
-        FramingError: the bytes are damaged, or stand for more than ``most`` bytes, or for what no row is.
+        FramingError: the bytes are damaged, decompress to more than ``most`` bytes, or have more objects than
+            a row.
         ConfigError: the value is compressed, and the ``large-messages`` extra is not installed.
     """
     kind = compression_of(value)
@@ -60,6 +61,7 @@ def compressed(value: bytes, kind: Compression) -> bytes:
     """The bytes that TiCDC would send under this option.
 
     Raises:
+        EncodeError: the value cannot be compressed.
         ConfigError: the ``large-messages`` extra is not installed.
     """
     if kind == "none":
@@ -74,12 +76,13 @@ def compressed(value: bytes, kind: Compression) -> bytes:
 
 
 def checked_structure(text: bytes) -> bytes:
-    """A text that is no longer than its strings, but for what a row needs.
+    """Check that a text has only as much structure as a row needs, and return it.
 
-    Parsed, ``{},`` takes a hundred times its own room: what Kafka's limit no longer bounds is bounded here.
+    Parsed, ``{},`` needs a hundred times its size in memory. Kafka's limit does not bound decompressed texts,
+    so they are bounded here.
 
     Raises:
-        FramingError: there is more beside the strings than any row has.
+        FramingError: the bytes outside of the strings exceed those of any row.
     """
     if len(text) <= _LOOKED_AT:
         return text
@@ -117,7 +120,7 @@ def _is_snappy(value: bytes) -> bool:
 
 
 def _snappy_length(value: bytes) -> tuple[int | None, int]:
-    """The length a block declares, and where its elements begin; None for no length."""
+    """The length that a block declares, or None if it is invalid, and the index of the block's elements."""
     length = 0
     for at, byte in enumerate(value[:5]):
         length |= (byte & 0x7F) << (7 * at)
@@ -128,7 +131,7 @@ def _snappy_length(value: bytes) -> tuple[int | None, int]:
 
 def _from_snappy(value: bytes, most: int) -> bytes:
     declared, _ = _snappy_length(value)
-    # Looked at first: the library makes room for what is declared before it reads on.
+    # Checked first, because the library allocates the declared length before it reads on.
     if declared is None or declared > _SNAPPY_RATIO * len(value):
         raise FramingError(
             "The value begins like a snappy block, but it declares a length that no block of its size can "
@@ -165,9 +168,9 @@ def _too_large(kind: Compression, most: int) -> FramingError:
 
 
 def _lz4_bound(value: bytes) -> int:
-    """The most bytes that the frames in a value can stand for, known from the sizes of their blocks.
+    """An upper bound of the decompressed size of the frames in a value, from the sizes of their blocks.
 
-    LZ4 frame format 1.6.3; the frame itself need not say its size, and TiCDC's does not.
+    LZ4 frame format 1.6.3: the frame's own size is optional, and TiCDC omits it.
     """
     at, bound = 0, 0
     try:
@@ -180,7 +183,7 @@ def _lz4_bound(value: bytes) -> int:
 
 
 def _lz4_frame(value: bytes, at: int) -> tuple[int, int]:
-    """Where a frame ends, and the most bytes it can stand for."""
+    """The index after a frame, and an upper bound of its decompressed size."""
     if value[at : at + 4] != LZ4_MAGIC:
         raise FramingError("The value has other bytes after its lz4 frame.")
     flags, most = value[at + 4], _BLOCK_MOST[value[at + 5] >> 4 & 7]

@@ -1,14 +1,14 @@
-"""Where TiCDC sends a row: its topic by expression, its partition by hash; and its table filters.
+"""TiCDC's routing of rows, topics by expression and partitions by hash, and its table filters.
 
-Dispatchers of a changefeed as in ``[sink] dispatchers``: the first whose matcher fits a table decides; a
-table that none fits goes to the sink URI's topic by ``table``. Source: TiCDC (tiflow c7b2588) and its new
-architecture (b813e76), which differ in one point: NULL columns are hashed as the text ``null``, or left
-out.
+Dispatchers of a changefeed follow ``[sink] dispatchers``: the first whose matcher fits a table decides. A
+table without a matching dispatcher goes to the sink URI's topic, with the partition rule ``table``. Source:
+TiCDC (tiflow c7b2588) and its new architecture (b813e76), which differ in one point: classic TiCDC hashes a
+NULL as the text ``null``, the new architecture omits it.
 
-A filter is a list of patterns, in the language of TiCDC's ``matcher`` and of TiDB's other filters. A
-pattern is ``schema.table``; each half is a name with ``*``, ``?`` and ``[a-z]`` (``[!a-z]`` for others), a
-name in backquotes or double quotes, or a ``/regular expression/``. ``!`` in front excludes tables, ``#`` is
-a comment, and of several patterns that fit a table the last one counts (TiDB, pkg/util/table-filter).
+A filter is a list of patterns, in the language of TiCDC's ``matcher`` and of TiDB's other filters. A pattern
+is ``schema.table``. Each half is a name with ``*``, ``?`` and ``[a-z]`` (``[!a-z]`` for others), a name in
+backquotes or double quotes, or a ``/regular expression/``. ``!`` in front excludes tables, ``#`` is a
+comment, and if several patterns fit a table the last one counts (TiDB, pkg/util/table-filter).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _WRONG_PIECES: Final = {
 
 
 class _Name(NamedTuple):
-    """One half of a pattern. ``literal`` is the name it stands for, where it stands for one.
+    """One half of a pattern. ``literal`` is the only name that it matches, if there is only one.
 
-    ``folds``: its pattern is one of names in lower case, as TiCDC has it where case does not matter.
+    ``folds``: the pattern is in lower case, as TiCDC writes it for case-insensitive names.
     """
 
     pattern: re.Pattern[str]
@@ -57,7 +57,7 @@ class _Name(NamedTuple):
         return self.everything or self.pattern.search(fold_name(name) if self.folds else name) is not None
 
     def covers(self, other: _Name) -> bool:
-        """Whether every name of ``other`` fits, as far as the texts tell."""
+        """True if every name that ``other`` matches fits, judged by the patterns' texts."""
         if other.literal is not None:
             return self.fits(other.literal)
         return self.everything or self.pattern == other.pattern
@@ -90,7 +90,7 @@ class TableFilter:
         return cls(tuple(patterns), tuple(rules))
 
     def matches(self, table: TableId) -> bool:
-        """Whether the patterns mean this table."""
+        """True if the patterns include this table."""
         for rule in reversed(self.rules):
             if rule.schema.fits(table.schema) and rule.table.fits(table.name):
                 return rule.positive
@@ -98,7 +98,7 @@ class TableFilter:
 
     @property
     def everything(self) -> bool:
-        """Whether no table can be outside: the last pattern is ``*.*``."""
+        """True if every table is included: the last pattern is ``*.*``."""
         if not self.rules:
             return False
         last = self.rules[-1]
@@ -106,7 +106,7 @@ class TableFilter:
 
     @property
     def only_table(self) -> TableId | None:
-        """The table, where the patterns name exactly one."""
+        """The table, if the patterns name exactly one."""
         if len(self.rules) != 1 or not self.rules[0].positive:
             return None
         schema, table, _ = self.rules[0]
@@ -115,7 +115,7 @@ class TableFilter:
         return TableId(schema.literal, table.literal)
 
     def rest(self, others: Sequence[TableFilter]) -> tuple[TableId, ...] | None:
-        """The tables that these patterns mean and no ``others`` do; None where nobody can list them."""
+        """The tables that these patterns include and no ``others`` do; None if they cannot be listed."""
         left = [rule for rule in self.rules if rule.positive and not any(o._covers(rule) for o in others)]
         found: dict[tuple[str, str], TableId] = {}
         for schema, table, _ in left:
@@ -127,7 +127,7 @@ class TableFilter:
         return tuple(found.values())
 
     def _covers(self, other: _Rule) -> bool:
-        """Whether every table of another list's pattern is one of these."""
+        """True if every table of another list's pattern is included here."""
         for rule in reversed(self.rules):
             if not rule.positive:
                 return False  # it may take some of them out
@@ -161,7 +161,7 @@ def _wrong(text: str, reason: str) -> ConfigError:
 
 
 def _half(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
-    """One half of a pattern, and what is left of the text."""
+    """Parse one half of a pattern; return it with the remaining text."""
     quote = _QUOTED.get(rest[:1])
     if quote is None:
         return _wildcards(rest, text, flags)
@@ -176,7 +176,7 @@ def _half(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
 
 
 def _literal(name: str, flags: re.RegexFlag) -> _Name:
-    # By ``IGNORECASE`` names that are two to TiDB are one: ασ and ας.
+    # ``IGNORECASE`` treats names as equal that TiDB distinguishes: ασ and ας.
     spelt = fold_name(name) if flags else name
     return _Name(re.compile(rf"\A{re.escape(spelt)}\Z"), name, everything=False, folds=bool(flags))
 
@@ -226,20 +226,20 @@ PARTITION_RULES: Final[dict[str, PartitionRule]] = {
 
 
 class Route(NamedTuple):
-    """Where one row goes. ``key`` is what TiCDC calls the partition key: what was hashed, as text."""
+    """The destination of one row. ``key`` is TiCDC's partition key: the hashed values, as text."""
 
     topic: str
     hash: int
     key: str
 
     def partition(self, partitions: int) -> int:
-        """The partition of a topic that has ``partitions`` of them."""
+        """The partition number in a topic with ``partitions`` partitions."""
         return self.hash % partitions
 
 
 @dataclass(frozen=True)
 class Dispatcher:
-    """One rule. ``topic`` None means the sink URI's topic; ``index`` names the index of index-value."""
+    """One rule. If ``topic`` is None, the sink URI's topic is used. ``index`` names the index of index-value."""
 
     matcher: TableFilter
     topic: TopicRule | None = None
@@ -248,9 +248,9 @@ class Dispatcher:
     columns: tuple[str, ...] = ()
 
     def scatters(self, key: Collection[str] | None = None) -> str | None:
-        """Why rows of one key can meet in several partitions, so that Kafka's order says nothing about them.
+        """The reason why Kafka may not order the rows of one key (they can be in several partitions), or None.
 
-        None where they cannot. ``key``: the columns of the table's handle key, where they are known.
+        ``key``: the columns of the table's handle key, if known.
         """
         if self.partition == "ts":
             return "partition 'ts' spreads the changes of one row over partitions by their commit ts"
@@ -277,14 +277,14 @@ def _folded(names: Collection[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class Router:
-    """The dispatchers of a changefeed, in its order, and the topic for what none of them fits."""
+    """The dispatchers of a changefeed, in its order, and the topic for all other tables."""
 
     default_topic: str
     dispatchers: tuple[Dispatcher, ...] = ()
     producer: Producer = "classic"
 
     def dispatcher_of(self, table: TableId) -> Dispatcher:
-        """The rule that decides for a table."""
+        """The rule for a table."""
         found = (one for one in self.dispatchers if one.matcher.matches(table))
         return next(found, _OTHERWISE)
 
@@ -294,11 +294,11 @@ class Router:
         return self.default_topic if rule is None else rule.topic_for(table)
 
     def route(self, event: ChangeEvent, *, index: Sequence[str] = ()) -> Route:
-        """Where a row change goes; ``index``: the columns of the index which its dispatcher names.
+        """The route of a row change; ``index`` has the columns of the index that its dispatcher names.
 
         Raises:
             ConfigError: the dispatcher names columns or an index that the table does not have.
-            EncodeError: the event has no schema, no commit_ts, or a value that is not of its type.
+            EncodeError: the event has no schema, no commit_ts, or a value that does not fit its type.
         """
         dispatcher = self.dispatcher_of(event.table)
         topic = self.topic_of(event.table)

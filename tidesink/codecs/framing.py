@@ -1,14 +1,15 @@
-"""What bytes are under that a decoder does not read: other converters' framings, by their bytes and headers.
+"""Recognition of framings that a decoder does not read: other converters' formats, by bytes and headers.
 
-Every framing is named with the converter's setting that changes it. Sources:
+For every framing the message names the converter's setting that changes it. Sources:
 
 - Confluent: byte 00, then the schema's id as int32 (the wire format's documentation). With
   ``HeaderSchemaIdSerializer`` the headers ``__key_schema_id`` and ``__value_schema_id`` have byte 01 and a
-  GUID, and the payload is bare (kafka-avro-serializer 8.0, ``io.confluent.kafka.serializers.schema.id``).
+  GUID, and the payload has no header bytes (kafka-avro-serializer 8.0,
+  ``io.confluent.kafka.serializers.schema.id``).
 - Apicurio: byte 00, then the id as int64 (``DefaultIdHandler`` of 2.x, ``OptimisticFallbackIdHandler`` and
-  ``Default8ByteIdHandler`` after it), or as int32 (``Legacy4ByteIdHandler``, the default of 3.x). With
-  ``apicurio.registry.headers.enabled``, the default of 2.x, ids are in headers (``SerdeHeaders``) and the
-  payload is bare.
+  ``Default8ByteIdHandler`` in later versions), or as int32 (``Legacy4ByteIdHandler``, the default of 3.x).
+  With ``apicurio.registry.headers.enabled``, the default of 2.x, ids are in headers (``SerdeHeaders``) and
+  the payload has no header bytes.
 - AWS Glue: byte 03, a compression byte (00 none, 05 zlib), then the UUID of the schema's version.
 - Avro: a single object begins with C3 01, a container file with ``Obj`` and byte 01 (specification 1.12).
 - Smile begins with 3A 29 0A, self-described CBOR with D9 D9 F7 (RFC 8949, 3.4.6), gzip with 1F 8B, a zstd
@@ -60,7 +61,7 @@ _EIGHT_BYTES: Final = (
     "value.converter.apicurio.registry.as-confluent to true (or ….apicurio.registry.id-handler to "
     "io.apicurio.registry.serde.Legacy4ByteIdHandler) {}"
 )
-# Starts, and what they are the start of.
+# First bytes of formats, and the formats' names in messages.
 _STARTS: Final = (
     (b"Obj\x01", "an Avro container file, which no converter writes into a Kafka record"),
     (b"\xc3\x01", "Avro's single-object encoding, which has no registry id"),
@@ -74,12 +75,12 @@ _STARTS: Final = (
 
 
 def is_glue(data: bytes) -> bool:
-    """Whether the bytes start with an AWS Glue header."""
+    """Return True if the bytes start with an AWS Glue header."""
     return len(data) >= GLUE_SIZE and data[0] == 3 and data[1] in _GLUE_COMPRESSION
 
 
 def in_headers(headers: Headers, part: str) -> str | None:
-    """Why the schema id of a record's ``key`` or ``value`` is not read; None if no header has one."""
+    """The reason why the schema id of a record's ``key`` or ``value`` is not read, or None."""
     names = {name for name, value in headers if value is not None}
     for pattern, (writer, remedy) in _IN_HEADERS.items():
         name = pattern.format(part=part)
@@ -92,15 +93,15 @@ def in_headers(headers: Headers, part: str) -> str | None:
 
 
 def ids_in_headers(headers: Headers) -> str | None:
-    """The same of the value, or else of the key."""
+    """The reason of ``in_headers`` for the value, otherwise for the key."""
     known = [*headers]
     return in_headers(known, "value") or in_headers(known, "key")
 
 
 def eight_byte_id(data: bytes) -> int | None:
-    """The id of eight bytes that bytes start with; None if they do not.
+    """The id of eight bytes with which the bytes start; None if they do not start with one.
 
-    Confluent's ids of four bytes begin at 1, so that four zeros are the first half of a longer one.
+    Confluent's ids of four bytes begin at 1, so four zeros are the first half of a longer id.
     """
     if len(data) < _LONG_ID.size or data[0] != MAGIC or any(data[1:HEADER_SIZE]):
         return None
@@ -109,7 +110,7 @@ def eight_byte_id(data: bytes) -> int | None:
 
 
 def not_confluent(data: bytes) -> str:
-    """What bytes look like that are not under a Confluent header: the rest of a sentence about them."""
+    """Describe bytes without a Confluent header, as the rest of a sentence about the key or the value."""
     if not data:
         return "is empty, but a Confluent header of 5 bytes was expected."
     if is_glue(data):
@@ -135,7 +136,7 @@ def not_confluent(data: bytes) -> str:
 
 
 def not_json(data: bytes) -> str | None:
-    """Return a clause that names the format of bytes that are not JSON, or None if it is unknown."""
+    """Return a sentence that names the format of bytes that are not JSON, or None if it is unknown."""
     if is_glue(data):
         return "It has an AWS Glue schema registry header. Set the connector's converter to JsonConverter."
     if data[:1] == bytes([MAGIC]):

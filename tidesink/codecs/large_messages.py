@@ -1,18 +1,18 @@
-"""What completes a canal-json message: decompression, claim-check files, and the upstream.
+"""Completion of canal-json messages: decompression, claim-check files, and rows read from the upstream.
 
-Claim check: a row too large for Kafka is in a file, and its message says where. TiCDC (tiflow c7b2588,
-ticdc b813e76) writes a file ``<uuid>.json`` directly under ``claim-check-storage-uri``:
-``{"key":null,"value":"<base64 of the message's value>"}``, or with ``claim-check-raw-value`` the value as
-it is; either is compressed inside as the topic's messages are. The storage is a local directory, or what
-fsspec knows (S3, GCS, Azure, memory).
+Claim check: a row too large for Kafka is in a file, and its message has the file's location. TiCDC (tiflow
+c7b2588, ticdc b813e76) writes a file ``<uuid>.json`` directly under ``claim-check-storage-uri``:
+``{"key":null,"value":"<base64 of the message's value>"}``, or with ``claim-check-raw-value`` the value
+itself. The value in the file is compressed like the topic's messages. The storage is a local directory, or
+one that fsspec supports (S3, GCS, Azure, memory).
 
-A message's location is never trusted. It is reduced to a name, which is looked for under the configured
-root and nowhere else. TiCDC's own consumer uses the last part alone, since a reader may mount the storage
-elsewhere; so does this one, if that part is a name as TiCDC makes them.
+A message's location is not trusted. It is reduced to a name, which is looked up only under the configured
+root. TiCDC's own consumer uses only the last part of the location, since a reader may mount the storage
+elsewhere. So does this module, if that part has the form of TiCDC's names.
 
-Handle key: TiCDC writes a row that is too large again with the columns of its handle key alone, and
-``_tidb.onlyHandleKey``. The new row is the upstream's at the commit_ts, the old one of an update that just
-before it. A delete needs only the key that it has, unless the reader goes by another one.
+Handle key: TiCDC reduces a row that is too large to the columns of its handle key, and sets
+``_tidb.onlyHandleKey``. The new row is read from the upstream as of the commit_ts, the old row of an update
+as of just before it. A delete needs only its own key, unless the reader uses another key.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _NO_STORAGE: Final = (
 
 
 def is_cut_down(extension: Mapping[str, object]) -> bool:
-    """Whether ``_tidb`` says that the row's columns are elsewhere."""
+    """Return True if ``_tidb`` shows that the row's columns are not in the message."""
     return bool(extension.get("onlyHandleKey") or extension.get("claimCheckLocation"))
 
 
 class LargeMessages:
-    """Makes messages whole by the options. Storage and upstream are opened when they are first needed."""
+    """Completes messages according to the options. Storage and upstream are opened on first use."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class LargeMessages:
 
     @cached_property
     def claims(self) -> ClaimCheck | None:
-        """The claim-check files, None where no storage is configured.
+        """The claim-check files; None if no storage is configured.
 
         Raises:
             ConfigError: no such storage, or its library is not installed.
@@ -90,29 +90,29 @@ class LargeMessages:
 
     @cached_property
     def upstream(self) -> RowsAtCommit | None:
-        """The upstream, None where none is configured.
+        """The upstream; None if no upstream is configured.
 
         Raises:
-            ConfigError: its URL is none, or there is no driver for it.
+            ConfigError: its URL is not valid, or its driver is missing.
         """
         if self._given_upstream is not None or not self._options.upstream_url:
             return self._given_upstream
         return open_upstream(self._options.upstream_url, time_zone=self._options.time_zone)
 
     def plain(self, value: bytes) -> bytes | None:
-        """The text of a compressed value; None for one that is not compressed.
+        """Decompress a value; None if it is not compressed.
 
         Raises:
-            FramingError: the bytes are damaged, or stand for too many.
+            FramingError: the bytes are damaged, or decompress to too many.
         """
         return decompressed(value, most=self._options.max_decompressed_bytes)
 
     def whole(self, parsed: Parsed, *, key: Sequence[str] = ()) -> Parsed:
-        """A row's message with all its columns; ``key``: what the reader needs of a delete.
+        """A row's message with all its columns; ``key``: the columns that the reader needs of a delete.
 
         Raises:
-            RowUnavailableError: the columns are not to be had; says what to configure.
-            SchemaMismatchError: a member that is not what it should be.
+            RowUnavailableError: the columns are not available; the message says what to configure.
+            SchemaMismatchError: a member of the message is not valid.
             SourceUnavailableError: storage or upstream do not answer.
         """
         location, only_key = (parsed["_tidb"].get(name) for name in ("claimCheckLocation", "onlyHandleKey"))
@@ -140,7 +140,7 @@ class LargeMessages:
 
 
 def _is_of(found: Parsed, pointer: Parsed) -> bool:
-    """Whether a file's message is the whole of the one that points at it."""
+    """Return True if a file's message is the complete form of the message that refers to it."""
     same = all(found.get(name) == pointer.get(name) for name in ("database", "table", "type"))
     extension = found.get("_tidb")
     if not same or not isinstance(extension, dict) or is_cut_down(extension):
@@ -167,27 +167,27 @@ class ClaimCheck:
         self._most = most
 
     def value(self, location: str) -> bytes:
-        """The message value that a location stands for, as the producer would have sent it.
+        """The message value at a location, in the form that the producer would have sent.
 
         Raises:
-            RowUnavailableError: a location outside of the root, or no such file.
-            SchemaMismatchError: the file holds no message.
-        FramingError: it holds far more than one.
+            RowUnavailableError: the location is outside of the root, or there is no such file.
+            SchemaMismatchError: the file does not contain a message.
+            FramingError: the file contains far more than one message.
             SourceUnavailableError: the storage does not answer.
         """
         name = name_under(self._storage.location, location)
-        # Base64 takes four bytes for three, and the rest of the envelope a few more.
+        # Base64 needs four bytes for three, and the rest of the envelope a few more.
         return _unwrapped(self._storage.read(name, most=self._most * 4 // 3 + 64), name)
 
     def new_location(self) -> str:
-        """A location that no other message has."""
+        """A new unique location."""
         return f"{self._storage.location}/{uuid.uuid4()}.json"
 
     def store(self, location: str, value: bytes) -> None:
         """Write a message's value to its location.
 
         Raises:
-            SourceUnavailableError: the storage does not take it.
+            SourceUnavailableError: the storage did not accept it.
         """
         data = value
         if not self._raw_value:
@@ -205,10 +205,10 @@ def open_claim_check(uri: str, *, raw_value: bool = False, most: int = LARGEST) 
 
 
 def name_under(root: str, location: str) -> str:
-    """The name of a file under the root, which a message calls by ``location``.
+    """The name of a file under the root, from a message's ``location``.
 
     Raises:
-        RowUnavailableError: the location leads out of the root, or to another storage.
+        RowUnavailableError: the location is outside of the root, or in another storage.
     """
     scheme, path = _taken_apart(location)
     own, root_path = _taken_apart(root)
@@ -230,9 +230,9 @@ def name_under(root: str, location: str) -> str:
 
 
 def _taken_apart(location: str) -> tuple[str, str]:
-    """A location's kind of storage, and its path with the bucket before it.
+    """The type of a location's storage, and its path including the bucket.
 
-    Some versions of TiCDC clean the path with what stands before it, and write ``file:/dir/name``.
+    Some versions of TiCDC clean the path together with its scheme, and write ``file:/dir/name``.
     """
     if len(location) > _MOST_LOCATION:
         raise _outside(location, "is too long")
@@ -240,7 +240,7 @@ def _taken_apart(location: str) -> tuple[str, str]:
         parts = urlsplit(location)
     except ValueError as error:
         raise _outside(location, "is not a valid location") from error
-    # Splitting would let line breaks fall silently.
+    # Splitting would silently drop line breaks.
     if parts.query or parts.fragment or "\\" in location or not location.isprintable():
         raise _outside(location, "is not a path that TiCDC writes")
     scheme = parts.scheme.lower()
@@ -254,7 +254,7 @@ def _outside(location: str, why: str) -> RowUnavailableError:
 
 
 def _unwrapped(data: bytes, name: str) -> bytes:
-    """The value in a file of either form: a message has no member ``value``, and the envelope has."""
+    """The value in a file of either form: the envelope has the member ``value``, a message does not."""
     if not data.startswith(b"{"):
         return data
     try:
@@ -272,23 +272,23 @@ def _unwrapped(data: bytes, name: str) -> bytes:
 _LOCAL: Final = ("", "file", "local")
 # TiCDC's names of a storage (tiflow c7b2588), and fsspec's.
 _PROTOCOLS: Final = {"s3a": "s3", "gcs": "gs", "azure": "az", "azblob": "az", "abfs": "az"}
-# What TiCDC takes behind the ? of an S3 URI, and what s3fs calls it.
+# TiCDC's query parameters of an S3 URI, and their names in s3fs.
 _S3_OPTIONS: Final = {"access-key": "key", "secret-access-key": "secret", "session-token": "token"}
 _OPTION: Final = "claim-check-storage-uri"
 
 
 class ClaimCheckStorage(Protocol):
-    """Files by their names under one root."""
+    """Files by name under one root."""
 
     @property
     def location(self) -> str:
-        """The root as TiCDC writes it before a file's name; without secrets."""
+        """The root, without secrets, as TiCDC writes it in front of a file's name."""
 
     def read(self, name: str, *, most: int) -> bytes:
-        """A file's bytes.
+        """Read a file.
 
         Raises:
-            RowUnavailableError: there is no such file, it is none to be read, or larger than ``most``.
+            RowUnavailableError: the file does not exist, is not a regular file, or is larger than ``most``.
             SourceUnavailableError: the storage does not answer.
         """
 
@@ -296,12 +296,12 @@ class ClaimCheckStorage(Protocol):
         """Write a new file.
 
         Raises:
-            SourceUnavailableError: the storage does not take it.
+            SourceUnavailableError: the storage did not accept it.
         """
 
 
 def open_storage(uri: str) -> ClaimCheckStorage:
-    """The storage that ``claim-check-storage-uri`` names: a path, ``file://``, or a URL that fsspec knows.
+    """The storage that ``claim-check-storage-uri`` names: a path, ``file://``, or a URL that fsspec supports.
 
     Raises:
         ConfigError: no such storage, or its library is not installed.
@@ -313,7 +313,7 @@ def open_storage(uri: str) -> ClaimCheckStorage:
 
 
 class LocalStorage:
-    """Files in one directory and those below it."""
+    """Files in one directory and its subdirectories."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_absolute():
@@ -326,14 +326,14 @@ class LocalStorage:
         return "file://" + self._root.as_posix().rstrip("/")
 
     def read(self, name: str, *, most: int) -> bytes:
-        """A file's bytes; a link is no file of the root, wherever it leads."""
+        """Read a file; symbolic links are refused."""
         path = self._root / name
         if path.resolve() != self._root.resolve() / name:
             raise RowUnavailableError(
                 f"The claim-check file {name!r} is a symbolic link, which is not followed."
             )
         with _translated(name):
-            # Without waiting: a pipe in a file's place must not hold the reader for ever.
+            # Open without blocking: a pipe in place of a file must not block the reader forever.
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(handle, "rb") as file:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -351,7 +351,7 @@ class LocalStorage:
 
 
 class RemoteStorage:
-    """Files of a storage that fsspec knows. ``uri`` may hold secrets behind its ``?``."""
+    """Files of a storage that fsspec supports. ``uri`` may contain secrets after its ``?``."""
 
     def __init__(self, protocol: str, uri: str) -> None:
         parts = urlsplit(uri)
@@ -360,7 +360,7 @@ class RemoteStorage:
         self._system = _file_system(protocol, dict(parse_qsl(parts.query)), self.location)
 
     def read(self, name: str, *, most: int) -> bytes:
-        """A file's bytes."""
+        """Read a file."""
         with _translated(name), self._system.open(f"{self._root}/{name}", "rb") as file:
             return _within(file.read(most + 1), name, most)
 
@@ -412,7 +412,7 @@ def _within(data: bytes, name: str, most: int) -> bytes:
 
 @contextmanager
 def _translated(name: str) -> Iterator[None]:
-    """A storage's errors as ours. Their texts are left out: an address in them may hold a secret."""
+    """Translate a storage's errors, without their texts: an address in them may contain a secret."""
     try:
         yield
     except RowUnavailableError:
@@ -440,23 +440,23 @@ _NO_UPSTREAM = (
 
 
 class RowsAtCommit(Protocol):
-    """What answers for a row as it was; ``Upstream`` does."""
+    """Reads rows as of a commit_ts; ``Upstream`` implements it."""
 
     def row(self, table: TableId, key: Texts, *, commit_ts: int) -> UpstreamRow:
-        """The row that a key names, as it was at ``commit_ts``."""
+        """The row with this key, as of ``commit_ts``."""
 
 
 def completed(
     parsed: Parsed, upstream: RowsAtCommit | None, *, key: Sequence[str] = (), full_types: bool = False
 ) -> Parsed:
-    """A message as it would have been, had its row not been too large.
+    """A message in the form that it would have had if its row had fitted.
 
-    ``key``: the columns the reader needs of a delete, beside the handle key. ``full_types``: the topic is
-    content-compatible, where the message's own words do not tell.
+    ``key``: the columns that the reader needs of a delete, in addition to the handle key. ``full_types``: the
+    topic is content-compatible, in case the message's own types do not show it.
 
     Raises:
-        RowUnavailableError: there is no upstream, or no such row there.
-        SchemaMismatchError: a member that is not what it should be.
+        RowUnavailableError: there is no upstream, or it does not have the row.
+        SchemaMismatchError: a member of the message is not valid.
         SourceUnavailableError: the upstream does not answer.
     """
     kind, data = parsed["type"], _only_row(parsed, "data")

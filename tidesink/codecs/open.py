@@ -1,7 +1,7 @@
-"""The protocols: ``CODECS`` says what is known of each, and a codec is loaded when it is first opened.
+"""The protocols: ``CODECS`` holds the facts about each, and a codec is loaded when it is first opened.
 
-What the config, the command line and the workers ask of a protocol stands here. CONTRIBUTING.md lists what
-else a new one needs.
+The config, the command line and the workers look up protocols here. CONTRIBUTING.md lists the further steps
+for a new protocol.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CodecParts:
-    """What codecs are made of; each takes what it needs."""
+    """The parts that codecs are built from; each codec uses those that it needs."""
 
     options: CodecOptions
     registry: SchemaRegistry | None = None
@@ -70,15 +70,19 @@ def _registry(parts: CodecParts, protocol: str) -> SchemaRegistry:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a protocol's codec is opened, and what is known of its topics.
+    """How to open a protocol's codec, and facts about its topics.
 
-    ``aliases``: its other names. ``registry``: its schemas are in a schema registry. ``tells_ddl``: its
-    topics carry DDL to the worker. ``shares_topics``: a topic may hold several tables, which its messages
-    name; else it holds one. ``leaves_out``: a row may lack values that did not change; text and binary
-    columns are written with ``PLACEHOLDER`` in their place. ``connectors``: its tables may be of other
-    databases than MySQL and TiDB, with columns whose names differ only in case. ``reads``: the settings of
-    ``source`` that it takes and some other protocol ignores (TiCDC tiflow c7b2588 and ticdc b813e76).
-    ``writes``: the same of a target of type ``kafka``; None: it is not written there.
+    ``aliases``: its other names.
+    ``registry``: its schemas are in a schema registry.
+    ``tells_ddl``: its topics report DDL to the worker.
+    ``shares_topics``: a topic may contain several tables, which its messages name; otherwise it contains one.
+    ``leaves_out``: a row may omit values that did not change; text and binary columns then contain
+    ``PLACEHOLDER``.
+    ``connectors``: its tables may come from other databases than MySQL and TiDB, with columns whose names
+    differ only in case.
+    ``reads``: the settings of ``source`` that it uses and some other protocol ignores (TiCDC tiflow c7b2588
+    and ticdc b813e76).
+    ``writes``: the same for a target of type ``kafka``; None: it cannot be written there.
     """
 
     open: Callable[[CodecParts], Codec]
@@ -143,19 +147,19 @@ CODECS: Final[Mapping[str, Protocol]] = {
         writes=frozenset({*_AVRO, "cluster_id"}),
     ),
 }
-# Every name of every protocol, by which it is the key of ``CODECS``.
+# The key of ``CODECS`` for every name of a protocol.
 ALIASES: Final[Mapping[str, str]] = {
     name: protocol for protocol, known in CODECS.items() for name in (protocol, *known.aliases)
 }
 
 
 def without_effect(protocol: str, use: Literal["reads", "writes"]) -> frozenset[str]:
-    """The settings that some other protocol takes and this one ignores."""
+    """The settings that this protocol ignores and some other protocol uses."""
     taken = {name: getattr(known, use) or frozenset() for name, known in CODECS.items()}
     return frozenset[str]().union(*taken.values()) - taken[protocol]
 
 
-# Names that a user may have read of, and what to use instead.
+# Names from TiCDC's documents that no release supports, and the protocols to use instead.
 RESERVED: Final[Mapping[str, str]] = {
     "rich-avro": "is reserved in TiCDC's design, but no release of TiCDC writes it. Use flat-avro (TiCDC's "
     "avro; avro-include-before-value adds old rows with new TiCDC), or canal-json.",
@@ -163,10 +167,10 @@ RESERVED: Final[Mapping[str, str]] = {
 
 
 def protocol_named(protocol: str) -> str:
-    """The protocol's name as in ``CODECS``, by any of its names; case does not matter, as at TiCDC.
+    """The protocol's name in ``CODECS``, from any of its names; case does not matter, as in TiCDC.
 
     Raises:
-        ConfigError: no such protocol; suggests the nearest.
+        ConfigError: no such protocol; the message suggests the nearest name.
     """
     name = protocol.strip().lower()
     if name in ALIASES:
@@ -190,12 +194,12 @@ def open_codec(
 ) -> Codec:
     """The codec of a protocol, by any name in ``ALIASES``.
 
-    flat-avro takes ``registry``, ``table_of_topic``, and ``glue`` for the schemas of messages that AWS Glue
-    frames; canal-json ``definitions`` and ``keys``; debezium-avro ``registry`` and ``definitions``;
+    flat-avro uses ``registry``, ``table_of_topic``, and ``glue`` for the schemas of messages with an AWS Glue
+    header; canal-json ``definitions`` and ``keys``; debezium-avro ``registry`` and ``definitions``;
     debezium-json ``definitions``.
 
     Raises:
-        ConfigError: an unknown protocol, or an Avro one without a registry.
+        ConfigError: an unknown protocol, or an Avro protocol without a registry.
     """
     parts = CodecParts(options or CodecOptions(), registry, table_of_topic, definitions, keys, glue)
     return CODECS[protocol_named(protocol)].open(parts)

@@ -1,12 +1,12 @@
-"""The bytes TiCDC sums for a row, the sums a row can have, and whether a row is what its sum says.
+"""TiCDC's row checksums: the summed bytes of a row, its possible sums, and their comparison with the wire.
 
-CRC32 (IEEE) over the columns that are not NULL, one after the other: integers, YEAR, an ENUM's index, a
-SET's mask and BIT as 64 bits little-endian; FLOAT and DOUBLE as the bits of a double; text, bytes,
-DECIMAL, JSON, dates and times as their length (uint32 little-endian) and their bytes, TIMESTAMP in UTC;
-VECTOR as its dimension and its 32-bit floats (TiCDC tiflow c7b2588 and ticdc b813e76).
+CRC32 (IEEE) over the columns that are not NULL, in order: integers, YEAR, an ENUM's index, a SET's mask and
+BIT as 64 bits little-endian; FLOAT and DOUBLE as the bits of a double; text, bytes, DECIMAL, JSON, dates and
+times as their length (uint32 little-endian) and their bytes, TIMESTAMP in UTC; VECTOR as its dimension and
+its 32-bit floats (TiCDC tiflow c7b2588 and ticdc b813e76).
 
-A row has several sums where the wire does not say which value TiDB held: a TIMESTAMP in the hour that
-comes twice when clocks are set back, an ENUM whose ``allowed`` can be split in two ways.
+A row has several possible sums if the wire does not show TiDB's exact value: a TIMESTAMP in the hour that
+occurs twice when clocks are set back, or an ENUM whose ``allowed`` can be split in two ways.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tidesink.events import ChangeEvent, Column, ColumnType, Row
 from tidesink.typemap.table import Reader, row_of
 from tidesink.typemap.values import FoldedTime
 
-# A value to the bytes it adds; several where the wire does not say which.
+# Maps a value to the bytes that it adds; to several if the wire does not show which.
 PartReader = Callable[[Any], "bytes | tuple[bytes, ...]"]
 
-# Of TIMESTAMP columns, each in the hour that comes twice.
+# The most TIMESTAMP columns of a row that may be in the repeated hour.
 _MOST_TIMES: Final = 12
 MOST_SUMS: Final = 2**_MOST_TIMES
 _MASK: Final = (1 << 64) - 1
@@ -47,16 +47,16 @@ MISMATCH: Final = (
 )
 
 
-# What a value that is none of its column's type makes of its reader.
+# Errors that a reader raises for a value that does not fit its column's type.
 _NO_VALUE: Final = (ValueError, ArithmeticError, TypeError, AttributeError)
 
 
 class UnreportedError(ValueError):
-    """A row whose sum cannot be computed from what the wire says; the text says why."""
+    """The sum of a row cannot be computed from the wire; the text has the reason."""
 
 
 def _part_reader(column_type: ColumnType, zone: str) -> PartReader:
-    """What a column of this type adds to the sum; ``zone`` is where TIMESTAMP texts are."""
+    """The function that returns the summed bytes of a value; ``zone`` is the zone of TIMESTAMP texts."""
     row = row_of(column_type)
     members = column_type.members or ()
     if row.reader == "timestamp":
@@ -98,7 +98,7 @@ def _decimal(value: Decimal) -> bytes:
 
 
 def _timestamp(zone: ZoneInfo, text: str) -> bytes | tuple[bytes, ...]:
-    """The text in UTC; two where the clock shows it twice. What is no moment, as 0000-00-00, stays."""
+    """The text in UTC; two texts in the repeated hour. Text without a moment (0000-00-00) is unchanged."""
     found = _LOCAL.fullmatch(text)
     if found is None:
         return _text(text)
@@ -115,9 +115,9 @@ def _timestamp(zone: ZoneInfo, text: str) -> bytes | tuple[bytes, ...]:
 
 
 def _indexes(members: tuple[str, ...]) -> dict[str, bytes | tuple[bytes, ...]]:
-    """What an ENUM's label adds: its index, or each index it may have.
+    """The summed bytes of each ENUM label: its index, or each index that it may have.
 
-    In ``allowed`` a comma behind a backslash may as well part two members, the first ending in a backslash.
+    In ``allowed`` a comma after a backslash may also separate two members, the first ending in a backslash.
     """
     found: dict[str, list[int]] = {}
     parted = 0
@@ -138,7 +138,7 @@ def _enum(parts: dict[str, bytes | tuple[bytes, ...]], value: str | int) -> byte
 
 
 def _bits(members: tuple[str, ...]) -> dict[str, int]:
-    # MySQL allows no comma in a SET's member: one there shows that `allowed` was split wrongly.
+    # MySQL allows no comma in a SET's member, so a comma there shows that `allowed` was split wrongly.
     if any("," in member for member in members):
         return {}
     return {member: 1 << place for place, member in enumerate(members) if members.count(member) == 1}
@@ -157,7 +157,7 @@ def _set(bits: dict[str, int], value: str | int) -> bytes:
 
 
 def _unquoted(label: str) -> str:
-    # The producer writes \' and '' as ' in `allowed`, and the value as it is.
+    # The producer writes \' and '' as ' in `allowed`, but leaves the value unchanged.
     return label.replace("\\'", "'").replace("''", "'")
 
 
@@ -175,9 +175,9 @@ _READERS: Final[Mapping[Reader, PartReader]] = {
 CHECKSUM: Final = "_tidb_row_level_checksum"
 CORRUPTED: Final = "_tidb_corrupted"
 VERSION: Final = "_tidb_checksum_version"
-# What current TiDB stores; the sum on the wire is computed the same for all.
+# The version that current TiDB stores; the sum on the wire is computed the same way for all versions.
 CURRENT_VERSION: Final = 2
-# A row of which TiDB keeps no checksum, and the half of a split update.
+# A row without a checksum in TiDB, and the half of a split update.
 NO_CHECKSUM: Final = ("", "0")
 
 CORRUPTED_REASON: Final = (
@@ -187,14 +187,14 @@ CORRUPTED_REASON: Final = (
 
 
 def summed_order(columns: Iterable[Column], options: CodecOptions) -> tuple[Column, ...]:
-    """The columns in the order the producer sums them, of the columns in table order."""
+    """Sort columns, given in table order, into the order in which the producer sums them."""
     if options.producer == "new":
         return tuple(columns)
     return tuple(sorted(columns, key=lambda column: column.column_id or 0))
 
 
 class RowSums:
-    """Sums the rows of one table, or checks those of one writer schema, over ``columns`` in this order."""
+    """Computes or checks the sums of rows of one schema, over ``columns`` in this order."""
 
     def __init__(self, columns: Sequence[Column], time_zone: str) -> None:
         self._names = tuple(column.name for column in columns)
@@ -204,14 +204,14 @@ class RowSums:
 
     @property
     def has_local_times(self) -> bool:
-        """Whether there are TIMESTAMP columns, in a zone whose clocks may show a time twice."""
+        """True if there are TIMESTAMP columns in a zone whose clocks may show a time twice."""
         return bool(self._local_times)
 
     def sum(self, row: Row) -> int:
-        """The sum of a row; of a time that comes twice the first is meant, if it does not say which.
+        """The sum of a row; a time that occurs twice counts as the first, unless it has a fold.
 
         Raises:
-            EncodeError: a value is none of its column's type.
+            EncodeError: a value does not fit its column's type.
         """
         try:
             return self._sums(row)[0]
@@ -219,7 +219,7 @@ class RowSums:
             raise EncodeError(f"The row's checksum cannot be computed: {error!s:.120}.") from error
 
     def fault(self, row: Row, extension: Mapping[str, object]) -> str | None:
-        """Why the row is not what its checksum says; None where it is, or has none."""
+        """The reason why the row does not match its checksum; None if it matches or has no checksum."""
         if extension.get(CORRUPTED) is True:
             return CORRUPTED_REASON
         said = str(extension.get(CHECKSUM, ""))
@@ -234,7 +234,7 @@ class RowSums:
         return f"The row's checksum is {sums[0]}, but TiCDC wrote {said[:40]!r}. {MISMATCH}"
 
     def meant_times(self, row: Row, extension: Mapping[str, object]) -> dict[str, FoldedTime]:
-        """The times of a row that come twice, as its checksum fits them; empty where it says nothing."""
+        """The row's times that occur twice, resolved by its checksum; empty if it does not decide them."""
         said = str(extension.get(CHECKSUM, ""))
         times = ((name, reader, row[name]) for name, reader in self._local_times)
         names = [name for name, reader, time in times if type(time) is str and type(reader(time)) is tuple]
@@ -252,7 +252,7 @@ class RowSums:
         return {}
 
     def _sums(self, row: Row) -> Sequence[int]:
-        """Every sum the row can have, the likeliest first."""
+        """Every sum that the row can have, the likeliest first."""
         sums = [0]
         for reader, value in zip(self._readers, [row[name] for name in self._names], strict=True):
             parts = b"" if value is None else reader(value)
@@ -266,9 +266,9 @@ class RowSums:
 
 
 def checksum_fault(event: ChangeEvent, *, time_zone: str = "UTC") -> str | None:
-    """Why a decoded flat-avro event is not what its checksum says; None where it is, or has none.
+    """The reason why a decoded flat-avro event does not match its checksum, or None.
 
-    ``time_zone`` is the changefeed's: TIMESTAMP texts carry none.
+    ``time_zone`` is the changefeed's, because TIMESTAMP texts do not contain a zone.
     """
     row = event.after if event.after is not None else event.before
     if row is None or event.schema is None or not event.extension or CHECKSUM not in event.extension:

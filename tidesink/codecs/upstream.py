@@ -1,9 +1,9 @@
-"""Rows of the upstream TiDB as they were at a commit_ts, as texts that canal-json would have carried.
+"""Rows of the upstream TiDB as of a commit_ts, as the texts that canal-json would have contained.
 
 TiCDC's own consumer (tiflow c7b2588) sets ``tidb_snapshot`` and selects by the handle key; so does this
-one (``source_database.mysql``). What each column is, is asked at the same moment, so that a later DDL changes
-nothing. The session's zone is UTC, and TIMESTAMP texts are put into the changefeed's zone here: the upstream
-need not know its name.
+module (``source_database.mysql``). The columns' types are read as of the same moment, so a later DDL has no
+effect. The session's zone is UTC, and TIMESTAMP texts are converted to the changefeed's zone here, since the
+upstream may not have its name.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _EXTRA: Final = "pip install 'tidesink[large-messages]'"
 
 
 class UpstreamRow(NamedTuple):
-    """A row's texts in table order, and its columns' types."""
+    """A row's texts in table order, and the types of its columns."""
 
     texts: dict[str, str | None]
     types: dict[str, ColumnType]
 
 
 class Upstream:
-    """Reads single rows by their keys. ``as_of`` moves a session to a moment."""
+    """Reads single rows by their keys. ``as_of`` sets a session's point in time."""
 
     def __init__(self, engine: Engine, *, time_zone: str = "UTC", as_of: AsOf = tidb_as_of) -> None:
         self._engine = engine
@@ -58,12 +58,12 @@ class Upstream:
         self._as_of = as_of
 
     def row(self, table: TableId, key: Texts, *, commit_ts: int) -> UpstreamRow:
-        """The row that a key names, as it was at ``commit_ts``; ``key`` holds canal-json texts.
+        """The row with this key as of ``commit_ts``; ``key`` has canal-json texts.
 
         Raises:
-            RowUnavailableError: there was no such row, or it was too long ago.
+            RowUnavailableError: there was no such row, or its version was garbage-collected.
             SourceUnavailableError: the upstream does not answer.
-            ConfigError: it refuses the session, or is no TiDB.
+            ConfigError: the upstream refuses the session, or is not TiDB.
         """
         with _translated(table, commit_ts), self._engine.connect() as connection:
             begin_session(connection)
@@ -104,7 +104,7 @@ class Upstream:
         query = sa.select(*wanted).select_from(table_of(table))
         for name, text in key.items():
             query = query.where(compared(name, types[name]) == self._value(text, types[name]))
-        # Two would mean that the key is none.
+        # Two rows would mean that the key is not unique.
         return list(connection.execute(query.limit(2)))
 
     def _value(self, text: str | None, column_type: ColumnType) -> Value:
@@ -114,23 +114,23 @@ class Upstream:
         return parameter_of(text, column_type)
 
     def _text(self, value: Any, column_type: ColumnType) -> str:
-        """What canal-json carries for a selected value."""
+        """The canal-json text of a selected value."""
         text = text_of(value, column_type)
         return _moved(text, timezone.utc, self._zone) if column_type.name == "timestamp" else text
 
 
 def open_upstream(url: str, *, time_zone: str = "UTC", as_of: AsOf = tidb_as_of) -> Upstream:
-    """An upstream by its SQLAlchemy URL, such as ``mysql+pymysql://reader:…@tidb:4000``; not connected yet.
+    """An upstream from its SQLAlchemy URL, such as ``mysql+pymysql://reader:…@tidb:4000``; not connected yet.
 
     Raises:
-        ConfigError: no URL, or no driver for it; the URL itself is never shown.
+        ConfigError: the URL is not valid, or its driver is missing; the URL itself is never shown.
     """
     engine = open_engine(url, option=_OPTION, extra=f"the large-messages extra: {_EXTRA}")
     return Upstream(engine, time_zone=time_zone, as_of=as_of)
 
 
 def _moved(text: str, source: tzinfo, target: tzinfo) -> str:
-    """A TIMESTAMP's text in another zone; zero is zero in any."""
+    """A TIMESTAMP's text in another zone; a zero date is the same in every zone."""
     if text.startswith("0000-00-00"):
         return text
     whole, dot, fraction = text.partition(".")
@@ -140,7 +140,7 @@ def _moved(text: str, source: tzinfo, target: tzinfo) -> str:
 
 @contextmanager
 def _translated(table: TableId, commit_ts: int) -> Iterator[None]:
-    """The database's errors as ours, by their codes. Their own texts may hold values, and are left out."""
+    """Translate the database's errors by their codes. Their own texts may contain values, and are omitted."""
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
     try:
