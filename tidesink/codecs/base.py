@@ -217,7 +217,7 @@ class Codec(ABC):
         """
 
     def columnar(self, options: ValueOptions) -> Columnar | None:  # noqa: ARG002
-        """The columnar step, for ``codecs.batch.decode_in_columns``; None if the codec has none of its own."""
+        """The columnar step, for ``codecs.batch.decode_in_columns``; None if the codec does not have one."""
         return None
 
     def table_of(self, _message: Message) -> TableId | None:

@@ -564,7 +564,7 @@ def name_lists(masks: Mapping[str, npt.NDArray[np.bool_]], count: int) -> pa.Arr
 
 
 def _fitting(number: int | None) -> int | None:
-    """The number if it fits into 64 bits, else None. A larger one belongs to a fault, whose row is not read."""
+    """The number if it fits into 64 bits, else None: the row of such a fault is not read."""
     return None if number is None or abs(number) > _MOST else number
 
 

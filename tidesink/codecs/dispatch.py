@@ -239,7 +239,7 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True)
 class Dispatcher:
-    """One rule. If ``topic`` is None, the sink URI's topic is used. ``index`` names the index of index-value."""
+    """One rule. ``topic`` None means the sink URI's topic; ``index`` is the index of index-value."""
 
     matcher: TableFilter
     topic: TopicRule | None = None
@@ -248,7 +248,7 @@ class Dispatcher:
     columns: tuple[str, ...] = ()
 
     def scatters(self, key: Collection[str] | None = None) -> str | None:
-        """The reason why Kafka may not order the rows of one key (they can be in several partitions), or None.
+        """The reason why Kafka may not order the rows of one key (they are in several partitions), or None.
 
         ``key``: the columns of the table's handle key, if known.
         """

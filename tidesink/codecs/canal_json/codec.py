@@ -1,21 +1,21 @@
 """The ``canal-json`` codec: TiCDC's JSON envelope, classic (tiflow c7b2588) and new (ticdc b813e76).
 
 Format, with ``protocol=canal-json``: one JSON object in a Kafka record, key null, every value text or null.
-Several objects in one value, each ended by a newline (the file form of cloud storage sinks), are several
-events. A name that stands twice in an object counts as its last, as for Go and for Spark.
+Several objects in one value, each ended by a newline (the file format of cloud storage sinks), are several
+events. If a name occurs twice in an object, the last one counts, as in Go and Spark.
 
-The wire carries short type words. Full types come from table definitions, from the topic's own CREATE and
-ALTER events, which this codec reads as they pass, or from a content-compatible ``mysqlType``; a type that
-stays unknown is as exact as its word allows.
+The wire contains short type names. Full types come from table definitions, from the topic's own CREATE and
+ALTER events, which this codec reads in passing, or from a content-compatible ``mysqlType``. Any other type is
+only as exact as its short name.
 
-A compressed value is recognised by its bytes. A row that was cut down to its handle key
-(``handle-key-only``, ``claim-check``) is completed before it is read: ``codecs.large_messages``. Events of
-tables without a key are identified by TiDB's row key where the message carries it.
+A compressed value is recognised by its bytes. A row that was reduced to its handle key (``handle-key-only``,
+``claim-check``) is completed before it is read: ``codecs.large_messages``. Events of tables without a key are
+identified by TiDB's row key if the message contains it.
 
-Decoding is lenient where nothing can go wrong; ``envelope.CanalJsonSchema`` is not.
+Decoding is lenient where leniency cannot change a value; ``envelope.CanalJsonSchema`` is strict.
 
-What is encoded is byte for byte the producer's, but for two things that are random there: ``ts`` is a wall
-clock, and the order inside ``mysqlType``, which here is column order.
+Encoded messages are byte for byte the producer's, except for two things that are random there: ``ts`` is a
+wall clock, and the order inside ``mysqlType``, which is column order here.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def _now_ms() -> int:
 class CanalJsonCodec(Codec):
     """Decodes and encodes canal-json.
 
-    ``definitions`` grows by the DDL events that pass, in either direction. ``keys`` names the key of
-    tables; without it ``pkNames`` does. ``shapes`` are given by who knows all types and keys beforehand: the
-    DDL that passes changes none of them. ``clock`` gives ms since 1970 for ``ts``. ``large`` finds what
-    messages leave out, by the options if it is not given. ``unread_ddl`` holds the DDL texts that could not
-    be read for types, with the reason.
+    ``definitions`` grows with the DDL events that are decoded or encoded. ``keys`` sets the keys of tables;
+    without it ``pkNames`` does.
+    ``shapes``: passed by a caller that has all types and keys; DDL events then do not change them. ``clock``
+    returns ms since 1970 for ``ts``. ``large`` reads the data that messages omit; by default it is created
+    from the options. ``unread_ddl`` holds the DDL texts whose types could not be parsed, with the reason.
     """
 
     name = "canal-json"
@@ -109,13 +109,13 @@ class CanalJsonCodec(Codec):
         Raises:
             DecodeError: this record cannot be decoded; context has topic, partition, offset.
             SourceUnavailableError: claim-check storage or the upstream do not answer.
-            ConfigError: one of them cannot be opened as it is configured.
+            ConfigError: one of them cannot be opened with its configuration.
         """
         try:
             try:
                 parsed: Parsed = orjson.loads(message.value)  # type: ignore[arg-type]  # None is refused
                 op, extension = OPS[parsed["type"]], parsed.get("_tidb")
-                # One row, of which nothing is elsewhere: nearly all messages.
+                # One complete row, as in nearly all messages.
                 usual = parsed["isDdl"] is False and len(parsed["data"]) == 1
                 if usual and (extension is None or len(extension) == 1):
                     return (self._row(parsed, op, message, 0),)
@@ -152,7 +152,7 @@ class CanalJsonCodec(Codec):
         return parsed
 
     def _row(self, parsed: Parsed, op: Op, message: Message, index: int) -> ChangeEvent:
-        """The event of a message with one row; one function, since it runs once a row."""
+        """The event of a message with one row; one function, because it runs once per row."""
         get = parsed.get
         extension, rows, es = get("_tidb"), get("data"), get("es")
         commit_ts = source = None
@@ -176,7 +176,7 @@ class CanalJsonCodec(Codec):
         values, only = read_row(row, shape), shape.only_key
         key = None if only is None else values.get(only)
         before = None if op is not _UPDATE else _before(old, values, shape)
-        # Where commit_ts says it all, there is nothing to keep beside the event.
+        # Nothing needs to be kept in the extension if commit_ts determines ``es``.
         reported = commit_ts is not None and commit_ts >> 18 == es and len(extension) == 1  # type: ignore[arg-type]
         unreported = not reported or op is _UPDATE or shape.wire_types is not None
         return _event(
@@ -205,11 +205,11 @@ class CanalJsonCodec(Codec):
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """The Kafka record of one event; None for a watermark without the TiDB extension.
 
-        An event without a schema takes its types from the definitions and from
-        ``extension["mysqlType"]``, as decoding put it there.
+        The types of an event without a schema come from the definitions and from ``extension["mysqlType"]``,
+        which decoding sets.
 
         Raises:
-            EncodeError: canal-json cannot carry this event; context has the topic.
+            EncodeError: canal-json cannot represent this event; context has the topic.
         """
         try:
             value = self._encode(event)
@@ -237,7 +237,7 @@ class CanalJsonCodec(Codec):
             self.unread_ddl[event.query] = error.message
 
     def _schema_of(self, event: ChangeEvent) -> TableSchema:
-        """The schema of an event that has none, by the definitions and by what decoding kept beside it."""
+        """The schema of an event without one, from the definitions and from the event's extension."""
         extension = event.extension or {}
         definition, mysql_type = self.definitions.get(event.table), extension.get("mysqlType")
         if definition is None and not mysql_type:
@@ -257,16 +257,17 @@ class CanalJsonCodec(Codec):
         ).schema
 
 
-# Members of an enum are looked up again each time, which is felt a row.
+# An enum's members are looked up again on each access, which is measurable per row.
 _UPDATE, _DELETE = Op.UPDATE, Op.DELETE
 
-# Named tuples made from a whole tuple: half the time of their constructors, which is felt a row.
+# Named tuples created from a whole tuple need half the time of their constructors, which is measurable per
+# row.
 _event = cast("Callable[[tuple[object, ...]], ChangeEvent]", partial(tuple.__new__, ChangeEvent))
 _position = cast("Callable[[tuple[object, ...]], Position]", partial(tuple.__new__, Position))
 
 
 def _each_alone(parsed: Parsed, op: Op) -> Iterator[Parsed]:
-    """A message of several rows, which Alibaba's Canal sends, as messages of one."""
+    """Split a message of several rows, which Alibaba's Canal sends, into messages of one row."""
     rows = parsed.get("data")
     if type(rows) is not list or len(rows) < 2:
         yield parsed
@@ -274,7 +275,7 @@ def _each_alone(parsed: Parsed, op: Op) -> Iterator[Parsed]:
     old = _old_rows(parsed, rows) if op is _UPDATE else [None] * len(rows)
     extension = parsed.get("_tidb")
     if type(extension) is dict and "rowkey" in extension:
-        # A row key names one row: of several in a message it would make one.
+        # A row key identifies one row, so it is dropped from a message with several rows.
         extension = {name: value for name, value in extension.items() if name != "rowkey"}
     for row, before in zip(rows, old, strict=True):
         yield {**parsed, "data": [row], "old": [before], "_tidb": extension}
@@ -293,7 +294,7 @@ def _old_rows(parsed: Parsed, rows: list[object]) -> list[object]:
 
 
 def _before(old: object, after: Mapping[str, Value], shape: RowShape) -> dict[str, Value]:
-    """The row before an update: ``old``, with the columns that it leaves out taken from ``after``."""
+    """The row before an update: ``old``, completed with the columns of ``after``."""
     if type(old) is not dict:
         raise SchemaMismatchError("A row in 'old' is not an object.")
     unknown = old.keys() - after.keys()
@@ -307,7 +308,7 @@ def _commit_ts(extension: object) -> int | None:
     if type(extension) is not dict:
         raise SchemaMismatchError("'_tidb' must be an object.")
     value = extension.get("commitTs")
-    if type(value) is int and value >= 0:  # asked for each row
+    if type(value) is int and value >= 0:  # the fast path, once per row
         return value
     return timestamp(extension, "commitTs")
 
@@ -315,7 +316,7 @@ def _commit_ts(extension: object) -> int | None:
 def _extension(
     parsed: Parsed, commit_ts: int | None, shape: RowShape, old: object
 ) -> dict[str, object] | None:
-    """What an encoder needs to write the message again and the event does not hold."""
+    """The data that an encoder needs to write the same message again, in addition to the event."""
     es, members = parsed.get("es"), parsed.get("_tidb")
     as_reported = es is None or (commit_ts is not None and commit_ts >> 18 == es)
     partial = old is not None and len(old) < len(shape.names)  # type: ignore[arg-type]  # was read as a row
@@ -337,21 +338,21 @@ def _extension(
 
 
 def row_key_of(event: ChangeEvent) -> RowKey:
-    """The row key that a canal-json event carries (``output-row-key``, new TiCDC).
+    """The row key in a canal-json event (``output-row-key``, new TiCDC).
 
     Raises:
-        SchemaMismatchError: it carries none, or that of a table with a clustered key.
+        SchemaMismatchError: the event has no row key, or the row key of a table with a clustered key.
     """
     return parse_row_key(_tidb(event).get("rowkey"))
 
 
 def keyed_by_row(event: ChangeEvent) -> ChangeEvent:
-    """The event with its row key as key, and in both images: as workers keep tables without a key.
+    """The event with its row key as key and in both images, as workers keep tables without a key.
 
-    An update never changes the row key, and its old row has the same one.
+    An update never changes the row key, so the old row has the same one.
 
     Raises:
-        SchemaMismatchError: as ``row_key_of``.
+        SchemaMismatchError: the event has no row key, or the row key of a table with a clustered key.
     """
     found = row_key_of(event)
     key: Row = {ROW_ID: found.row_id, TABLE_ID: found.table_id}
@@ -361,12 +362,12 @@ def keyed_by_row(event: ChangeEvent) -> ChangeEvent:
 
 # Writing
 
-# Bytes TiCDC counts for a record around its value.
+# Bytes that TiCDC counts for a record in addition to its value.
 RECORD_OVERHEAD = 36
 _KEPT_OBJECTS = 64
 _ONLY_HANDLE_KEY = ',"onlyHandleKey":true'
 
-# Go's HTML-safe escaping: these four short forms, all else that is not plain as \u00XX.
+# Go's HTML-safe escaping: these five short forms; all other special characters as \u00XX.
 _SPECIAL = re.compile('[\x00-\x1f"\\\\<>&\u2028\u2029]')
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
 _ESCAPED = {c: _SHORT.get(c, f"\\u{ord(c):04x}") for c in [*map(chr, range(32)), *'"\\<>&\u2028\u2029']}
@@ -380,27 +381,27 @@ def json_text(text: str) -> str:
 
 
 class RowWriter:
-    """Writes the rows of one table schema; ``full_types``: with the full texts of their types."""
+    """Writes the rows of one table schema; ``full_types`` writes the full texts of their types."""
 
     def __init__(self, schema: TableSchema, full_types: bool) -> None:
         written = [column for column in schema.columns if not column.virtual]
         self._schema, self._full_types = schema, full_types
         self._columns = {c.name: (json_text(c.name), text_writer(c.type)) for c in written}
-        # None where the code depends on the value.
+        # None if the code depends on the value.
         self._sql_codes = {
             c.name: None if row_of(c.type).sql_type_above else str(sql_type_code(c.type, None))
             for c in written
         }
-        # By the columns of a row: nearly all rows of a table have the same ones.
+        # Cached by a row's columns: nearly all rows of a table have the same ones.
         self._mysql_types: dict[tuple[str, ...], str] = {}
         self.pk_names = "[" + ",".join(json_text(column.name) for column in schema.primary_key) + "]"
         self.handle_names = frozenset(column.name for column in schema.handle_columns)
 
     def texts(self, row: Row) -> dict[str, str]:
-        """Each column's JSON text, in table order; a column the row has not is left out.
+        """Each column's JSON text, in table order, for the columns of the row.
 
         Raises:
-            EncodeError: a value that is none of its column's type, or a column the schema has not.
+            EncodeError: a value does not fit its column's type, or a column is not in the schema.
         """
         found: dict[str, str] = {}
         for name, (_, write) in self._columns.items():
@@ -430,7 +431,7 @@ class RowWriter:
         """The ``mysqlType`` object of these columns.
 
         Raises:
-            EncodeError: a full type text is asked for, and too little is known of a column.
+            EncodeError: the full type text is required, but a column's type is not fully known.
         """
         place = tuple(names)
         known = self._mysql_types.get(place)
@@ -454,9 +455,9 @@ class RowWriter:
 
 
 class CanalJsonWriter:
-    """Writes canal-json values under one set of producer options. ``clock`` gives ms since 1970.
+    """Writes canal-json values under one set of producer options. ``clock`` returns ms since 1970.
 
-    ``large`` keeps the rows that are too large for Kafka.
+    ``large`` stores the rows that are too large for Kafka.
     """
 
     def __init__(self, options: CodecOptions, clock: Callable[[], int], large: LargeMessages) -> None:
@@ -468,7 +469,7 @@ class CanalJsonWriter:
         """The message of one row change.
 
         Raises:
-            EncodeError: an event canal-json has no message for, or one too large.
+            EncodeError: canal-json has no message for the event, or the message is too large.
         """
         value = self._sent(self._row(event, writer, cut=_as_decoded(event)))
         if self._fits(value):
@@ -476,7 +477,7 @@ class CanalJsonWriter:
         return self._cut_down(event, writer, value)
 
     def _row(self, event: ChangeEvent, writer: RowWriter, *, cut: str) -> bytes:
-        """A row's message; ``cut``, where it is given, is the member of ``_tidb`` that says so."""
+        """A row's message; a non-empty ``cut`` is the member of ``_tidb`` that marks a reduced row."""
         row, old = _images(event)
         texts = writer.texts(row)
         deletes = event.op is Op.DELETE and self._options.delete_only_output_handle_key_columns
@@ -496,10 +497,10 @@ class CanalJsonWriter:
         )
 
     def _cut_down(self, event: ChangeEvent, writer: RowWriter, whole: bytes) -> bytes:
-        """A row that is too large, as TiCDC sends it by ``large-message-handle-option``.
+        """Reduce a row that is too large, according to ``large-message-handle-option``.
 
         Raises:
-            EncodeError: the option is none, or the row is too large even so.
+            EncodeError: the option is none, or the reduced row is too large as well.
         """
         options = self._options
         if options.large_message_handle_option == "none":
@@ -514,7 +515,7 @@ class CanalJsonWriter:
         cut = f',"claimCheckLocation":{json_text(location)}' if claims else _ONLY_HANDLE_KEY
         value = self._sent(self._row(event, writer, cut=cut))
         if not self._fits(value):
-            raise self._too_large(event, value, " The columns of its handle key alone are that large.")
+            raise self._too_large(event, value, " Even the columns of its handle key are that large.")
         if claims:
             claims.store(location, whole)
         return value
@@ -535,7 +536,7 @@ class CanalJsonWriter:
 
     def _old(self, event: ChangeEvent, old: dict[str, str], new: Mapping[str, str]) -> dict[str, str]:
         sent = (event.extension or {}).get("old")
-        if isinstance(sent, list):  # a decoded event says which columns there were
+        if isinstance(sent, list):  # a decoded event records the columns of its old row
             return {name: text for name, text in old.items() if name in sent}
         if not (self._options.only_output_updated_columns or self._options.content_compatible):
             return old
@@ -554,7 +555,7 @@ class CanalJsonWriter:
         return self._sent(value)
 
     def watermark(self, event: WatermarkEvent) -> bytes | None:
-        """The message of a watermark; None without the TiDB extension, which alone has a place for it."""
+        """The message of a watermark; None without the TiDB extension, which contains the watermark."""
         if not self._options.enable_tidb_extension:
             return None
         value = (
@@ -603,13 +604,13 @@ def _only(texts: Mapping[str, str], names: Container[str]) -> dict[str, str]:
 
 
 def _as_decoded(event: ChangeEvent) -> str:
-    """A delete that came with its handle key alone, and was not looked up, goes out as it came."""
+    """The mark of a delete that was decoded with only its handle key; it is written in the same form."""
     cut = event.op is Op.DELETE and _tidb(event).get("onlyHandleKey") is True
     return _ONLY_HANDLE_KEY if cut else ""
 
 
 def _tidb(event: ChangeEvent) -> Mapping[str, object]:
-    """The members of ``_tidb`` that decoding kept beside the event."""
+    """The members of ``_tidb`` that decoding kept in the event's extension."""
     members = (event.extension or {}).get("_tidb")
     return members if isinstance(members, Mapping) else {}
 
@@ -633,7 +634,7 @@ def _es(event: ChangeEvent | DdlEvent) -> int:
 
 
 def _images(event: ChangeEvent) -> tuple[Row, Row | None]:
-    """The row for ``data`` and the one for ``old``."""
+    """The row for ``data`` and the row for ``old``."""
     row = event.before if event.op is Op.DELETE else event.after
     if event.op not in (Op.INSERT, Op.UPDATE, Op.DELETE):
         raise EncodeError(f"canal-json has no message for {event.op.value!r}.", table=str(event.table))

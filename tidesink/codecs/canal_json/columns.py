@@ -1,11 +1,11 @@
 """canal-json records as Arrow tables, many at once: the columnar step of ``CanalJsonCodec.decode_batch``.
 
-``canal_json.scan`` finds the values in the bytes; this module says what the distinct heads and skeletons
-mean (``_Head``, ``_Body``, parsed once and remembered across batches), finds the ``RowShape`` of their
-rows as the row codec does, and makes columns of the values with ``typemap.arrow.from_text``. Rows of one
-shape make one table, whatever the order of their type words, and whichever columns ``old`` has.
+``canal_json.scan`` finds the values in the bytes. This module parses the distinct heads and skeletons
+(``_Head``, ``_Body``, cached across batches), finds the ``RowShape`` of their rows like the row codec, and
+converts the values to columns with ``typemap.arrow.from_text``. Rows of one shape make one table, regardless
+of the order of their type names and of the columns in ``old``.
 
-DDL changes how later records are read, so the step stops behind each record that may be one.
+DDL changes how later records are read, so the step stops after each record that may be DDL.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from tidesink.typemap.table import row_of
 T = TypeVar("T")
 
 _UPDATE, _DELETE = op_code(Op.UPDATE), op_code(Op.DELETE)
-# So many records are scanned at once: their bytes fit a processor's cache. Fewer cost more each.
+# Number of records scanned at once: their bytes fit a processor's cache. Smaller chunks cost more per record.
 _CHUNK_RECORDS: Final = 16_384
 _CHUNK_BYTES: Final = 2**26
-# So many bytes of heads and of skeletons are remembered, with so many for what each means.
+# Size limit of the cached heads and of the cached skeletons, with an estimate of each parsed entry.
 _REMEMBERED_BYTES: Final = 2**25
 _ENTRY_BYTES: Final = 2_000
 _MOST_TYPES: Final = 1_024
-# Where a skeleton lacks a value: behind the colon of a key.
+# Positions in a skeleton without a value: after the colon of a key.
 _LACKS_VALUE: Final = re.compile(rb'("(?:[^"\\]|\\.)*":)(?=[,}])', re.DOTALL)
 _NO_DIGITS: Final = b'"es":,"ts":,'
 _FIRST_OF_BODY: Final = frozenset({"old", "data", "_tidb"})
@@ -74,7 +74,7 @@ _INT64_MAX: Final = 2**63 - 1
 
 
 class _Head(NamedTuple):
-    """What a head says: the members that stand before ``old``."""
+    """The members of a head, which precede ``old``."""
 
     op: int
     database: object
@@ -84,10 +84,10 @@ class _Head(NamedTuple):
 
 
 class _Body(NamedTuple):
-    """What a skeleton says: which of its tokens are what.
+    """The meaning of a skeleton's tokens.
 
-    ``old`` has the places of the old row's values by column name, None where ``old`` is null; the values of
-    ``names`` begin at ``data``. ``commit_ts`` and ``row_key`` are places too.
+    ``old`` maps column names to the token indices of the old row's values, or is None if ``old`` is null. The
+    values of ``names`` begin at index ``data``. ``commit_ts`` and ``row_key`` are token indices, too.
     """
 
     names: tuple[str, ...]
@@ -98,7 +98,7 @@ class _Body(NamedTuple):
 
     @property
     def places(self) -> tuple[int, ...]:
-        """``data``, ``commit_ts``, ``row_key``, and where ``old`` is null."""
+        """``data``, ``commit_ts``, ``row_key``, and the index of a null ``old``."""
         return self.data, self.commit_ts, self.row_key, 0 if self.old is None else _NO_TOKEN
 
 
@@ -106,7 +106,7 @@ _NO_PLACES: Final = (_NO_TOKEN,) * 4
 
 
 def read_head(frame: bytes) -> _Head | None:
-    """What a head says of a row change; None for one that the row codec has to look at."""
+    """Parse the head of a row change; None if the row codec must read the record."""
     if frame.count(_NO_DIGITS) != 1 or frame.count(b'"es":') != 1:
         return None
     try:
@@ -122,7 +122,7 @@ def read_head(frame: bytes) -> _Head | None:
 
 
 def read_body(skeleton: bytes) -> _Body | None:
-    """What a skeleton says of a message with one row; None for one that the row codec has to look at."""
+    """Parse the skeleton of a message with one row; None if the row codec must read the record."""
     text, tokens = _LACKS_VALUE.subn(rb"\1null", skeleton)
     if not text.startswith(b","):
         return None
@@ -142,7 +142,7 @@ def read_body(skeleton: bytes) -> _Body | None:
         return None
     start = 1 if row is None else len(row)
     places = {name: start + len(data) + at for at, name in enumerate(extension)}
-    # A name that stands twice has one place in a dict, and two tokens.
+    # A name that occurs twice has one entry in a dict, but two tokens.
     if tokens != start + len(data) + len(extension):
         return None
     return _Body(
@@ -155,27 +155,27 @@ def read_body(skeleton: bytes) -> _Body | None:
 
 
 def _only_row(rows: object) -> dict[str, None] | None:
-    """The names of the one row of a list, of which every value is a token."""
+    """The names of the only row in a list, if every value is a token."""
     row = rows[0] if type(rows) is list and len(rows) == 1 else None
     return row if type(row) is dict and all(value is None for value in row.values()) else None
 
 
 def may_be_ddl(value: bytes | None) -> bool:
-    """Whether a record may hold a DDL event: false only where that is sure."""
+    """Return True if a record may contain a DDL event; False only if it certainly does not."""
     if not value:
         return False
-    # Without an escape a name is written in one way only; and each bare newline ends an object.
+    # Without an escape a name can be written in only one way, and each bare newline ends an object.
     sure = value.startswith(b"{") and b"\n" not in value and b"\\u" not in value
     return not (sure and value.count(b'"isDdl"') == value.count(b'"isDdl":false') == 1)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Row changes of a chunk whose bytes are proven; ``where`` are the indices of their records.
+    """Proven row changes of a chunk; ``where`` has the indices of their records.
 
-    ``scan`` has them at ``places``. ``head`` and ``body`` say which of ``heads`` and ``bodies`` is each
-    row's; ``first`` is its first token, ``data`` the first of the row in ``data``. ``commit_ts`` is negative
-    where there is none.
+    ``places`` are their indices in ``scan``. ``head`` and ``body`` are each row's indices in ``heads`` and
+    ``bodies``. ``first`` is its first token, ``data`` the first token of the row in ``data``. ``commit_ts``
+    is negative if the record has none.
     """
 
     scan: Scan
@@ -190,12 +190,12 @@ class _Rows:
     bodies: Sequence[_Body | None]
 
     def between(self, start: int, stop: int) -> Indices:
-        """The places here of the rows of these records."""
+        """The indices, among these rows, of the rows of these records."""
         return np.arange(*np.searchsorted(self.where, (start, stop)))
 
 
 class _Chunk(NamedTuple):
-    """Some records of a batch, scanned; ``stops`` are the indices of those that may be DDL."""
+    """Scanned records of a batch; ``stops`` are the indices of records that may be DDL."""
 
     start: int
     size: int
@@ -204,7 +204,7 @@ class _Chunk(NamedTuple):
 
 
 class CanalJsonColumns:
-    """Decodes records in columns with a codec's shapes; what it learned of heads and skeletons stays."""
+    """Decodes records in columns with a codec's shapes; parsed heads and skeletons are cached."""
 
     def __init__(self, shapes: RowShapes, large: LargeMessages) -> None:
         self._shapes = shapes
@@ -216,7 +216,7 @@ class CanalJsonColumns:
         )
 
     def step(self, options: ValueOptions) -> Callable[[Records], ColumnarResult]:
-        """The columnar step for one batch; it scans a chunk once, whatever it is asked for of it."""
+        """The columnar step for one batch; it scans each chunk only once."""
         chunk: _Chunk | None = None
 
         def decode(records: Records) -> ColumnarResult:
@@ -238,7 +238,7 @@ class CanalJsonColumns:
             # A producer that writes white space into one message writes it into all.
             values = _or_compacted(values)
         rows, rest = self._scanned(values)
-        # In compact messages this is looked for in the few that the scan leaves.
+        # Compact messages: only the few records that the scan leaves are checked for white space.
         if compacted(values.take(pa.array(rest))) is not None:
             values = _or_compacted(values)
             rows, rest = self._scanned(values)
@@ -247,12 +247,12 @@ class CanalJsonColumns:
         return _Chunk(records.start, len(values), rows, stops)
 
     def _scanned(self, values: pa.Array) -> tuple[_Rows, Indices]:
-        """The rows that are proven, and the other records."""
+        """The proven rows, and the other records."""
         rows = self._rows(scan(values))
         return rows, np.setdiff1d(np.arange(len(values)), rows.where, assume_unique=True)
 
     def _plain(self, values: pa.Array) -> pa.Array:
-        """The values with the compressed ones decompressed; the row codec says what is wrong with others."""
+        """The decompressed values; the row codec names the faults of damaged ones."""
         odd = values.take(pa.array(odd_starts(values))).to_pylist()
         if all(compression_of(one) == "none" for one in odd):
             return values
@@ -268,7 +268,7 @@ class CanalJsonColumns:
         heads = self._heads.all(found.heads.dictionary)
         bodies = self._bodies.all(found.bodies.dictionary)
         head, body = (one.indices.to_numpy().astype(np.int64) for one in (found.heads, found.bodies))
-        # Of each record the places of what is not in every one.
+        # The indices of each record's optional tokens.
         places = np.array([_NO_PLACES if one is None else one.places for one in bodies], np.int64)
         data, commit_ts, row_key, no_old = places.reshape(-1, len(_NO_PLACES))[body].T
         known = found.proven & _is_known(heads)[head] & _is_known(bodies)[body]
@@ -301,7 +301,7 @@ class CanalJsonColumns:
         return ColumnarResult(size, tables, left=np.flatnonzero(left))
 
     def _by_shape(self, rows: _Rows, places: Indices) -> Iterator[tuple[RowShape, Indices]]:
-        """The rows by shape, in their order; without those that have no shape or no key column."""
+        """The rows by shape, in their order, without rows that have no shape or no key column."""
         found: dict[int, tuple[RowShape, list[Indices]]] = {}
         for of_kind in _by_kind(rows, places):
             head, body = rows.heads[rows.head[of_kind[0]]], rows.bodies[rows.body[of_kind[0]]]
@@ -314,7 +314,7 @@ class CanalJsonColumns:
     def _shapes_of(
         self, head: _Head, body: _Body, rows: _Rows, places: Indices
     ) -> Iterator[tuple[RowShape, Mask]]:
-        """The shapes of one kind of message: several where the types changed between the rows."""
+        """The shapes of one kind of message; several if the types changed between the rows."""
         moments = self._moments(body, rows, places)
         rest = np.ones(len(places), np.bool_)
         while rest.any():
@@ -327,7 +327,7 @@ class CanalJsonColumns:
             yield shape, fits
 
     def _moments(self, body: _Body, rows: _Rows, places: Indices) -> Indices | None:
-        """When the rows were committed; None where nothing depends on it, or nothing says it."""
+        """The commit times of the rows; None if nothing depends on them, or if the rows have none."""
         if body.commit_ts != _NO_TOKEN:
             return rows.commit_ts[places]
         if self._shapes.moment(0) == NEVER:
@@ -360,7 +360,7 @@ def _or_compacted(values: pa.Array) -> pa.Array:
 
 
 class _Remembered(Generic[T]):
-    """What distinct bytes mean, each read once; all is forgotten when it is too much."""
+    """A cache of the parsed meaning of distinct bytes; it is emptied when it becomes too large."""
 
     def __init__(self, read: Callable[[bytes], T]) -> None:
         self._read = read
@@ -368,7 +368,7 @@ class _Remembered(Generic[T]):
         self._size = 0
 
     def all(self, texts: pa.BinaryArray) -> list[T]:
-        """What each of the texts means."""
+        """The meaning of each text."""
         return [self._one(text) for text in texts.to_pylist()]
 
     def _one(self, text: bytes) -> T:
@@ -398,15 +398,15 @@ def _is_known(plans: Sequence[object]) -> Mask:
 
 
 def _within(moments: Indices, shape: RowShape) -> Mask:
-    """Which moments are a shape's; the last of all counts as a moment that no definition names."""
+    """A mask of the moments within a shape's validity; the largest int64 is later than all definitions."""
     fits: Mask = moments >= min(shape.since, _INT64_MAX)
     return fits if shape.until > _INT64_MAX else fits & (moments < shape.until)
 
 
 def _as_expected(tokens: Tokens, commit_ts: Indices, row_key: Indices, no_old: Indices) -> Mask:
-    """Which records' tokens are of the kinds that their skeletons stand for.
+    """A mask of the records whose tokens have the kinds that their skeletons require.
 
-    ``commitTs`` is a number and nothing else is, ``old`` without a row is null, and ``rowkey`` is a text.
+    ``commitTs`` is the only number, ``old`` without a row is null, and ``rowkey`` is a text.
     """
     first = tokens.first[:-1]
     numbers = np.append(0, np.cumsum(tokens.number))
@@ -418,7 +418,7 @@ def _as_expected(tokens: Tokens, commit_ts: Indices, row_key: Indices, no_old: I
 
 
 def _flag(flags: Mask, first: Indices, place: Indices) -> Mask:
-    """The flags of these tokens; true where a record has no such token."""
+    """The flags of these tokens; true if a record has no such token."""
     if not len(flags):
         return place < 0
     return (place < 0) | flags[np.minimum(first + np.maximum(place, 0), len(flags) - 1)]
@@ -452,7 +452,7 @@ class _TableOfShape:
         self._marks: dict[str, dict[str, Mask]] = {name: {} for name in MARKS}
 
     def read(self, records: Records, at: Indices) -> tuple[ChangeTable, Indices]:
-        """The table, and which of the records (their indices are ``at``) it has."""
+        """The table, and the indices of its records among ``at``."""
         columns = [self._column(number) for number in range(len(self._shape.names))]
         fields = {**self._place(records, at), **self._images(columns)}
         table = pa.table(fields, schema=self._types.table)
@@ -463,7 +463,7 @@ class _TableOfShape:
         return ChangeTable(shape.table, shape.schema, None, table), at
 
     def _column(self, number: int) -> pa.Array:
-        """A column's values: of each row, then of each updated row before the change."""
+        """A column's values: the value of each row, then of each updated row before the change."""
         column = self._shape.schema.columns[number]
         data = self._data + number
         tokens = np.concatenate([data, self._old(column.name, data)]) if len(self._updates) else data
@@ -489,7 +489,7 @@ class _TableOfShape:
         return found.values
 
     def _old(self, name: str, data: Indices) -> Indices:
-        """The tokens of a column before an update: those of ``data`` where ``old`` leaves the column out."""
+        """The tokens of a column before an update; tokens of ``data`` if ``old`` omits the column."""
         places = np.array([old.get(name, _NO_TOKEN) for old in self._old_places], np.int64)[self._old_body]
         return np.where(places < 0, data[self._updates], self._old_first + places)
 
@@ -525,19 +525,19 @@ class _TableOfShape:
 
 
 def _from_utf8(texts: pa.Array) -> ColumnResult:
-    """Values of a binary column whose bytes the producer took for UTF-8."""
+    """Values of a binary column whose bytes the producer decoded as UTF-8."""
     lost = pc.fill_null(pc.match_substring(texts, REPLACEMENT), False)
     unproven = lost.to_numpy(zero_copy_only=False) if pc.any(lost).as_py() else None
     return ColumnResult(texts.cast(pa.binary()), unproven, None, None)
 
 
 def _struct(columns: Sequence[pa.Array], kind: pa.StructType, rows: Indices, count: int) -> pa.Array:
-    """A struct of these rows of the columns; null where the row is negative."""
+    """A struct of these rows of the columns; null where the row index is negative."""
     none = rows < 0
     if not columns or none.all():
         return pa.nulls(count, kind)
     if (rows == np.arange(count)).all():
-        # Each row itself: nothing has to be copied.
+        # The rows in their own order: no copy is needed.
         return pa.StructArray.from_arrays([one[:count] for one in columns], fields=list(kind))
     where, mask = pa.array(rows, mask=none), pa.array(none) if none.any() else None
     return pa.StructArray.from_arrays([one.take(where) for one in columns], fields=list(kind), mask=mask)

@@ -1,6 +1,6 @@
 """canal-json's messages as JSON: the objects of a record, its control events, and the envelope's schema.
 
-``CanalJsonSchema`` says whether a producer conforms to the published JSON Schema of the envelope: TiCDC
+``CanalJsonSchema`` checks whether a producer conforms to the published JSON Schema of the envelope: TiCDC
 classic, its new architecture, and Alibaba's Canal (its FlatMessage).
 """
 
@@ -33,10 +33,10 @@ _WATERMARK: Final = "TIDB_WATERMARK"
 
 
 def objects(value: bytes | None, large: LargeMessages) -> list[Parsed]:
-    """The JSON objects of one record's value, compressed or not, as they were sent.
+    """The JSON objects of one record's value, compressed or not.
 
     Raises:
-        DecodeError: no value, a damaged one, or no JSON object.
+        DecodeError: there is no value, it is damaged, or it is not a JSON object.
     """
     if not value:
         raise FramingError("The record has no value, but canal-json always writes one.")
@@ -51,7 +51,7 @@ def _each_line(value: bytes) -> list[Parsed]:
     try:
         return [_object(orjson.loads(value))]
     except orjson.JSONDecodeError as error:
-        # Inside JSON text a newline is always escaped, so each bare one ends an object.
+        # JSON text escapes every newline, so a bare newline ends an object.
         lines = [line for line in value.split(b"\n") if line.strip()]
         try:
             if len(lines) > 1:
@@ -72,10 +72,10 @@ def _object(parsed: object) -> Parsed:
 
 
 def control_event(parsed: Parsed, kind: object, message: Message, index: int) -> Event:
-    """The DDL event or watermark of a message of this ``type``; ``index`` counts the events of its record.
+    """The DDL event or watermark of a message with this ``type``; ``index`` counts the events of its record.
 
     Raises:
-        SchemaMismatchError: it is neither.
+        SchemaMismatchError: the message is neither.
     """
     if type(kind) is not str:
         raise SchemaMismatchError("The message has no 'type'.")
@@ -133,7 +133,7 @@ _MAXWELL_TYPES: Final = frozenset(
     {"insert", "update", "delete", "bootstrap-start", "bootstrap-insert", "bootstrap-complete"}
 )
 _MAXWELL_MEMBERS: Final = ("xid", "xoffset", "commit")
-# Flink CDC's CanalJsonSerializationSchema writes these and no others.
+# Flink CDC's CanalJsonSerializationSchema writes exactly these members.
 _FLINK_CDC_MEMBERS: Final = frozenset({"data", "old", "type", "database", "table", "pkNames", "ts"})
 _DEBEZIUM: Final = (
     "The message has Debezium's members ('op' with 'before' and 'after'). Set protocol: debezium-json."
@@ -142,10 +142,10 @@ _DEBEZIUM: Final = (
 
 @contextmanager
 def other_dialects_named(parsed: Parsed) -> Iterator[None]:
-    """Say whose message it is where one cannot be read that other producers call canal-json.
+    """Name the producer of a message that cannot be read, if it is another dialect of canal-json.
 
     Raises:
-        SchemaMismatchError: as it comes, or in its place one that names the producer and the way out.
+        SchemaMismatchError: the original error, or instead an error that names the producer and the remedy.
     """
     try:
         yield
@@ -175,7 +175,7 @@ def _dialect(parsed: Parsed) -> str | None:
 
 
 def _is_maxwell(parsed: Parsed) -> bool:
-    """Whether a message has Maxwell's kinds of rows; one of its rows is an object, and no list of them."""
+    """Return True if a message has Maxwell's form: its row is an object, and not a list of objects."""
     kind = parsed.get("type")
     if not isinstance(kind, str) or kind not in _MAXWELL_TYPES or isinstance(parsed.get("data"), list):
         return False
@@ -183,7 +183,7 @@ def _is_maxwell(parsed: Parsed) -> bool:
 
 
 def _is_flink_cdc(parsed: Parsed) -> bool:
-    """Whether a message has all members of a row of a Flink CDC pipeline, in its form, and no others."""
+    """Return True if a message has exactly the members of a Flink CDC pipeline's row, in its form."""
     if not {"data", "type", "database", "table"} <= parsed.keys() <= _FLINK_CDC_MEMBERS:
         return False
     images = [parsed[name] for name in ("data", "old") if parsed.get(name) is not None]
@@ -217,10 +217,10 @@ def timestamp(extension: Mapping[str, object], member: str) -> int | None:
     """A TSO among the members of ``_tidb``.
 
     Raises:
-        SchemaMismatchError: it is no unsigned integer.
+        SchemaMismatchError: it is not an unsigned integer.
     """
     value = extension.get(member)
-    # orjson reads integers beyond 64 bits as floats, which are refused here with everything else.
+    # orjson reads integers beyond 64 bits as floats, which are refused here like all other values.
     if value is not None and (type(value) is not int or value < 0):
         raise SchemaMismatchError(f"'_tidb.{member}' must be an unsigned integer, not {shown(value, 40)}.")
     return value
@@ -238,17 +238,17 @@ def canal_json_schema() -> dict[str, Any]:
 
 
 class CanalJsonSchema:
-    """Checks messages against the schema; compressed ones are opened, claim-check files are not fetched."""
+    """Checks messages against the schema. It decompresses messages, but does not read claim-check files."""
 
     def __init__(self, options: CodecOptions | None = None) -> None:
         self._large = LargeMessages(options or CodecOptions())
 
     def check(self, message: Message) -> None:
-        """Nothing where the message has the form of canal-json.
+        """Check that the message has the form of canal-json.
 
         Raises:
-            SchemaMismatchError: it has not; the reason has the JSON path of the first wrong member.
-            FramingError: no JSON at all; context has topic, partition, offset.
+            SchemaMismatchError: it does not; the reason has the JSON path of the first wrong member.
+            FramingError: the message is not JSON; context has topic, partition, offset.
         """
         try:
             for parsed in objects(message.value, self._large):
@@ -272,7 +272,7 @@ class CanalJsonSchema:
 
 
 def _path(error: ValidationError) -> str:
-    """``$.data[0].id``; a name with other characters stands in quotes."""
+    """The JSON path, such as ``$.data[0].id``; a name with other characters is quoted."""
     path = "$"
     for part in error.absolute_path:
         plain = f".{part}" if _PLAIN_NAME.fullmatch(str(part)) else f"[{shown(part)}]"
@@ -281,7 +281,7 @@ def _path(error: ValidationError) -> str:
 
 
 def _reason(error: ValidationError) -> str:
-    """What is wrong in our words: jsonschema's own quote the whole value, which may be a row."""
+    """The reason in our own words: jsonschema's messages quote the whole value, which may be a row."""
     keyword = str(error.validator)
     wanted: Any = error.validator_value
     value: Any = error.instance

@@ -1,21 +1,21 @@
-"""The bytes of many canal-json records at once: where their values lie, and what the rest of them says.
+"""The bytes of many canal-json records at once: the positions of their values, and their remaining bytes.
 
 TiCDC (tiflow c7b2588, ticdc b813e76) writes a row change as compact JSON with its members in one order::
 
     {"id":0,"database":"shop",…,"isDdl":false,"type":"INSERT","es":1,"ts":2,…,"mysqlType":{…},
      "old":null,"data":[{"id":"1","note":null}],"_tidb":{"commitTs":3}}
 
-JSON allows white space between tokens, which other producers and tools that copy topics write: ``compacted``
-takes it out before the scan.
+JSON allows white space between tokens, which other producers and tools that copy topics write. ``compacted``
+removes it before the scan.
 
 A record is cut at ``,"old":`` into a head and a body. The head without the digits of ``es`` and ``ts``, and
-the body without its values (*tokens*: text, null, or digits behind a key) repeat from record to record, so
-each distinct one is parsed once, and equal bytes are equal JSON. ``Scan`` says why that proves a record;
-what it does not prove is left to the row codec, which alone names faults.
+the body without its values (*tokens*: text, null, or digits after a key) repeat from record to record. So
+each distinct one is parsed once, and equal bytes are equal JSON. ``Scan`` explains why that proves a record.
+Records that are not proven are left to the row codec, the only place that names faults.
 
-What a topic says of its tables is found without decoding rows, too. Most records are distinguished by their
-first bytes, and each distinct beginning is looked at once. A record that does not begin as TiCDC's do is
-parsed. What names no table, or cannot be read, may be anybody's.
+The tables of a topic's records are determined without decoding rows, too. Most records are distinguished by
+their first bytes, and each distinct beginning is parsed once. A record that does not begin like TiCDC's is
+parsed completely. A record that names no table, or cannot be read, may belong to any table.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ Cut = tuple[int, ...]
 _QUOTE, _BACKSLASH, _COLON, _COMMA, _END, _NULL = b'"\\:,}n'
 _ZERO, _NINE, _LIST, _OBJECT = b"09[{"
 _BEGINS_SPACED: Final = re.compile(rb'[ \t\n\r]|\{[ \t\n\r]|\{"id"(?:[ \t\n\r]|:[ \t\n\r]|:0,?[ \t\n\r])')
-# Of what begins a value behind a key in a body: a token's, an object's or a list's.
+# Kinds of values after a key in a body, by their first byte: a token, or an object or list.
 _TEXT_KIND, _NULL_KIND, _NUMBER_KIND, _NESTED_KIND, _NO_KIND = range(5)
 _KINDS: Final = np.full(256, _NO_KIND, np.uint8)
 _KINDS[_QUOTE], _KINDS[_NULL] = _TEXT_KIND, _NULL_KIND
 _KINDS[_ZERO : _NINE + 1] = _NUMBER_KIND
 _KINDS[[_LIST, _OBJECT]] = _NESTED_KIND
-# Behind the last byte, so that every token may be looked at as a whole.
+# Bytes after the last byte, so that each token can be read in full.
 _PADDING: Final = 24
-# Numbers of so many digits fit a signed 64-bit integer whatever they are; a TSO has 18 until the year 2090.
+# Numbers of this many digits always fit a signed 64-bit integer. A TSO has 18 digits until the year 2090.
 MOST_DIGITS: Final = 18
 
 _ES, _TS, _OLD = b'"es":', b',"ts":', b',"old":'
 _STAMPS: Final = re.compile(rb'"es":(0|[1-9][0-9]{0,17}),"ts":(0|[1-9][0-9]{0,17}),')
-# After so many cuts that fit hardly another record each record is cut by itself.
+# After this many cuts that fit few other records, each record is cut individually.
 _MOST_ALONE: Final = 16
-# To look whether records fit takes this part of the time that a record's own cut does.
+# The cost of testing whether a record fits, relative to the cost of an individual cut.
 _FITTING_COSTS: Final = 0.02
 
 
 class Cuts(NamedTuple):
-    """Where records are cut: ``bounds`` has a row a record of which the cuts are ``found``.
+    """Positions of cuts: ``bounds`` has one row for each record at ``where`` whose cuts were found.
 
-    The columns: its start, ``es`` and its end, ``ts`` and its end, ``,"old":``, the record's end.
+    The columns: the record's start, ``es`` and its end, ``ts`` and its end, ``,"old":``, the record's end.
     """
 
     where: Indices
@@ -77,9 +77,9 @@ class Cuts(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """The values in the bodies, one token a row: ``first`` is the first of each record, and the end.
+    """The values in the bodies, one token per row: ``first`` has the first token of each record, and the end.
 
-    ``place`` is where a token's text stands in ``texts``, escapes decoded; a null's and a number's too.
+    ``place`` is the index of a token's text in ``texts``, with decoded escapes; also for nulls and numbers.
     """
 
     first: Indices
@@ -91,13 +91,13 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Scan:
-    """What records of one batch are made of: those at ``where`` (ascending indices of the batch).
+    """The parts of a batch's records at ``where`` (ascending indices of the batch).
 
-    ``heads`` and ``bodies`` are dictionary-encoded bytes without what varies. Why they prove a record:
-    in a skeleton (a body without tokens) the tokens stood behind each ``"key":`` that ``,`` or ``}``
-    follows, and nowhere else, since a token begins behind a key's colon, ends before ``,`` or ``}``, and
-    a key without a token has a list or an object. So the skeleton and the tokens give the body's bytes
-    back, and it is JSON if the skeleton with other values is: each token is a whole JSON text (bounded by
+    ``heads`` and ``bodies`` are dictionary-encoded bytes without the varying parts. They prove a record for
+    this reason: in a skeleton (a body without tokens) the tokens were after each ``"key":`` that ``,`` or
+    ``}`` follows, and nowhere else, since a token begins after a key's colon, ends before ``,`` or ``}``, and
+    a key without a token has a list or an object. So the skeleton and the tokens reproduce the body's bytes.
+    The body is JSON if the skeleton with other values is JSON: each token is a whole JSON text (bounded by
     quotes, no control characters, valid UTF-8, its escapes decoded), ``null`` or a number.
     """
 
@@ -109,16 +109,16 @@ class Scan:
     pieces: pa.BinaryArray
 
     def es(self, records: Indices) -> pa.Int64Array:
-        """The member ``es`` of these of the records."""
+        """The member ``es`` of these records."""
         return self.pieces.take(pa.array(7 * records + 1)).cast(pa.string()).cast(pa.int64())
 
 
-# Behind the names of the table and its key, in which a quote is escaped, ``es`` is the first key of its name.
+# Quotes in the names of the table and its key are escaped, so after them ``es`` is the first key of its name.
 _ES_OF: Final = r'(?s)^\{"id":0,"database":.*?"es":(?P<es>[0-9]{1,15}),"ts":'
 
 
 def stamped_es(values: pa.Array) -> pa.Int64Array:
-    """The member ``es`` of records as TiCDC writes them; null for others."""
+    """The member ``es`` of records in TiCDC's format; null for others."""
     found = pc.extract_regex(values, _ES_OF)
     return pc.struct_field(found, ["es"]).cast(pa.string()).cast(pa.int64())
 
@@ -126,7 +126,7 @@ def stamped_es(values: pa.Array) -> pa.Int64Array:
 def compacted(values: pa.Array) -> pa.Array | None:
     """The values without the white space between their JSON tokens; None if no value has any.
 
-    The bytes of the tokens stay as they are, and so does a value that is not valid JSON.
+    The bytes of the tokens are unchanged, and so is a value that is not valid JSON.
     """
     texts = values.to_pylist()
     found = [value and _compacted(value) for value in texts]
@@ -135,14 +135,14 @@ def compacted(values: pa.Array) -> pa.Array | None:
 
 def _compacted(value: bytes) -> bytes:
     try:
-        # A negative indent leaves all white space out (msgspec 0.22).
+        # A negative indent removes all white space (msgspec 0.22).
         return msgspec.json.format(value, indent=-1)
     except (msgspec.DecodeError, RecursionError):
         return value
 
 
 def is_spaced(value: bytes) -> bool:
-    """Whether a value begins as JSON with white space between its tokens does."""
+    """Return True if a value begins like JSON with white space between its tokens."""
     return _BEGINS_SPACED.match(value) is not None
 
 
@@ -152,7 +152,7 @@ def scan(values: pa.Array) -> Scan:
     cuts = _cuts(data, offsets, _usable(values))
     count = len(cuts.where)
     pieces = _pieces(data, _monotonic(cuts.bounds))
-    # Of each record: head, es, between, ts, types, body, and what lies before the next record.
+    # The pieces of each record: head, es, between, ts, types, body, and the gap to the next record.
     at = 7 * np.arange(count)
     head = pieces.take(pa.array((at[:, None] + (0, 2, 4)).ravel()))
     body = pieces.take(pa.array(at + 5))
@@ -169,7 +169,7 @@ def scan(values: pa.Array) -> Scan:
 
 
 def _bytes_of(values: pa.Array) -> tuple[Bytes, Indices]:
-    """The bytes of an array and where each value begins among them."""
+    """The bytes of an array, and the offset of each value in them."""
     width = np.int64 if values.type == pa.large_binary() else np.int32
     _, places, content = values.buffers()
     if not len(values) or content is None:
@@ -195,7 +195,7 @@ def _array(kind: pa.DataType, offsets: npt.NDArray[np.int32], content: pa.Buffer
 
 
 def _every(pieces: pa.BinaryArray, count: int) -> pa.BinaryArray:
-    """Each ``count`` neighbours joined to one; the array is one that ``take`` made."""
+    """Join each ``count`` neighbours into one value; the array must come from ``take``."""
     offsets = np.frombuffer(pieces.buffers()[1], np.int32, len(pieces) + 1)
     return _array(pa.binary(), np.ascontiguousarray(offsets[::count]), _content(pieces))
 
@@ -208,11 +208,11 @@ def _monotonic(bounds: Indices) -> npt.NDArray[np.int32]:
     return np.append(bounds.ravel(), bounds[-1, -1] if len(bounds) else 0).astype(np.int32)
 
 
-# The cut into head and body
+# Cutting into head and body
 
 
 def _cuts(data: Bytes, offsets: Indices, rest: Indices) -> Cuts:
-    """Cut each record like the first that is not yet cut, wherever that fits: few lengths occur."""
+    """Cut records like the first uncut record, wherever that fits: only few lengths occur."""
     found: list[tuple[Indices, Indices]] = []
     alone = 0
     while len(rest) and alone < _MOST_ALONE:
@@ -233,7 +233,7 @@ def _cuts(data: Bytes, offsets: Indices, rest: Indices) -> Cuts:
 
 
 def _first_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, Cut | None]:
-    """The cut of the first record that has one, and the records from there on."""
+    """The cut of the first record that can be cut, and the records from there on."""
     for at, one in enumerate(rest.tolist()):
         cut = _cut(data[offsets[one] : offsets[one + 1]])
         if cut is not None:
@@ -242,7 +242,7 @@ def _first_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, C
 
 
 def _each_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, Indices]:
-    """Cut each record by itself."""
+    """Cut each record individually."""
     spans = zip(rest.tolist(), offsets[rest].tolist(), offsets[rest + 1].tolist(), strict=True)
     cuts = [(one, start, _cut(data[start:end]), end) for one, start, end in spans]
     bounds = [(start, *(start + at for at in cut), end) for _, start, cut, end in cuts if cut is not None]
@@ -256,7 +256,7 @@ def _bounds(offsets: Indices, where: Indices, cut: Cut) -> Indices:
 
 
 def _cut(record: Bytes) -> Cut | None:
-    """Where ``es``, ``ts`` and the body of a record begin and end, from its start; None: not TiCDC's form."""
+    """Offsets of ``es``, ``ts`` and the body from a record's start; None if it is not in TiCDC's format."""
     text = record.tobytes()
     at = text.find(_ES)
     stamps = _STAMPS.match(text, at) if at > 0 else None
@@ -267,15 +267,15 @@ def _cut(record: Bytes) -> Cut | None:
 
 
 def _fits(data: Bytes, starts: Indices, ends: Indices, cut: Cut) -> Mask:
-    """Which records have the members of the cut at its places; the rest of the head is compared later."""
+    """A mask of the records with the cut's members at its offsets; the rest of the head is compared later."""
     es, es_end, ts, ts_end, old = cut
     fits = ends - starts >= old + len(_OLD)
-    # A record that is too short is looked at elsewhere, and does not fit whatever is there.
+    # A record that is too short is read elsewhere; it does not fit in any case.
     starts = np.where(fits, starts, starts[0])
     digits, more = b"0" * (es_end - es), b"0" * (ts_end - ts)
     before = len(_ES) - es
     context = _windows(data, starts - before, ts_end + 1 + before)
-    # A byte that is a digit in the pattern stands for any digit.
+    # A 0 in the pattern matches any digit.
     fits &= _like(context, _ES + digits + _TS + more + b",")
     fits &= _like(_windows(data, starts + old, len(_OLD)), _OLD)
     for at, end in ((es, es_end), (ts, ts_end)):
@@ -284,16 +284,16 @@ def _fits(data: Bytes, starts: Indices, ends: Indices, cut: Cut) -> Mask:
 
 
 def _windows(data: Bytes, starts: Indices, size: int) -> Bytes:
-    """The bytes from each start, a row each."""
+    """The bytes from each start, one row each."""
     found: Bytes = np.lib.stride_tricks.sliding_window_view(data, size)[starts]
     return found
 
 
 def _like(windows: Bytes, pattern: bytes) -> Mask:
-    """Which rows are the pattern, of which a 0 stands for any digit."""
+    """A mask of the rows that match the pattern, in which a 0 matches any digit."""
     low = np.frombuffer(pattern, np.uint8)
     other = windows - low > (low == _ZERO).astype(np.uint8) * 9
-    # Asked row by row only where it is needed, since that takes far longer.
+    # Rows are tested one by one only if necessary, since that is far slower.
     found: Mask = ~other.any(axis=1) if other.any() else np.ones(len(windows), np.bool_)
     return found
 
@@ -302,10 +302,10 @@ def _like(windows: Bytes, pattern: bytes) -> Mask:
 
 
 def _unescaped_quotes(data: Bytes, slashes: Indices) -> Indices:
-    """The quotes that begin or end a text; ``slashes``: the places of the backslashes."""
+    """The positions of quotes that begin or end a text; ``slashes`` are the positions of the backslashes."""
     is_quote = data == _QUOTE
     if len(slashes):
-        # In a run of backslashes every second one is escaped by the one before it.
+        # In a run of backslashes every second one is escaped by its predecessor.
         begins = np.append(True, np.diff(slashes) != 1)
         numbers = np.arange(len(slashes))
         run = np.maximum.accumulate(np.where(begins, numbers, 0))
@@ -315,7 +315,7 @@ def _unescaped_quotes(data: Bytes, slashes: Indices) -> Indices:
 
 
 class _Places(NamedTuple):
-    """Where tokens lie: a text with its quotes, a null, or the digits of a number."""
+    """The positions of tokens: a text with its quotes, a null, or the digits of a number."""
 
     begin: Indices
     end: Indices
@@ -323,9 +323,10 @@ class _Places(NamedTuple):
 
 
 class _Bodies:
-    """The bodies of a batch, one behind the other in ``data``, each from one of ``starts`` to the next.
+    """The bodies of a batch, one after the other in ``data``, each from one of ``starts`` to the next.
 
-    ``proven`` says which are proven so far; what no producer writes takes a body away there.
+    ``proven`` marks the bodies that are proven so far. A body with bytes that no producer writes is removed
+    from it.
     """
 
     def __init__(self, body: pa.BinaryArray) -> None:
@@ -336,7 +337,7 @@ class _Bodies:
         self._slashes = np.flatnonzero(self.data == _BACKSLASH)
 
     def tokens(self) -> tuple[Tokens, pa.BinaryArray]:
-        """The tokens, and the skeletons."""
+        """The tokens and the skeletons."""
         places = self._places()
         self._refuse_control(places)
         first = np.searchsorted(places.begin, self.starts)
@@ -349,7 +350,7 @@ class _Bodies:
 
     def _places(self) -> _Places:
         data = self.data
-        # Quotes come in pairs, and the pair of a text follows that of its key.
+        # Quotes come in pairs, and the pair of a text follows the pair of its key.
         closes = self._quotes()[1::2]
         keys = np.flatnonzero(data[closes + 1] == _COLON)
         begin = closes[keys] + 2
@@ -367,7 +368,7 @@ class _Bodies:
         return _Places(begin, end, kind)
 
     def _quotes(self) -> Indices:
-        """The quotes that begin and end texts, in pairs: those of records with an odd number are left out."""
+        """The quotes that begin and end texts, in pairs, without those of records with an odd number."""
         quotes = _unescaped_quotes(self.data, self._slashes)
         counts = np.diff(np.searchsorted(quotes, self.starts))
         odd = counts % 2 == 1
@@ -385,14 +386,14 @@ class _Bodies:
         at = begin[number]
         if len(at):
             others = _windows(self.data, at, MOST_DIGITS + 2) - np.uint8(_ZERO) > 9
-            # Where there are more digits than allowed, the record is not proven whatever comes then.
+            # If there are too many digits, the record is not proven, whatever follows.
             others[:, -1] = True
             length = np.argmax(others, axis=1)
             end[number] = at + length
             self._refuse(at[(length > MOST_DIGITS) | ((self.data[at] == _ZERO) & (length > 1))] - 1)
 
     def _refuse_control(self, places: _Places) -> None:
-        """JSON has no control characters in texts; around a message's members they may be white space."""
+        """Reject control characters in texts, which JSON forbids; between members they may be white space."""
         content = self.data[: self.starts[-1]]
         if len(places.begin) and content.min() < 0x20:
             control = np.flatnonzero(content < 0x20)
@@ -400,14 +401,14 @@ class _Bodies:
             self._refuse(control[(token >= 0) & (control < places.end[token])])
 
     def _texts(self, places: _Places, first: Indices) -> Tokens:
-        """The tokens' texts: as they are, and those with escapes decoded behind them."""
+        """The tokens' texts: first as they are in the body, then those with decoded escapes."""
         begin, end, kind = places
         text, null = kind == _TEXT_KIND, kind == _NULL_KIND
         bounds = np.empty(2 * len(begin) + 1, np.int32)
         bounds[0:-1:2] = begin + text
         bounds[1::2] = np.where(null, begin, end - text)
         bounds[-1] = bounds[-2] if len(begin) else 0
-        # Tokens overlap in unproven records alone, and bounds have to ascend there too.
+        # Tokens overlap only in unproven records, but bounds must ascend there too.
         texts = _array(pa.string(), np.maximum.accumulate(bounds), pa.py_buffer(self.data))
         place = 2 * np.arange(len(begin))
         escaped = self._with_escapes(begin)
@@ -420,7 +421,7 @@ class _Bodies:
         return Tokens(first, null, kind == _NUMBER_KIND, place, texts)
 
     def _with_escapes(self, begin: Indices) -> Indices:
-        """The tokens that have a backslash in them, or behind them in a name."""
+        """The tokens with a backslash in them, or in a name that follows them."""
         found = np.searchsorted(begin, self._slashes, "right") - 1
         found = found[found >= 0]
         distinct: Indices = found[np.diff(found, prepend=-1) != 0]
@@ -444,7 +445,7 @@ class _Bodies:
 
 
 def _decoded(raw: list[bytes]) -> list[str | None]:
-    """JSON texts decoded; None for one that is not JSON."""
+    """JSON texts decoded; None for a text that is not JSON."""
     try:
         found: list[str | None] = orjson.loads(b"[" + b",".join(raw) + b"]")
     except orjson.JSONDecodeError:
@@ -461,19 +462,19 @@ def _decoded_alone(raw: bytes) -> str | None:
 
 
 def ends(values: pa.Array) -> Indices:
-    """How many bytes the values have, up to the end of each."""
+    """The end offset of each value."""
     return _bytes_of(values)[1][1:]
 
 
 def odd_starts(values: pa.Array) -> Indices:
-    """The values that do not begin with ``{``, as compressed ones do not; no empty ones."""
+    """The values that do not begin with ``{``, for example compressed ones; empty values are not included."""
     data, offsets = _bytes_of(values)
     some = np.flatnonzero(np.diff(offsets) > 0)
     found: Indices = some[data[offsets[some]] != _OBJECT]
     return found
 
 
-# The tables that records name
+# The tables of records
 
 _TEXT: Final = rb'"((?:[^"\\]|\\.)*)"'
 _S: Final = rb"[ \t\n\r]*"
@@ -482,31 +483,31 @@ _HEAD: Final = re.compile(
     + _S.join([rb"", rb":", _TEXT, rb",", rb""]),
     re.DOTALL,
 )
-# What is looked at of each record: names of usual length end before it, and what changes begins behind.
+# Number of leading bytes that are compared: usual names end within them, and varying members begin later.
 _HEAD_BYTES: Final = 72
 _MOST_HEADS: Final = 10_000
 _WATERMARK: Final = "TIDB_WATERMARK"
-# As TiCDC writes it (tiflow c7b2588, ticdc b813e76); one that reads otherwise is left to the codec.
+# TiCDC's format (tiflow c7b2588, ticdc b813e76); the codec reads watermarks in any other format.
 _WATERMARK_FORM: Final = re.compile(
     rb'\{"id":0,"database":"","table":"","pkNames":null,"isDdl":false,"type":"TIDB_WATERMARK","es":\d+,'
     rb'"ts":\d+,"sql":"","sqlType":null,"mysqlType":null,"data":null,"old":null,'
     rb'"_tidb":\{"watermarkTs":\d{1,18}\}\}'
 )
 _DDL_MARK: Final = r'"isDdl"[ \t\n\r]*:[ \t\n\r]*true'
-# Behind the names: of a row, whatever its key; a DDL event has no key, and is marked.
+# The members after the names in a row, with any key; a DDL event has no key, and has a mark.
 _ROW_HEADS: Final = re.compile(
     _S.join([rb'"pkNames"', rb":", rb"(?:\[|null", rb",", rb'"isDdl"', rb":", rb"false)"]),
 )
-# Indices of records by their first bytes.
+# Codes of records by their first bytes.
 _NO_TABLE: Final = -1
 _TO_PARSE: Final = -2
 
 
 class NamedRecords(NamedTuple):
-    """The table that each record names: ``codes`` are indices of ``tables``, -1 for what names none.
+    """The table of each record: ``codes`` are indices of ``tables``, -1 for a record that names no table.
 
-    ``strangers``: which records are rows of tables that are not known. ``ddl``: which are DDL events, of
-    whatever table. ``watermarks``: which of those that name none are watermarks for certain.
+    ``strangers``: a mask of rows of unknown tables. ``ddl``: a mask of DDL events of any table.
+    ``watermarks``: a mask of the records that are certainly watermarks.
     """
 
     tables: tuple[TableId, ...]
@@ -516,27 +517,28 @@ class NamedRecords(NamedTuple):
     watermarks: Mask
 
     def own(self, table: TableId) -> Mask:
-        """The records that are a table's: what names none is everybody's."""
+        """The records of a table, including all records that name no table."""
         return np.array([*(one == table for one in self.tables), True], np.bool_)[self.codes]
 
 
 @dataclass(frozen=True)
 class TableNames:
-    """Tells which table a record names. ``known``: the tables that are read at all.
+    """Finds the table of each record. ``known``: the tables that are read.
 
-    ``opens_up_to``: values may be compressed, and stand for so many bytes at most; None: they are not.
+    ``opens_up_to``: values may be compressed, and may decompress to this many bytes; None: they are not
+    compressed.
     """
 
     known: frozenset[TableId]
     opens_up_to: int | None = None
 
     def of(self, records: pa.RecordBatch) -> NamedRecords:
-        """The tables that Kafka records name."""
+        """The tables of Kafka records."""
         values = records.column("value")
         tables = dict(zip(sorted(self.known), range(len(self.known)), strict=True))
         heads = pc.binary_slice(values, 0, _HEAD_BYTES).dictionary_encode()
         named = [self._in_head(head) for head in heads.dictionary.to_pylist()]
-        # Of a table that is not known the whole record has to be sound.
+        # For an unknown table the whole record must be valid.
         by_head = [tables.get(one.table, _TO_PARSE) if one.table else _TO_PARSE for one in named]
         indices = _indices(heads)
         codes = np.array([*by_head, _NO_TABLE], np.int64)[indices]
@@ -578,18 +580,18 @@ class TableNames:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
 
-# What is asked of the records of a range, whose values are not compressed any more
+# Queries about the records of a range, whose values are already decompressed
 
 
 class Census(NamedTuple):
-    """The tables with a row among some records, and how a value is compressed that is not opened."""
+    """The tables with a row among some records, and the compression of a value that is still compressed."""
 
     tables: frozenset[TableId]
     compression: Compression
 
 
 def census(records: Iterator[pa.RecordBatch]) -> Census:
-    """The tables that rows name."""
+    """Collect the tables of the rows."""
     found: set[TableId] = set()
     compression: Compression = "none"
     for batch in records:
@@ -610,10 +612,10 @@ def census(records: Iterator[pa.RecordBatch]) -> Census:
 
 
 class MarkedDdl(NamedTuple):
-    """Values that may be DDL events, in their order; a row with these bytes in a value is among them.
+    """Values that may be DDL events, in order; a row whose value contains these bytes is included.
 
-    ``offsets`` are those of their records, ``times`` Kafka's (ms since 1970). ``end``: the offset from which
-    on nothing was looked at; None where that is the end of the records.
+    ``offsets`` are the offsets of their records, ``times`` Kafka's timestamps (ms since 1970). ``end``: the
+    first offset that was not read; None if all records were read.
     """
 
     values: list[bytes]
@@ -623,7 +625,7 @@ class MarkedDdl(NamedTuple):
 
 
 def marked_ddl(most_bytes: int, records: Iterator[pa.RecordBatch]) -> MarkedDdl:
-    """The first values that may be DDL events: of no further batch once there are so many bytes of them."""
+    """The first values that may be DDL events; no further batch is read once they have ``most_bytes`` bytes."""
     values, offsets, times, size = list[bytes](), list[int](), list[int | None](), 0
     for batch in records:
         if size >= most_bytes and len(batch):
@@ -638,7 +640,7 @@ def marked_ddl(most_bytes: int, records: Iterator[pa.RecordBatch]) -> MarkedDdl:
 
 
 class RowWords(NamedTuple):
-    """What a row says of itself: column names in order, their type words, the key's names; its offset."""
+    """A row's own metadata: column names in order, their type names, the key's names; and its offset."""
 
     names: tuple[str, ...]
     types: dict[str, str]
@@ -647,7 +649,7 @@ class RowWords(NamedTuple):
 
 
 def row_forms(table: TableId, records: Iterator[pa.RecordBatch]) -> list[RowWords]:
-    """The forms of a table's rows: of each set of columns, in order, the words of the newest row."""
+    """The forms of a table's rows: for each list of columns, the metadata of the newest row."""
     names = TableNames(frozenset({table}))
     rows = (
         _row_words(offset, _parsed(value))
@@ -658,7 +660,7 @@ def row_forms(table: TableId, records: Iterator[pa.RecordBatch]) -> list[RowWord
 
 
 def newest_forms(words: Iterator[RowWords]) -> list[RowWords]:
-    """Of each form the newest."""
+    """The newest row of each form."""
     found: dict[tuple[str, ...], RowWords] = {}
     for one in words:
         known = found.get(one.names)
@@ -684,13 +686,13 @@ def _valued(batch: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
 
 
 def _indices(heads: pa.DictionaryArray) -> Indices:
-    """The index of each record's head; of a record without a value the number of heads."""
+    """The index of each record's head; the number of heads for a record without a value."""
     found: Indices = heads.indices.fill_null(len(heads.dictionary)).to_numpy(zero_copy_only=False)
     return found.astype(np.int64)
 
 
 class _Head(NamedTuple):
-    """The table that the first bytes of a record name, if in TiCDC's form; whether it may be no row."""
+    """The table in a record's first bytes, if they have TiCDC's format, and whether the record may be DDL."""
 
     table: TableId | None = None
     may_be_ddl: bool = False
@@ -708,14 +710,14 @@ def _head_of(head: bytes) -> _Head:
 
 
 def _marked(values: pa.Array) -> Mask:
-    """Which values may be DDL events: text in a row has no such bytes, since its quotes are escaped."""
+    """A mask of the values that may be DDL events: text in a row has escaped quotes, so it never matches."""
     marked = pc.match_substring_regex(values, _DDL_MARK).fill_null(False)
     found: Mask = marked.to_numpy(zero_copy_only=False)
     return found
 
 
 def _parsed(value: bytes) -> Any:
-    """The first object of a value; None where there is none."""
+    """The first object of a value; None without an object."""
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError:
@@ -723,7 +725,7 @@ def _parsed(value: bytes) -> Any:
 
 
 def _first_object(value: bytes) -> Any:
-    """Of several objects, each on a line, the first."""
+    """The first of several objects, each on its own line."""
     try:
         return orjson.loads(value.lstrip().split(b"\n", 1)[0])
     except orjson.JSONDecodeError:
@@ -738,5 +740,5 @@ def _table_of(parsed: Any) -> TableId | None:
 
 
 def _is_row(parsed: Any) -> bool:
-    """Whether a message is of a row, and not of a DDL event or a watermark."""
+    """Return True if a message is a row, and not a DDL event or a watermark."""
     return isinstance(parsed, dict) and parsed.get("isDdl") is False and parsed.get("type") != _WATERMARK

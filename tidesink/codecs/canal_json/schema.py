@@ -1,11 +1,10 @@
-"""What the rows of one shape have in common: their columns' types, readers and key.
+"""Row shapes: the column types, readers and key that rows of one form share.
 
-A shape is the column names of a row with their ``mysqlType`` words. Where those words are short
-(TiCDC's default) they say no precision, length or member, so each column's type is looked for, in
-this order: the table definitions (of the configuration, or built from the topic's own DDL and as they
-stood when the row was committed), a full
-``mysqlType`` (content-compatible), the short word, text. A definition that contradicts the message's
-own word is older or newer than the row and is passed over for that column.
+A shape is the column names of a row with their ``mysqlType`` names. Short names (TiCDC's default) do not
+contain precision, length or members. So each column's type is looked up, in this order, in the table
+definitions (from the configuration, or from the topic's own DDL as of the row's commit), a full ``mysqlType``
+(content-compatible), the short name, and otherwise it is text. A definition that contradicts the message's
+own type name is older or newer than the row and is ignored for that column.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from tidesink.typemap.values import TextReader, integer_bounds, keeps_text, text
 
 RawRow = dict[str, object]
 Keys = Mapping[TableId, Sequence[str]]
-# Name, least value, greatest value, and the reader of what is not plain digits.
+# Name, minimum, maximum, and the reader of texts that are not plain digits.
 IntegerColumn = tuple[str, int, int, TextReader]
 
-# Shapes kept per table: the producer writes one at a time; a handle-key-only delete is another.
+# Shapes cached per table: a producer writes one at a time, plus that of handle-key-only deletes.
 _KEPT_SHAPES = 8
 
 
@@ -37,10 +36,10 @@ _KEPT_SHAPES = 8
 class RowShape:
     """One shape of rows of a table.
 
-    ``wire_types`` is ``mysqlType`` as the message has it where no table definition knows every
-    column; an encoder needs it then. ``key`` names the columns that name the row, from the
-    configuration or from ``pkNames``. It is of rows committed from ``since`` to before ``until`` (TiDB
-    TSOs): in between no column's definition changed.
+    ``wire_types`` is the message's ``mysqlType`` if the table definition does not have every column; an
+    encoder then needs it. ``key`` has the columns that identify the row, from the configuration or from
+    ``pkNames``. The shape applies to rows committed from ``since`` to before ``until`` (TiDB TSOs), between
+    two changes of a column's definition.
     """
 
     table: TableId
@@ -58,11 +57,11 @@ class RowShape:
     binary_text: BinaryText = "iso-8859-1"
 
     def read(self, row: RawRow) -> dict[str, Value]:
-        """The row's values, in its own order; the row is used up.
+        """The row's values, in its own order; the row is modified in place.
 
         Raises:
-            ValueOutOfRangeError: a text that is no value of its column's type.
-            SchemaMismatchError: a value that is neither text nor null.
+            ValueOutOfRangeError: a text is not a value of its column's type.
+            SchemaMismatchError: a value is neither text nor null.
         """
         return read_row(row, self if len(row) == len(self.names) else self._part(row))
 
@@ -76,11 +75,11 @@ class RowShape:
 
     @cached_property
     def only_key(self) -> str | None:
-        """The key's name where it is a single column, as most are: its value alone is quickly asked for."""
+        """The key's name if it is a single column, as most keys are; its value can be looked up directly."""
         return self.key[0] if len(self.key) == 1 else None
 
     def key_of(self, row: Mapping[str, Value]) -> dict[str, Value] | None:
-        """The key's values, or None where nothing names the row.
+        """The key's values, or None if the table has no key.
 
         Raises:
             UnnamedRowError: a key column is NULL, or not in the row.
@@ -97,7 +96,7 @@ class RowShape:
 
 
 def read_row(row: RawRow, columns: RowShape) -> dict[str, Value]:
-    """The values of a row that has the very columns of its shape; see ``RowShape.read``."""
+    """The values of a row with exactly the columns of its shape; see ``RowShape.read``."""
     name = ""
     text: Any
     try:
@@ -109,7 +108,7 @@ def read_row(row: RawRow, columns: RowShape) -> dict[str, Value]:
             text = row[name]
             if text is None:
                 continue
-            # Most integers are read here, without a call; the reader says what else is one.
+            # Most integers are converted here, without a call. The reader decides about all other texts.
             if text.isdigit() and text.isascii() and len(text) < 20 and low <= (value := int(text)) <= high:
                 row[name] = value
             else:
@@ -121,12 +120,12 @@ def read_row(row: RawRow, columns: RowShape) -> dict[str, Value]:
     except ValueOutOfRangeError as error:
         error.with_context(column=name)
         raise
-    except (AttributeError, TypeError):  # a number, a list, ... has none of a text's methods
+    except (AttributeError, TypeError):  # a number, a list, ... has no text methods
         raise _not_text(name, row[name]) from None
-    return row  # type: ignore[return-value]  # each value is now its column's
+    return row  # type: ignore[return-value]  # every value is converted now
 
 
-# What Go and Java write for bytes that are not UTF-8.
+# The character that Go and Java write for bytes that are not UTF-8.
 REPLACEMENT: Final = "\ufffd"
 _NOT_LATIN1: Final = (
     "The text of this binary column contains characters that do not represent a byte. TiCDC writes each "
@@ -151,7 +150,7 @@ def _read_latin1(text: str) -> bytes:
 
 
 def _read_utf8(text: str) -> bytes:
-    """Reads the text of a binary column whose bytes the producer took for UTF-8 (tiflow #7058, #11771)."""
+    """Reads the text of a binary column whose bytes the producer decoded as UTF-8 (tiflow #7058, #11771)."""
     if REPLACEMENT in text:
         raise ValueOutOfRangeError(_LOST_BYTES)
     return text.encode()
@@ -167,7 +166,7 @@ def _not_text(name: str, value: object) -> SchemaMismatchError:
 
 
 class _Words(NamedTuple):
-    """What a row says of its columns: their names in order, their type words, and the key's names."""
+    """A row's own metadata: its column names in order, their type names, and the key's names."""
 
     names: list[str]
     types: Mapping[str, str]
@@ -175,7 +174,7 @@ class _Words(NamedTuple):
 
 
 class RowShapes:
-    """The shapes met so far, found again without building anything."""
+    """A cache of the shapes met so far."""
 
     def __init__(
         self, definitions: TableDefinitions, keys: Keys | None, binary_text: BinaryText = "iso-8859-1"
@@ -187,13 +186,13 @@ class RowShapes:
         self._version = definitions.version
 
     def wanted_key(self, database: object, name: object) -> tuple[str, ...]:
-        """The columns that the configuration names a table's rows by; empty where it does not."""
+        """The key columns of a table in the configuration, or an empty tuple."""
         if type(database) is not str or type(name) is not str:
             return ()
         return self._keys.get(table_key(TableId(database, name)), ())
 
     def moment(self, es: object) -> int:
-        """When a row without a commit ts was committed, for ``find``; asks nothing where it matters not."""
+        """The commit time of a row without a commit ts, for ``find``; NEVER if no definition needs it."""
         return row_moment(None, es) if self._definitions.timed else NEVER
 
     def find(
@@ -206,14 +205,14 @@ class RowShapes:
         pk_names: object,
         commit_ts: int = NEVER,
     ) -> RowShape:
-        """The shape of a row; ``commit_ts`` (a TiDB TSO) says by which definitions.
+        """The shape of a row; ``commit_ts`` (a TiDB TSO) selects the definitions.
 
         Raises:
-            SchemaMismatchError: a member of the message that is not what it should be.
+            SchemaMismatchError: a member of the message is not valid.
         """
         recent, names = self._recent, [*row]
-        # Nearly always the row before was one of these; the order inside mysqlType is random at the
-        # producer, and dicts compare without it.
+        # Nearly always the previous row has the same shape. The order inside mysqlType is random at the
+        # producer, but comparing dicts ignores it.
         if (
             recent is not None
             and self._version == self._definitions.version
@@ -233,10 +232,10 @@ class RowShapes:
     def _other(
         self, table: tuple[object, object], words: tuple[list[str], object, object], commit_ts: int
     ) -> RowShape:
-        """The shape of a row that is not of the most recent one."""
+        """The shape of a row that does not match the most recent shape."""
         try:
-            known = self._shapes[table]  # type: ignore[index]  # any other key is just not there
-        except (KeyError, TypeError):  # an unknown table, or a JSON list or object, which is no name
+            known = self._shapes[table]  # type: ignore[index]  # an invalid key is not in the dict
+        except (KeyError, TypeError):  # an unknown table, or a JSON list or object instead of a name
             known = []
         for shape in known:
             said = (shape.names, shape.mysql_type, shape.pk_names)
@@ -248,10 +247,10 @@ class RowShapes:
         return shape
 
     def _build(self, table: TableId, words: _Words, commit_ts: int) -> RowShape:
-        """A new shape: each column's type from where the module says."""
+        """A new shape, with each column's type looked up in the order of the module docstring."""
         known = self._defined(table)
         complete = all(fold_name(name) in known for name in words.names)
-        # A column that was dropped since, or whose table was.
+        # Also columns that were dropped later, or whose table was.
         known = {fold_name(c.name): c for c in self._definitions.former(table)} | known
         columns = tuple(self._columns(words, known, commit_ts))
         changes = sorted({was.until for c in known.values() for was in c.earlier})
@@ -278,12 +277,12 @@ class RowShapes:
         return _read_utf8 if self._binary_text == "utf-8" else _read_latin1
 
     def _defined(self, table: TableId) -> dict[str, Column]:
-        """The table's columns by definition, by their names, folded."""
+        """The table's defined columns, by folded name."""
         definition = self._definitions.get(table)
         return {fold_name(c.name): c for c in definition.columns} if definition else {}
 
     def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
-        """The columns of a row; ``known``: those that are defined, by their names, folded."""
+        """The columns of a row; ``known`` has the defined columns by folded name."""
         for name in words.names:
             word, defined = words.types.get(name), known.get(fold_name(name))
             yield _column(name, word, defined, primary=name in words.keys, commit_ts=commit_ts)
@@ -297,12 +296,12 @@ class RowShapes:
 
 
 class DefinedShapes(RowShapes):
-    """The shapes of rows whose types are those of the definitions, whatever the rows' own words say.
+    """The shapes of rows whose types come only from the definitions, whatever the rows' own type names are.
 
-    A row that contradicts its definition is refused: its text would be read as what it does not mean. So is
-    one that names another key, where ``own_keys`` says that ``keys`` are the source's. A row with a column
-    that nothing defines is read as text, without a key: it waits for a definition. So are ``unread`` columns,
-    whose values nobody needs, whatever their words say.
+    A row that contradicts its definition is refused, because its text would be misread. So is a row with
+    another key, if ``own_keys`` states that ``keys`` are the source's keys. A row with an undefined column is
+    read as text, without a key, and waits for a definition. ``unread`` columns, whose values are not needed,
+    are read as text too, whatever their type names are.
     """
 
     def __init__(
@@ -356,7 +355,7 @@ _OTHER_TYPE: Final = (
 
 
 def _in_force(column: Column, word: str, commit_ts: int) -> ColumnType:
-    """The type a row's text is read by: a word that lists members comes before the row's time."""
+    """The type for reading a row's text: a type name with members overrides the row's commit time."""
     return next((was.type for was in column.earlier if _is_before(was, word, commit_ts)), column.type)
 
 
@@ -367,16 +366,16 @@ def _is_before(was: EarlierType, word: str, commit_ts: int) -> bool:
 
 
 def _lists(word: str, column_type: ColumnType) -> bool:
-    """Whether a type word lists the very members of a type."""
+    """Return True if a type name lists exactly the members of a type."""
     wire = _wire_type(word)
     return wire is not None and (wire.name, wire.members) == (column_type.name, column_type.members)
 
 
 def _contradicts(word: str, column_type: ColumnType) -> bool:
-    """Whether a text of the type that a row names means something else as one of ``column_type``.
+    """Return True if a text means something else under the row's type name than under ``column_type``.
 
-    An enum's text is a member's number and a set's a sum of them, and bytes are written as Latin-1. All
-    other texts say what they show.
+    An enum's text is a member's number, a set's text is a sum of them, and bytes are written as Latin-1. All
+    other texts have the same meaning under every type.
     """
     coded: dict[str, bool] = {
         "enum": word.startswith("enum"),
@@ -417,7 +416,7 @@ def _names(pk_names: object) -> list[str]:
 
 
 def _twice(names: Sequence[str]) -> str | None:
-    """The first name that is there a second time, in any case."""
+    """The first name that occurs a second time, ignoring case."""
     folded = [fold_name(name) for name in names]
     return next((name for at, name in enumerate(names) if fold_name(name) in folded[:at]), None)
 
@@ -459,7 +458,7 @@ _ARGUMENTS = ("precision", "scale", "fsp", "members")
 
 
 def agrees(defined: ColumnType, wire: ColumnType) -> bool:
-    """Whether a definition's type can be the one the wire names, as far as the wire names it."""
+    """Return True if the definition's type matches the wire's type name and its arguments."""
     if defined.name != wire.name:
         return False
     return all(

@@ -1,16 +1,16 @@
 """The flat-avro codec: TiCDC's ``avro`` protocol, of classic TiCDC and of the new architecture.
 
-Bytes: a Confluent header and one Avro record for the key, one for the value. A delete is a null value, a
-marker (03 and the commit_ts), or, with ``avro-include-before-value``, a record whose ``_tidb_op`` is ``d``
-(tiflow c7b2588, ticdc b813e76). The bytes themselves show which of the two producers wrote them.
+Bytes: key and value are each a Confluent header and one Avro record. A delete is a null value, a marker (03
+and the commit_ts), or, with ``avro-include-before-value``, a record whose ``_tidb_op`` is ``d`` (tiflow
+c7b2588, ticdc b813e76). The bytes themselves show which of the two producers wrote them.
 
 With ``avro-enable-watermark`` a record with a null key starts with 01 (DDL, JSON) or 02 (watermark, uint64
-big-endian); the new architecture then writes a delete's value as 03 and its commit_ts, uint64 big-endian,
-unless values carry the row before (tiflow c7b2588 and ticdc b813e76).
+big-endian). The new architecture then writes a delete's value as 03 and its commit_ts, uint64 big-endian,
+unless values contain the row before the change (tiflow c7b2588 and ticdc b813e76).
 
-An AWS Glue header takes the place of Confluent's: byte 03, a compression byte (00 none, 05 zlib), the 16
-bytes of the schema version's UUID, then the Avro payload, compressed or not (AWS Glue Schema Registry
-serializers; TiCDC tiflow c7b2588 writes it uncompressed).
+An AWS Glue header replaces Confluent's: byte 03, a compression byte (00 none, 05 zlib), the 16 bytes of the
+schema version's UUID, then the Avro payload, compressed or not (AWS Glue Schema Registry serializers; TiCDC
+tiflow c7b2588 writes it uncompressed).
 """
 
 from __future__ import annotations
@@ -86,19 +86,19 @@ if TYPE_CHECKING:
     from tidesink.codecs.flat_avro.columns import FlatAvroColumns
 
 
-# Kafka's own bytes around a record, as TiCDC counts them against max-message-bytes.
+# Kafka's own bytes around a record, which TiCDC counts against max-message-bytes.
 _RECORD_OVERHEAD: Final = 36
 _MOST_WRITERS: Final = 4096
 _log = logging.getLogger(__name__)
 
 
 class FlatAvroCodec(Codec):
-    """Decodes and encodes flat-avro; one instance may be shared by threads.
+    """Decodes and encodes flat-avro; threads may share an instance.
 
-    ``table_of_topic`` says which table a topic carries; without it, or where it gives None, the table has
-    the record's own names, which are sanitised. ``glue`` gives the schemas of messages that AWS Glue frames
-    in Confluent's place. With ``checksum="warn"`` in the options, rows that are not what
-    their checksum says are logged by the logger of this module's name.
+    ``table_of_topic`` maps a topic to its table. Without it, or if it returns None, the table has the
+    record's own names, which are sanitised. ``glue`` provides the schemas of messages with an AWS Glue
+    header. With ``checksum="warn"`` in the options, rows that do not match their checksum are logged by this
+    module's logger.
     """
 
     name = "flat-avro"
@@ -126,7 +126,7 @@ class FlatAvroCodec(Codec):
 
         Raises:
             DecodeError: this record cannot be decoded; context has topic, partition and offset.
-            RegistryError: the writer's schema cannot be had.
+            RegistryError: the writer's schema is not available.
         """
         plan = self._plans.get(_heads(message))
         try:
@@ -159,13 +159,13 @@ class FlatAvroCodec(Codec):
         return known
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """The Kafka record of an event, its schemas registered under the topic's subjects.
+        """The Kafka record of an event, with its schemas registered under the topic's subjects.
 
         DDL and watermarks are sent only with ``enable-tidb-extension`` and ``avro-enable-watermark``.
 
         Raises:
             EncodeError: flat-avro cannot write this event.
-            IncompatibleSchemaError: the registry refuses the table's schema; names the field.
+            IncompatibleSchemaError: the registry refuses the table's schema; the message names the field.
             RegistryError: the schema cannot be registered.
         """
         if not isinstance(event, ChangeEvent):
@@ -177,11 +177,11 @@ class FlatAvroCodec(Codec):
             raise error.with_context(table=str(event.table), topic=topic) from error
 
     def encode_with_ids(self, event: ChangeEvent) -> EncodedRecord:
-        """The Kafka record of an event under the very schemas ``event.schema_id`` names; registers nothing.
+        """The Kafka record of an event under exactly the schemas in ``event.schema_id``; registers nothing.
 
-        The exact inverse of ``decode``, for rows under the schema's own (sanitised) column names. BIT is
-        written in full width where the event or the schema shows it, or ``producer`` says so. A delete
-        without a value's schema is a marker where it has a commit_ts, which only a marker carries.
+        The exact inverse of ``decode``, for rows under the schema's own (sanitised) column names. BIT has
+        full width if the event or the schema shows it, or if ``producer`` is ``new``. A delete without a
+        value schema is a marker if it has a commit_ts, since no other delete without a value contains one.
 
         Raises:
             EncodeError: the event has no schema ids, or does not fit them.
@@ -201,12 +201,7 @@ class FlatAvroCodec(Codec):
         return EncodedRecord(key, value)
 
     def schema_of(self, schema_id: int, *, keys: tuple[str, ...] = ()) -> TableSchema:
-        """The columns of a registered schema as a table's, under its own names; ``keys`` are the key's.
-
-        Raises:
-            SchemaMismatchError: the schema is none of flat-avro.
-            RegistryError: the id is unknown, or the registry does not answer.
-        """
+        """The columns of a registered schema as a table schema, under its own names; ``keys`` is the key."""
         record = self._record(schema_id)
         return record.table_schema(record.table, keys)
 
@@ -221,7 +216,7 @@ class FlatAvroCodec(Codec):
         return record
 
     def _decode_glue(self, message: Message) -> tuple[Event, ...]:
-        # Ids that no registry gave are nothing to show.
+        # The ids of ``GlueFrames`` come from no registry, so they are not shown.
         (event,) = self.decode(self._glue.translated(message))
         shown = event._replace(schema_id=SchemaIds(None, None)) if isinstance(event, ChangeEvent) else event
         return (shown,)
@@ -337,13 +332,13 @@ class FlatAvroCodec(Codec):
 
 
 def _heads(message: Message) -> tuple[str, bytes | None, bytes | None]:
-    """What all records of one plan have in common."""
+    """The parts of a message that all records of one decode plan share."""
     key, value = message.key, message.value
     return message.topic, key and key[:HEADER_SIZE], value and value[:HEADER_SIZE]
 
 
 def _without_labels(column: Column) -> Column:
-    # `allowed` cannot be split back with certainty, so it is no ground to refuse a label.
+    # `allowed` cannot be split with certainty, so it is not a reason to refuse a label.
     return replace(column, type=replace(column.type, members=None))
 
 
@@ -351,7 +346,7 @@ def _key(writer: RecordWriter | None, event: ChangeEvent) -> bytes | None:
     return None if writer is None else writer.write_row(key_row(event, writer.rows.names))
 
 
-# Records that are no rows, and AWS Glue's frames
+# Control records, delete markers and AWS Glue frames
 
 _DDL: Final = 1
 _WATERMARK: Final = 2
@@ -365,18 +360,18 @@ _REMEDY: Final = "Set avro-include-before-value=true in the changefeed's sink UR
 
 
 class DeleteMarker(NamedTuple):
-    """The value of a delete whose row the record's key names."""
+    """The value of a delete whose key identifies the row."""
 
     commit_ts: int
 
 
 def decode_control(message: Message) -> DdlEvent | WatermarkEvent | DeleteMarker | None:
-    """The DDL or watermark of a record, or the marker in place of its value; None where it is a row's.
+    """The DDL event, watermark or delete marker of a record; None if it contains a row.
 
     Raises:
-        FramingError: the record starts like a control event and is none.
-        SchemaMismatchError: a control event or a marker of another shape than TiCDC's.
-        UnnamedRowError: a delete that does not say which row.
+        FramingError: the record starts like a control event, but it is not one.
+        SchemaMismatchError: a control event or a marker does not have TiCDC's form.
+        UnnamedRowError: a delete does not identify a row.
     """
     key, value = message.key, message.value
     if value is None:
@@ -458,12 +453,12 @@ def _member(found: dict[str, Any], name: str, kind: type) -> Any:
 
 
 def encode_watermark(event: WatermarkEvent) -> bytes:
-    """The value of a watermark's record."""
+    """Encode a watermark as a record's value."""
     return _with_ts(_WATERMARK, event.commit_ts)
 
 
 def encode_delete_marker(commit_ts: int | None) -> bytes:
-    """The value of a delete marker's record."""
+    """Encode a delete marker as a record's value."""
     return _with_ts(_DELETE_MARKER, commit_ts)
 
 
@@ -474,7 +469,7 @@ def _with_ts(kind: int, commit_ts: int | None) -> bytes:
 
 
 def encode_ddl(event: DdlEvent) -> bytes:
-    """The value of a DDL event's record.
+    """Encode a DDL event as a record's value.
 
     Raises:
         EncodeError: TiDB's number of the action is neither in ``extension["type"]`` nor in ``kind``.
@@ -494,22 +489,22 @@ def encode_ddl(event: DdlEvent) -> bytes:
     return bytes([_DDL]) + schema_text(members).encode()
 
 
-# What a compressed payload may come to: far above Kafka's own limits, far below a worker's memory.
+# The maximum size of a decompressed payload: far above Kafka's own limits, far below a worker's memory.
 MOST_BYTES: Final = 64 * 2**20
 _ZLIB: Final = 5
-# Confluent's ids are positive int32: from here on, no registry has one.
+# Confluent's ids are positive int32, so no registry uses ids from here on.
 _FIRST_ID: Final = 1 << 31
 
 
 def is_glue_framed(message: Message) -> bool:
-    """Whether key or value has a Glue header."""
+    """Return True if key or value has a Glue header."""
     return is_glue(message.key or b"") or is_glue(message.value or b"")
 
 
 class GlueFrames:
-    """Turns Glue-framed messages into Confluent-framed ones, under ids that no registry gives.
+    """Converts Glue-framed messages to Confluent-framed messages, under ids that no registry uses.
 
-    ``records`` gets the schema behind each such id. Threads may share one.
+    ``records`` receives the schema of each such id. Threads may share an instance.
     """
 
     def __init__(self, source: SchemaSource | None, records: dict[int, WriterRecord]) -> None:
@@ -519,12 +514,12 @@ class GlueFrames:
         self._lock = threading.Lock()
 
     def translated(self, message: Message) -> Message:
-        """The same message under Confluent headers, payloads inflated.
+        """The same message with Confluent headers and decompressed payloads.
 
         Raises:
-            FramingError: no source is given, or only one part of the message is framed by Glue.
-            SchemaMismatchError: a payload that does not inflate, or a schema that TiCDC does not write.
-            RegistryError: the schema cannot be had.
+            FramingError: no source is configured, or only one part of the message has a Glue header.
+            SchemaMismatchError: a payload cannot be decompressed, or TiCDC does not write such a schema.
+            RegistryError: the schema is not available.
         """
         return replace(message, key=self._part(message.key, "key"), value=self._part(message.value, "value"))
 

@@ -1,9 +1,9 @@
 """Flat-avro records to Arrow tables: the columnar step of ``FlatAvroCodec.decode_batch``.
 
 Records are grouped by topic and by the five bytes of both Confluent headers. Each group has one pair of
-schemas, so one plan of the row codec holds for it: table, columns and types are the plan's. Watermarks and
-delete markers (value 02 or 03 and eight bytes, ``flat_avro.codec``) are read here too. DDL, AWS Glue's
-frames, rows with a checksum that is asked for, and whatever is not proven are left to the row codec.
+schemas, so one decode plan of the row codec applies to it, with its table, columns and types. Watermarks and
+delete markers (value 02 or 03 and eight bytes, ``flat_avro.codec``) are read here too. The row codec gets
+DDL, AWS Glue's frames, rows whose checksum must be checked, and all records that are not proven.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tidesink.typemap.table import TimePolicies, row_of
 PlanOf = Callable[[Message], DecodePlan]
 Heads = npt.NDArray[np.uint64]
 
-# What stands in a head's place: a Confluent header's five bytes are below them.
+# Codes in place of a head: a Confluent header's five bytes are below them.
 _NULL: Final = 1 << 40
 _MARKER: Final = 2 << 40
 _WATERMARK: Final = 3 << 40
@@ -56,14 +56,14 @@ _CONTROL_SIZE: Final = 9
 
 @dataclass(frozen=True)
 class FlatAvroColumns:
-    """The columnar step of one codec. ``plan_of`` gives the row codec's plan for a record's headers."""
+    """The columnar step of one codec. ``plan_of`` returns the row codec's plan for a record's headers."""
 
     plan_of: PlanOf
     options: ValueOptions
     _groups: dict[tuple[str, int, int], _GroupDecoder | None] = field(default_factory=dict, repr=False)
 
     def __call__(self, records: Records) -> ColumnarResult:
-        """Decode what can be proven; the rest is ``left``."""
+        """Decode the records that can be proven; the others are ``left``."""
         batch = _Batch(records)
         left, tables = [np.flatnonzero(batch.left)], []
         for group in batch.groups():
@@ -77,9 +77,10 @@ class FlatAvroColumns:
         return ColumnarResult(len(records), tables, batch.watermarks(), np.sort(np.concatenate(left)))
 
     def _decoder(self, group: _Group) -> _GroupDecoder | None:
-        """The group's decoder; None where its records are left to the row codec.
+        """The group's decoder; None if its records are left to the row codec.
 
-        A schema that cannot be had is not remembered: the row codec says why, and the next batch asks again.
+        A schema that is not available is not cached: the row codec names the reason, and the next batch tries
+        again.
         """
         name = (group.topic, group.key, group.value)
         if name not in self._groups:
@@ -104,17 +105,17 @@ class _Group(NamedTuple):
 
     @property
     def message(self) -> Message:
-        """A record that has the group's headers and nothing else."""
+        """A record with only the group's topic and headers."""
         return Message(self.topic, 0, 0, _header(self.key), _header(self.value))
 
 
 def _header(head: int) -> bytes | None:
-    # A delete marker stands where a value would: the key's schema alone says what the row is.
+    # A delete marker replaces the value, so only the key's schema describes the row.
     return None if head in (_NULL, _MARKER) else head.to_bytes(8, "little")[:HEADER_SIZE]
 
 
 class _Batch:
-    """Records with their heads: the first five bytes as a number, or what stands in their place."""
+    """Records with their heads: the first five bytes as a number, or a code in their place."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
@@ -139,7 +140,7 @@ class _Batch:
         self._value_heads[others[whole & (kind == 2) & (keys == _NULL)]] = _WATERMARK
 
     def commit_ts(self, rows: Indices) -> npt.NDArray[np.int64]:
-        """The commit_ts after the first byte of control records; negative where it is 2^63 or more."""
+        """The commit_ts after the first byte of control records; negative if it is 2^63 or more."""
         values = self.values.take(rows)
         words = RecordBytes(values.data, np.minimum(values.start + 1, values.end), values.end).words()
         times: npt.NDArray[np.int64] = words.byteswap().view(np.int64)
@@ -147,14 +148,14 @@ class _Batch:
 
     @cached_property
     def left(self) -> Mask:
-        """Records that are left to the row codec for how they begin."""
+        """A mask of the records whose first bytes leave them to the row codec."""
         keys, values = self._key_heads, self._value_heads
         nothing = (keys == _NULL) & ((values == _NULL) | (values == _MARKER))
         found: Mask = (keys == _OTHER) | (values == _OTHER) | nothing
         return found
 
     def watermarks(self) -> list[tuple[int, WatermarkEvent]]:
-        """The watermarks with the indices of their records in the input."""
+        """The watermarks, with the indices of their records in the input."""
         rows = np.flatnonzero(self._value_heads == _WATERMARK)
         if not len(rows):
             return []
@@ -166,7 +167,7 @@ class _Batch:
         ]
 
     def groups(self) -> Iterator[_Group]:
-        """The records that are rows, by topic and heads."""
+        """The records that contain rows, by topic and heads."""
         rows = np.flatnonzero(~self.left & (self._value_heads != _WATERMARK))
         if not len(rows):
             return
@@ -189,7 +190,7 @@ def _heads(parts: RecordBytes, array: pa.Array) -> Heads:
 
 
 def _split(rows: Indices, columns: Sequence[npt.NDArray[Any]]) -> Iterator[Indices]:
-    """The rows by the values of all columns, each part ascending."""
+    """The rows by the values of all columns; each part is ascending."""
     codes = np.zeros(len(rows), np.int64)
     count = 1
     for column in columns:
@@ -198,7 +199,7 @@ def _split(rows: Indices, columns: Sequence[npt.NDArray[Any]]) -> Iterator[Indic
             continue
         found = pc.dictionary_encode(pa.array(values))
         codes = codes * len(found.dictionary) + found.indices.to_numpy()
-        # Numbered again, so that the codes stay small.
+        # Encoded again, so that the codes stay small.
         again = pc.dictionary_encode(pa.array(codes))
         codes, count = again.indices.to_numpy().astype(np.int64), len(again.dictionary)
     if count == 1:
@@ -212,7 +213,7 @@ def _split(rows: Indices, columns: Sequence[npt.NDArray[Any]]) -> Iterator[Indic
 
 
 def _group_decoder(plan: DecodePlan, options: ValueOptions) -> _GroupDecoder | None:
-    """The decoder of a plan's records; None where the row codec must see each of them."""
+    """The decoder of a plan's records; None if the row codec must read each of them."""
     if plan.sums is not None:
         return None
     types = RowTypes(plan.schema, None if plan.key is None else plan.key.record.column_names, options)
@@ -228,7 +229,7 @@ def _group_decoder(plan: DecodePlan, options: ValueOptions) -> _GroupDecoder | N
 
 
 class _Image(NamedTuple):
-    """The typed columns of one image, and for each of ``MARKS`` the columns with the rows that have it."""
+    """The typed columns of one image, and the masks of ``MARKS`` by column."""
 
     arrays: list[pa.Array]
     marks: Mapping[str, Mapping[str, Mask]]
@@ -238,7 +239,7 @@ _NO_IMAGE: Final = _Image([], {mark: {} for mark in MARKS})
 
 
 class _Half(NamedTuple):
-    """What was decoded of keys or values: the row, the row before and where there is one, the extension."""
+    """The decoded keys or values: the row, the row before with its presence mask, and the extension."""
 
     row: _Image = _NO_IMAGE
     before: tuple[_Image, Mask] | None = None
@@ -273,7 +274,7 @@ class _GroupDecoder:
         count = len(rows)
         key = _Half() if self.key is None else self.key.decode(_some(batch.keys, rows), left)
         half = key if self.value is None else self.value.decode(_some(batch.values, rows), left)
-        # Of a delete without a value the key is all that is known of the row.
+        # A delete without a value contains only the key of the row.
         op = Op.DELETE if self.value is None else Op.UPSERT
         ops = _ops(half.extension[OP], left) if OP in half.extension else np.full(count, op_code(op), np.int8)
         commit_ts = pa.array(batch.commit_ts(rows)) if marked else half.extension.get(COMMIT_TS)
@@ -300,7 +301,7 @@ class _GroupDecoder:
         if not deleted.any():
             lists = {name: name_lists(marked, count) for name, marked in row.marks.items()}
             return {"before": before, "after": _struct(kind, row, count), **lists}
-        # A delete's record holds the row outside, and may leave it out inside.
+        # A delete's record contains the row at the top level, and may omit the nested old row.
         outside = deleted & ~present
         if not present.any():
             before = _struct(kind, row, count, outside)
@@ -329,8 +330,8 @@ def _struct(kind: pa.StructType, image: _Image, count: int, present: Mask | None
 
 
 def _ops(values: pa.Array, left: Mask) -> npt.NDArray[np.int8]:
-    """The ops of ``_tidb_op``'s texts."""
-    # A null is a text that is no UTF-8, whose record is not proven.
+    """The ops from the texts of ``_tidb_op``."""
+    # A null is a text that is not UTF-8, whose record is not proven.
     found = values.fill_null("").dictionary_encode()
     texts = found.dictionary.to_pylist()
     indices = found.indices.to_numpy(zero_copy_only=False)
@@ -342,21 +343,21 @@ def _ops(values: pa.Array, left: Mask) -> npt.NDArray[np.int8]:
 
 
 def _sources(commit_ts: pa.Array | None, count: int) -> pa.Array:
-    """``Position.source``: the commit_ts alone."""
+    """``Position.source``, which contains only the commit_ts."""
     if commit_ts is None:
         return pa.nulls(count, SOURCE_TYPE)
     numbers = commit_ts.cast(SOURCE_TYPE.value_type)
     return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), numbers)
 
 
-# Makes a column's decoded values the target's, and marks the records that it does not prove.
+# Converts a column's decoded values for the target, and marks the records that it does not prove.
 _Step = Callable[[pa.Array, Mask], ColumnResult]
 
 
 def _step(column: AvroColumn, policies: TimePolicies, zone: tzinfo, *, summed: bool) -> _Step:
-    """The twin of ``payloads.from_wire``; decimals in bytes were read by the Avro decoder.
+    """The columnar form of ``payloads.from_wire``; the Avro decoder has already read decimals in bytes.
 
-    ``summed``: a row's checksum may say which of two times is meant, which the row codec finds out.
+    ``summed``: a row's checksum may resolve a time that occurs twice, which the row codec does.
     """
     reader, is_text = row_of(column.type).reader, column.avro == "string"
     convert = from_text if is_text and reader in ("decimal", "unsigned64") else from_value
@@ -379,7 +380,7 @@ def _step(column: AvroColumn, policies: TimePolicies, zone: tzinfo, *, summed: b
 
 @dataclass(frozen=True)
 class _Part:
-    """Decodes one half of a record, the key or the value; ``before`` are the steps of the row before."""
+    """Decodes one half of a record, the key or the value; ``before`` has the steps of the row before."""
 
     decoder: AvroDecoder
     row: Mapping[str, _Step]
@@ -394,9 +395,9 @@ class _Part:
         *,
         summed: bool,
     ) -> _Part | None:
-        """None where the row codec must see each record of the schema.
+        """Create the decoder; None if the row codec must read each record of the schema.
 
-        ``columns``: the types of the table's columns, and their policies. ``summed``: as ``_step``.
+        ``columns``: the types of the table's columns, and their policies. ``summed``: see ``_step``.
         """
         both = (record.columns, record.before or ())
         if any(columns.get(one.name, (None,))[0] != one.type for image in both for one in image):
@@ -411,7 +412,7 @@ class _Part:
         return cls(decoder, row, before if record.before is not None else None)
 
     def decode(self, parts: RecordBytes, left: Mask) -> _Half:
-        """The typed columns of records whose headers are skipped here."""
+        """The typed columns of records; this method skips their headers."""
         found = self.decoder.decode(RecordBytes(parts.data, parts.start + HEADER_SIZE, parts.end))
         if found.unproven is not None:
             left |= found.unproven
@@ -452,7 +453,7 @@ def _bits(values: pa.Array, column_type: ColumnType) -> tuple[pa.Array, Mask]:
 
 
 def _is_ordinary(record: WriterRecord) -> bool:
-    """Whether the extension has the types that TiCDC writes, and the row before the row's own columns."""
+    """True if the extension has TiCDC's types, and the row before has the row's own columns."""
     extension = [one["type"]["fields"] for one in record.bare["fields"] if one["name"] == EXTENSION]
     types = {one["name"]: one["type"] for fields in extension for one in fields}
     same = record.before is None or tuple(one.name for one in record.before) == record.column_names
@@ -460,7 +461,7 @@ def _is_ordinary(record: WriterRecord) -> bool:
 
 
 def _decimal_schema(record: WriterRecord) -> dict[str, Any]:
-    """The bare schema, with the logical type where a column is a decimal in bytes."""
+    """The bare schema, with the logical type for decimals in bytes."""
 
     def typed(fields: Sequence[Mapping[str, Any]], columns: Sequence[AvroColumn]) -> list[dict[str, Any]]:
         by_name = {column.name: column for column in columns}

@@ -1,7 +1,7 @@
 """Rows to and from flat-avro payloads, byte for byte as TiCDC's two producers write them.
 
-fastavro reads and writes the primitives; only DECIMAL, BIT and BIGINT UNSIGNED need another step to the
-form that ``tidesink.events`` defines: a decimal must have its scale, and BIT is the shortest bytes (TiCDC
+fastavro reads and writes the primitives. Only DECIMAL, BIT and BIGINT UNSIGNED need another step to the form
+that ``tidesink.events`` defines: a decimal must have its scale, and BIT has the fewest possible bytes (TiCDC
 tiflow c7b2588) or the full width (ticdc b813e76).
 """
 
@@ -59,7 +59,7 @@ _MAX_FLOAT: Final = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
 
 def from_wire(column_type: ColumnType, avro: str) -> FromWire | None:
-    """What turns a column's Avro value into ours; None where it is ours already.
+    """The function that converts a column's Avro value to an event value; None if both are the same.
 
     The function raises ValueOutOfRangeError.
     """
@@ -106,10 +106,11 @@ def _shown(column_type: ColumnType) -> str:
 def to_wire(
     column_type: ColumnType, avro: str, *, nullable: bool = True, full_width_bit: bool = False
 ) -> ToWire | None:
-    """What turns our value into the one fastavro writes; None where it is that already.
+    """The function that converts an event value to fastavro's value; None if both are the same.
 
-    The function raises EncodeError for a value the column cannot hold, unless fastavro refuses it itself:
-    it checks a union's values, and of plain ones all but integers' types and floats' ranges.
+    The function raises EncodeError for a value that the column cannot hold, unless fastavro checks it itself.
+    fastavro checks a union's values; of other values it does not check the types of integers and the range of
+    floats.
     """
     reader = row_of(column_type).reader
     if reader == "bit":
@@ -141,7 +142,7 @@ def _bit_writer(column_type: ColumnType, full_width: bool) -> ToWire:
     return write
 
 
-# Written out, 1e999999999 would be a number of a billion digits; no DECIMAL has a hundred.
+# Written with all its digits, 1e999999999 would have a billion of them; no DECIMAL has a hundred.
 _MOST_EXPONENT = 1000
 
 
@@ -158,7 +159,7 @@ def _decimal_writer(column_type: ColumnType) -> ToWire:
             raise _refuse(value, column_type) from error
         if unscaled != scaled or not -limit < unscaled < limit:
             raise _refuse(value, column_type)
-        # Minimal two's complement: -128 takes one byte, 128 two.
+        # Minimal two's complement: -128 needs one byte, 128 two.
         bits = (unscaled if unscaled >= 0 else ~unscaled).bit_length()
         return unscaled.to_bytes(bits // 8 + 1, "big", signed=True)
 
@@ -234,14 +235,14 @@ _PLAIN_WRITERS: Final[dict[str, ToWire]] = {"int": _int, "long": _long}
 
 # Reading
 
-# The values of ``_tidb_op``; an empty one says nothing.
+# The values of ``_tidb_op``; an empty value leaves the operation open.
 OPS: Final[Mapping[object, Op]] = {"c": Op.INSERT, "u": Op.UPDATE, "d": Op.DELETE, "": Op.UPSERT}
 _NEW: Final = tuple.__new__
-# How an event says that its BIT columns were full width (ticdc b813e76): no schema says it, and it must be
-# known to write the same bytes again.
+# The extension member of an event whose BIT columns had full width (ticdc b813e76). No schema shows the
+# width, but it is needed to write the same bytes again.
 BIT_WIDTH: Final = "bit_width"
 FULL: Final = "full"
-# Until it is moved to the event, it stands among the row's columns, under a name that no column has.
+# It is stored in the row, under a name that no column has, until it is moved to the event.
 _BIT_WIDTH_MEMBER: Final = "\0" + BIT_WIDTH
 _Repairs = tuple[tuple[str, FromWire], ...]
 
@@ -262,13 +263,14 @@ class RecordReader:
         self._bits = tuple(c.name for c in record.columns if row_of(c.type).reader == "bit")
 
     def read(self, data: bytes) -> dict[str, Any]:
-        """Every field of one record, columns typed; ``_ticdc_before`` stays a record inside.
+        """Every field of one record, with typed columns; ``_ticdc_before`` is a nested record.
 
-        A member ``_BIT_WIDTH_MEMBER`` is added where a BIT column has leading zeros.
+        A member ``_BIT_WIDTH_MEMBER`` is added if a BIT column has leading zeros.
 
         Raises:
-            SchemaMismatchError: the bytes end early, go on too long, or are no values of their types.
-            ValueOutOfRangeError: a value that its column cannot hold; context has the column.
+            SchemaMismatchError: the bytes end early, continue after the record, or are not values of their
+                types.
+            ValueOutOfRangeError: a value does not fit its column; context has the column.
         """
         stream = BytesIO(data)
         stream.seek(HEADER_SIZE)
@@ -313,22 +315,26 @@ def _repair(row: dict[str, Any], repairs: _Repairs) -> None:
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """All that is known before the payload is read, for one topic and one pair of schema ids."""
+    """The parts of decoding that are the same for one topic and one pair of schema ids.
+
+    ``sums``: checks the rows' checksums, if configured and if the schema has them. ``time_sums``: resolves
+    times that occur twice by the rows' checksums.
+    """
 
     key: RecordReader | None
     value: RecordReader | None
     table: TableId
     schema: TableSchema
     schema_id: SchemaIds
-    sums: RowSums | None = None  # the rows' checksums are asked for, and the schema has them
-    time_sums: RowSums | None = None  # they say which times are meant, of those that come twice
+    sums: RowSums | None = None
+    time_sums: RowSums | None = None
 
     def read(self, message: Message) -> ChangeEvent:
         """The row change of one record.
 
         Raises:
-            SchemaMismatchError: the bytes are not what their schemas say.
-            ValueOutOfRangeError: a value that its column cannot hold.
+            SchemaMismatchError: the bytes do not match their schemas.
+            ValueOutOfRangeError: a value does not fit its column.
         """
         key = None if self.key is None else self.key.read(message.key)  # type: ignore[arg-type]
         row = None if self.value is None else self.value.read(message.value)  # type: ignore[arg-type]
@@ -343,7 +349,7 @@ class DecodePlan:
             if op is None:
                 raise SchemaMismatchError(f"{OP} is {shown(extension[OP], 40)}, but c, u or d was expected.")
             if op is Op.DELETE:
-                # Its record repeats the old row outside.
+                # A delete's record repeats the old row at the top level.
                 before, after = row if before is None else before, None
             if self.time_sums is not None and (meant := self.time_sums.meant_times(row, extension)):
                 for image in filter(None, (row, key, before if after is None else None)):
@@ -354,7 +360,7 @@ class DecodePlan:
             extension[BIT_WIDTH] = row.pop(_BIT_WIDTH_MEMBER)
         commit_ts: Any = extension.get(COMMIT_TS)
         source = None if commit_ts is None else (commit_ts,)
-        # A named tuple's own constructor costs twice as much, and this runs once a row.
+        # A named tuple's own constructor needs twice the time, and this code runs once per row.
         position = _NEW(Position, (message.topic, message.partition, message.offset, 0, source))
         ids, more = self.schema_id, extension or None
         return _NEW(
@@ -371,20 +377,21 @@ _WRITE_ERRORS: Final = (ValueError, TypeError, AttributeError, KeyError, Overflo
 
 
 class RowWriter:
-    """Turns rows under the table's column names into what fastavro writes.
+    """Converts rows under the table's column names to fastavro's values.
 
-    ``names`` pairs each Avro field with the row's column; virtual columns have none and are null.
+    ``names`` pairs each Avro field with the row's column. Virtual columns have no pair and are null.
     """
 
     def __init__(
         self, fields: Iterable[AvroColumn], columns: Iterable[Column], *, full_width_bit: bool
     ) -> None:
-        """``columns`` stand in the order of ``fields``."""
+        """``columns`` are in the order of ``fields``."""
         pairs = list(zip(fields, columns, strict=True))
         self.names = tuple((avro.name, column.name) for avro, column in pairs if not column.virtual)
         self._virtual = tuple(avro.name for avro, column in pairs if column.virtual)
         self._required = tuple((avro.name, column.name) for avro, column in pairs if avro.null_first is None)
-        # By the table's own type: an Avro schema has no scale for decimals as text, and blurs labels.
+        # Uses the table's own type: an Avro schema has no scale for decimals as text, and its labels are
+        # ambiguous.
         nullable = [(a, c, a.null_first is not None) for a, c in pairs]
         steps = [
             (a.name, to_wire(c.type, a.avro, nullable=null, full_width_bit=full_width_bit))
@@ -396,7 +403,8 @@ class RowWriter:
         """The row under Avro names, each value as its Avro primitive.
 
         Raises:
-            EncodeError: a column is missing, is NULL and must not be, or holds what its type cannot.
+            EncodeError: a column is missing, is NULL although NOT NULL, or has a value that does not fit its
+                type.
         """
         try:
             found: dict[str, Any] = {avro: row[column] for avro, column in self.names}
@@ -429,9 +437,9 @@ class RowWriter:
 
 
 class RecordWriter:
-    """Writes the payloads of one registered schema, whose fields stand for these columns of the table.
+    """Writes the payloads of one registered schema, whose fields correspond to these columns of the table.
 
-    ``sums`` computes the checksum of a row that comes without.
+    ``sums`` computes the checksum of a row without one.
     """
 
     def __init__(
@@ -450,7 +458,7 @@ class RecordWriter:
         self._record, self._sums, self._head = record, sums, header(schema_id)
 
     def write_row(self, row: Row) -> bytes:
-        """A key's bytes.
+        """The bytes of a key.
 
         Raises:
             EncodeError: the row does not fit the schema; context has the column.
@@ -458,7 +466,7 @@ class RecordWriter:
         return self._write(self.rows.wire_row(row))
 
     def write_event(self, event: ChangeEvent) -> bytes:
-        """A value's bytes: the row, the old row where the schema has a place for it, and the extension.
+        """The bytes of a value: the row, the old row if the schema has a field for it, and the extension.
 
         Raises:
             EncodeError: the event does not fit the schema; context has the column.
@@ -467,7 +475,7 @@ class RecordWriter:
             raise EncodeError(f"The schema has no {OP}, so a delete cannot be written with it.")
         datum = self.rows.wire_row(_row_of(event))
         if self._before is not None:
-            # The name beside the record spares fastavro the search through the union.
+            # With the record's name, fastavro does not search the union for the branch.
             old = None if event.before is None else self._before.wire_row(event.before)
             datum[BEFORE] = None if old is None else (self._record.before_name, old)
         if self._record.extension:
@@ -476,7 +484,7 @@ class RecordWriter:
         return self._write(datum)
 
     def _with_checksum(self, event: ChangeEvent) -> ChangeEvent:
-        """The event with its row's checksum, where the producer would have one and the event has none."""
+        """The event with its row's checksum, if the producer would add one and the event has no checksum."""
         extension = event.extension or {}
         if self._sums is None or CHECKSUM in extension:
             return event
@@ -506,7 +514,7 @@ class RecordWriter:
         return EncodeError(f"The row is not a record of its schema: {error!s:.120}.")
 
     def _fields(self, datum: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Each field as the schema has it, and its value: the extension's stand in a record of ours."""
+        """Each field of the schema and its value; the extension's fields are in a nested record."""
         for one in self._record.bare["fields"]:
             if one["name"] == EXTENSION:
                 yield from ((inner, datum[EXTENSION][inner["name"]]) for inner in one["type"]["fields"])
@@ -522,7 +530,7 @@ def _row_of(event: ChangeEvent) -> Row:
 
 
 def key_row(event: ChangeEvent, names: Iterable[tuple[str, str]]) -> Row:
-    """The row that holds the key: the new one, a delete's old one, else the event's own key."""
+    """The row that contains the key: the new row, a delete's old row, or else the event's own key."""
     for row in (event.after, event.before):
         if row is not None and all(column in row for _, column in names):
             return row
@@ -532,7 +540,7 @@ def key_row(event: ChangeEvent, names: Iterable[tuple[str, str]]) -> Row:
 
 
 def _extension_value(name: str, event: ChangeEvent) -> object:
-    """What an extension field is given: the event's own, else what TiCDC computes from the event."""
+    """The value of an extension field: the event's own, or else TiCDC's value computed from the event."""
     given = (event.extension or {}).get(name)
     if name == OP:
         return _LETTERS.get(event.op) or _given_op(given)

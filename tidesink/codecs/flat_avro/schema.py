@@ -1,15 +1,16 @@
-"""The key and value schemas of a table: built as TiCDC does, and taken apart (tiflow c7b2588, ticdc b813e76).
+"""The key and value schemas of a table: built like TiCDC's, and parsed (tiflow c7b2588, ticdc b813e76).
 
-Names, order of fields and order of JSON members are the producer's, so that a registry gives the same id.
+Names, the order of fields and the order of JSON members are the producer's, so that a registry returns the
+same id.
 
-Defaults of columns are written as TiCDC writes them, and read back to TiDB's text. The deviations are the
-producer's: bytes defaults are base64 and not Avro's ISO-8859-1 text, bytes that are no UTF-8 were damaged
-on the way, FLOAT shows its 32-bit value widened, a whole DOUBLE is an integer, BIGINT UNSIGNED wraps
-negative, a precise DECIMAL has no default.
+Column defaults are written like TiCDC's, and converted back to TiDB's text. Their deviations are the
+producer's: bytes defaults are base64 and not Avro's ISO-8859-1 text, bytes that are not UTF-8 were already
+damaged, FLOAT shows its 32-bit value widened, a whole DOUBLE is an integer, BIGINT UNSIGNED wraps to negative
+numbers, a precise DECIMAL has no default.
 
-A writer's schema is parsed once: its columns, its extras, and the schema for fastavro, which gets the bare
-record: names and primitives in order. Defaults are left out there, because TiCDC's are not Avro's (base64
-for bytes, integers for doubles), and so are logical types.
+A writer's schema is parsed once into its columns, its extension fields, and the bare schema for fastavro:
+names and primitives in order. The bare schema omits defaults, because TiCDC's are not Avro's (base64 for
+bytes, integers for doubles), and logical types.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ _GO_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2
 
 @dataclass(frozen=True)
 class BuiltRecord:
-    """An Avro schema and the table's columns behind its fields, in the order of the fields.
+    """An Avro schema, and the table's columns that correspond to its fields, in order.
 
-    ``summed``: the columns that the row's checksum is over, in its order; empty where it has none.
+    ``summed``: the columns of the row's checksum, in its order; empty without a checksum.
     """
 
     schema: AvroJson
@@ -61,7 +62,7 @@ class BuiltRecord:
 
     @property
     def text(self) -> str:
-        """The schema as the producer registers it."""
+        """The schema text that the producer registers."""
         return schema_text(self.schema)
 
 
@@ -71,24 +72,24 @@ def schema_text(schema: Mapping[str, Any]) -> str:
 
 
 def key_record(schema: TableSchema, table: TableId, options: CodecOptions) -> BuiltRecord | None:
-    """The schema of a table's Kafka keys; None where the producer writes null keys.
+    """The schema of a table's Kafka keys; None if the producer writes null keys.
 
-    Classic TiCDC takes the handle key, the new architecture the primary key alone.
+    Classic TiCDC uses the handle key, the new architecture only the primary key.
 
     Raises:
-        EncodeError: two columns come to the same Avro name.
+        EncodeError: two columns map to the same Avro name.
     """
     columns = schema.primary_key if options.producer == "new" else schema.handle_columns
     return BuiltRecord(_record(table, columns, options), columns) if columns else None
 
 
 def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> BuiltRecord:
-    """The schema of a table's values, before-image and extension fields included as the options say.
+    """The schema of a table's values, with the old row and extension fields that the options enable.
 
     Raises:
-        EncodeError: two fields come to the same Avro name.
+        EncodeError: two fields map to the same Avro name.
     """
-    # Classic TiCDC leaves virtual columns out, the new architecture writes them as NULL.
+    # Classic TiCDC omits virtual columns, the new architecture writes them as NULL.
     columns = tuple(one for one in schema.columns if options.producer == "new" or not one.virtual)
     if _has_checksum(options):
         columns = tuple(sorted(columns, key=lambda column: column.column_id or 0))
@@ -105,7 +106,7 @@ def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> 
 
 
 def includes_before(options: CodecOptions) -> bool:
-    """Whether values carry the old row: an option that only the new architecture has."""
+    """Return True if values contain the old row, an option that only the new architecture has."""
     return options.avro_include_before_value and options.producer == "new"
 
 
@@ -149,20 +150,20 @@ def _field(column: Column, options: CodecOptions) -> AvroJson:
 
 
 def null_defaults(record: BuiltRecord) -> list[str]:
-    """The fields of a record whose default is the text ``null`` while they may be null too.
+    """The nullable fields of a record whose default is the text ``null``.
 
-    goavro takes that text for Avro's null, which is not the first branch of such a field, and makes no codec
-    of the schema. TiCDC then stops the changefeed (tiflow, issue 11994).
+    goavro reads that text as Avro's null, which is not the first branch of such a field, and cannot create a
+    codec for the schema. TiCDC then stops the changefeed (tiflow, issue 11994).
     """
     fields = json.loads(record.text)["fields"]
     return [one["name"] for one in fields if one.get("default") == "null" and isinstance(one["type"], list)]
 
 
 def check_unique_names(fields: Sequence[AvroJson], columns: Sequence[Column]) -> None:
-    """Refuse two fields of one name; the first fields are the columns', others the extension's.
+    """Refuse two fields with the same name; the columns' fields come first, then the extension's.
 
     Raises:
-        EncodeError: names both columns.
+        EncodeError: two fields have the same name; the message names both columns.
     """
     sources = [column.name for column in columns] + ["the extension"] * (len(fields) - len(columns))
     seen: dict[str, str] = {}
@@ -177,16 +178,16 @@ def check_unique_names(fields: Sequence[AvroJson], columns: Sequence[Column]) ->
 
 
 JsonDefault = int | float | str | None
-# Go writes a float without exponent below this.
+# Below this value Go writes a float without an exponent.
 _GO_PLAIN_BELOW: Final = 1e21
 _SIGN_BIT: Final = 1 << 63
 
 
 def to_json(column: Column, avro: str) -> JsonDefault:
-    """The ``default`` of a column's field; None where the field has no default of its own.
+    """The ``default`` of a column's field; None if the field has no default of its own.
 
     Raises:
-        EncodeError: the text is no value of the column's type.
+        EncodeError: the text is not a value of the column's type.
     """
     if column.default is None:
         return None
@@ -227,7 +228,7 @@ def _bits_base64(text: str) -> str:
 
 
 def _damaged(raw: bytes) -> bytes:
-    # TiDB keeps the default as JSON text, where each byte that is no UTF-8 becomes U+FFFD.
+    # TiDB stores the default as JSON text, where each byte that is not UTF-8 becomes U+FFFD.
     kept, at = "", 0
     while at < len(raw):
         for size in (1, 2, 3, 4):
@@ -253,10 +254,10 @@ _TO_JSON: Final[dict[Reader, Callable[[str], JsonDefault]]] = {
 
 
 def to_text(default: object, reader: Reader, avro: str) -> str | None:
-    """TiDB's text of a field's default; binary as text of U+0000 to U+00FF, a byte each.
+    """TiDB's text of a field's default; binary as text of U+0000 to U+00FF, one character per byte.
 
     Raises:
-        SchemaMismatchError: the default is of another JSON type than TiCDC writes.
+        SchemaMismatchError: the default has a different JSON type than TiCDC writes.
     """
     if default is None:
         return None
@@ -277,14 +278,14 @@ def to_text(default: object, reader: Reader, avro: str) -> str | None:
 _PARAMETERS: Final = "connect.parameters"
 _EXTENSION_PREFIX: Final = "_tidb_"
 _PRIMITIVES: Final = ("string", "long", "int", "boolean", "float", "double", "bytes")
-# In the bare record the extension is a record of its own: Avro's bytes are the same, and no field must
-# be picked out of each row.
+# In the bare record the extension is a nested record. Avro's bytes are the same, and its fields need not be
+# picked out of each row.
 EXTENSION: Final = "__tidesink_extension"
 
 
 @dataclass(frozen=True)
 class AvroColumn:
-    """A field that is a column of the table: its Avro primitive and what it stands for."""
+    """A field that is a column of the table: its Avro primitive and its column type."""
 
     name: str
     avro: str
@@ -294,7 +295,7 @@ class AvroColumn:
 
     @property
     def bare(self) -> object:
-        """The field's type as fastavro needs it."""
+        """The field's type in the bare schema for fastavro."""
         if self.null_first is None:
             return self.avro
         return ["null", self.avro] if self.null_first else [self.avro, "null"]
@@ -302,7 +303,7 @@ class AvroColumn:
 
 @dataclass(frozen=True)
 class WriterRecord:
-    """One registered flat-avro schema; ``columns`` and ``before`` stand in the order of the fields."""
+    """One registered flat-avro schema; ``columns`` and ``before`` are in the order of the fields."""
 
     name: str
     namespace: str
@@ -314,7 +315,7 @@ class WriterRecord:
 
     @property
     def table(self) -> TableId:
-        """The table as far as the record's names tell: both parts are sanitised."""
+        """The table according to the record's names; both parts are sanitised."""
         return TableId(self.namespace.rpartition(".")[2], self.name)
 
     @cached_property
@@ -323,9 +324,10 @@ class WriterRecord:
         return tuple(column.name for column in self.columns)
 
     def table_schema(self, table: TableId, keys: Iterable[str]) -> TableSchema:
-        """The columns as a table's, ``keys`` being the names in the key record.
+        """The columns as a table schema; ``keys`` are the names in the key record.
 
-        Whether the key is the primary key or another unique one, flat-avro does not tell: it is called both.
+        flat-avro does not show whether the key is the primary key or another unique key, so it is marked as
+        both.
         """
         named = frozenset(keys)
         return TableSchema(table, tuple(_column(column, column.name in named) for column in self.columns))
@@ -343,10 +345,10 @@ def _column(column: AvroColumn, is_key: bool) -> Column:
 
 
 def parse_record(text: str) -> WriterRecord:
-    """Take a registered schema apart.
+    """Parse a registered schema.
 
     Raises:
-        SchemaMismatchError: it is no schema that TiCDC writes for flat-avro; says which field is not.
+        SchemaMismatchError: TiCDC does not write such a schema for flat-avro; the message names the field.
     """
     try:
         schema = json.loads(text)
@@ -410,8 +412,8 @@ def _fields(schema: object) -> list[dict[str, Any]]:
 
 
 def _is_extension(field: dict[str, Any]) -> bool:
-    # Extension fields have plain types; a user's column of that name has connect.parameters.
-    # Only primitives: a record's own name as the type would have it read itself without end.
+    # Extension fields have plain types, while a user's column of that name has connect.parameters. Only
+    # primitives count: a record that refers to its own name would be parsed without end.
     return field["type"] in _PRIMITIVES and field["name"].startswith(_EXTENSION_PREFIX)
 
 
