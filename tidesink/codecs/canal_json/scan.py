@@ -625,7 +625,7 @@ class MarkedDdl(NamedTuple):
 
 
 def marked_ddl(most_bytes: int, records: Iterator[pa.RecordBatch]) -> MarkedDdl:
-    """The first values that may be DDL events; no further batch is read once they have ``most_bytes`` bytes."""
+    """The first values that may be DDL events; reading ends after the batch that reaches ``most_bytes``."""
     values, offsets, times, size = list[bytes](), list[int](), list[int | None](), 0
     for batch in records:
         if size >= most_bytes and len(batch):

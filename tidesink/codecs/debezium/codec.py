@@ -1,15 +1,16 @@
-"""The codecs ``debezium-json`` and ``debezium-avro``: Debezium's change events, and TiCDC's in that form.
+"""The codecs ``debezium-json`` and ``debezium-avro``: Debezium's change events, and TiCDC's in that format.
 
 Sources: Debezium 3.5.0.Final with Kafka Connect 4.3 (captured events; heartbeats and notifications from its
-documentation); TiCDC new architecture (b813e76). One Kafka record is one event or none:
+documentation); TiCDC new architecture (b813e76). A Kafka record contains one event or none:
 
-- an envelope is a row change, and its ``d`` is the delete, so the tombstone after it (a null value, for
-  Kafka's log compaction) adds nothing and gives no event;
-- a row flattened by ExtractNewRecordState is one too. There the tombstone may be the only sign that a row was
-  deleted, so it is a delete; after a row with ``__deleted`` it repeats that delete. It is recognised by its
-  header ``__op``, by flattened rows of that topic seen before, or by ``debezium_unwrapped``;
-- the ends of transactions, heartbeats, logical messages and notifications are messages, schema changes DDL.
-  TiCDC writes watermarks as messages (``op`` m) with a ``commit_ts``.
+- An envelope is a row change. Its ``d`` is the delete, so the tombstone after it (a null value, for Kafka's
+  log compaction) is not an event.
+- A row flattened by ExtractNewRecordState is a row change too. There the tombstone may be the only sign that
+  a row was deleted, so it is a delete; after a row with ``__deleted`` it repeats that delete. The tombstone
+  is recognised by its header ``__op``, by flattened rows of that topic seen earlier, or by
+  ``debezium_unwrapped``.
+- The ends of transactions, heartbeats, logical messages and notifications are messages; schema changes are
+  DDL. TiCDC writes watermarks as messages (``op`` m) with a ``commit_ts``.
 """
 
 from __future__ import annotations
@@ -89,11 +90,11 @@ _MOST_UNREAD: Final = 1000
 
 
 class DebeziumCodec(Codec):
-    """Decodes Debezium's records; what the two codecs have in common.
+    """Decodes Debezium's records; the base class of both codecs.
 
-    ``definitions`` gives types, above all to records without a schema. So does the DDL that passes,
-    where ``definitions`` and the record say nothing; ``unread_ddl`` holds the first texts that could
-    not be read for types, with the reason.
+    ``definitions`` supplies types, above all for records without a schema. If neither ``definitions`` nor the
+    record has a type, it comes from DDL events that were decoded earlier. ``unread_ddl`` holds the first DDL
+    texts whose types could not be parsed, with the reason.
     """
 
     name: str = "debezium"
@@ -116,18 +117,20 @@ class DebeziumCodec(Codec):
         self._flattened_topics: set[str] = set()
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """The one event of a Kafka record, or none.
+        """The one event of a Kafka record, or an empty tuple.
 
         Raises:
             DecodeError: this record cannot be decoded; context has topic, partition and offset.
-            RegistryError: the writer's schema cannot be had.
+            RegistryError: the writer's schema is not available.
         """
         return self._decoded(message, None)
 
     def decode_new_row(self, message: Message, keys: Collection[str]) -> tuple[Event, ...]:
-        """As ``decode``; of the row before an update nothing is read but the columns ``keys``, in lower case.
+        """Decode like ``decode``, but read only the columns ``keys``, in lower case, of an update's old row.
 
-        Raises: as ``decode``.
+        Raises:
+            DecodeError: this record cannot be decoded; context has topic, partition and offset.
+            RegistryError: the writer's schema is not available.
         """
         return self._decoded(message, keys)
 
@@ -146,10 +149,10 @@ class DebeziumCodec(Codec):
     def columns_of(
         self, schema: ConnectSchema, table: TableId, *, is_ticdc: bool = False
     ) -> tuple[Column, ...]:
-        """The columns of a table's rows that have this struct's schema; ``is_ticdc``: TiCDC wrote them.
+        """The columns of a table's rows with this struct schema; ``is_ticdc``: TiCDC wrote them.
 
         Raises:
-            DecodeError: a column's type is none that Debezium or TiCDC writes.
+            DecodeError: neither Debezium nor TiCDC writes a column's type.
         """
         rows = self._ticdc_rows if is_ticdc else self._rows
         return rows.shape(schema, table).columns
@@ -162,13 +165,13 @@ class DebeziumCodec(Codec):
         return () if event is None else (event,)
 
     def columnar(self, options: ValueOptions) -> Columnar | None:
-        """The columnar step, for ``codecs.batch.decode_in_columns``; None where the codec has none."""
+        """The columnar step, for ``codecs.batch.decode_in_columns``; None if the codec does not have one."""
         step = self._columns
         return None if step is None else lambda records: step.read(records, options)
 
     @cached_property
     def _columns(self) -> Columns | None:
-        """The columnar step, where the codec has one."""
+        """The columnar step, if the codec has one."""
         return None
 
     @cached_property
@@ -178,13 +181,14 @@ class DebeziumCodec(Codec):
         return EnvelopeTables(self._rows, self._ticdc_rows)
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """The record TiCDC writes for a row, a DDL or a watermark; in Avro its schemas are registered.
+        """The record that TiCDC writes for a row, a DDL or a watermark; in Avro its schemas are registered.
 
         None for a watermark without the TiDB extension; in Avro for DDL and watermarks without
         ``enable_tidb_extension`` and ``avro_enable_watermark``.
 
         Raises:
-            EncodeError: TiCDC's protocol, or what the event lacks, does not allow it; context has the topic.
+            EncodeError: TiCDC's protocol cannot represent the event, or the event is incomplete; context has
+                the topic.
             RegistryError: the schemas cannot be registered.
         """
         try:
@@ -236,7 +240,8 @@ class DebeziumCodec(Codec):
         keyed = read_key(self._parser.read(message, "key"), row.table, self._rows)
         read = self._rows.read(row.columns, row.schema, row.table, skipped=is_added)
         deleted = row.op is Op.DELETE
-        # Without a field or a header that tells it, a row may be an update, and of any connector.
+        # Without a field or a header that shows the operation, a row may be an update, and from any
+        # connector.
         updated = row.op is Op.UPDATE or (row.op is Op.INSERT and moves_row(message))
         untold = row.op is Op.UPSERT and not is_snapshot(row.source)
         if (updated or untold) and connector_of(row.source) in (POSTGRES, ""):
@@ -284,9 +289,9 @@ def _now_ms() -> int:
 
 
 class DebeziumJsonCodec(DebeziumCodec):
-    """``debezium-json``: JSON, with the schema beside each payload or without.
+    """``debezium-json``: JSON, with or without a schema in each record.
 
-    It encodes as TiCDC does; ``clock`` gives ms since 1970 for ``ts_ms``.
+    It encodes like TiCDC; ``clock`` returns ms since 1970 for ``ts_ms``.
     """
 
     name = "debezium-json"
@@ -311,9 +316,9 @@ class DebeziumJsonCodec(DebeziumCodec):
 
 
 class DebeziumAvroCodec(DebeziumCodec):
-    """``debezium-avro``: Avro behind Confluent headers, its schemas in the registry.
+    """``debezium-avro``: Avro with Confluent headers, its schemas in the registry.
 
-    It encodes as TiCDC does; ``clock`` gives ms since 1970 for ``ts_ms``.
+    It encodes like TiCDC; ``clock`` returns ms since 1970 for ``ts_ms``.
     """
 
     name = "debezium-avro"
@@ -361,12 +366,12 @@ _DDL: Final = frozenset({"ddl", "source"})
 
 
 def control_event(payload: Payload, position: Position, *, binary: BinaryHandling) -> Event | None:
-    """The event of a record that is no row; None for one that may be.
+    """The event of a record that is not a row; None for a record that may be a row.
 
-    ``binary`` says how a logical message's content is written where it is text.
+    ``binary`` is the encoding of a logical message's content if it is text.
 
     Raises:
-        SchemaMismatchError: it is one of these, but not in the form it has.
+        SchemaMismatchError: the record is such an event, but does not have its form.
     """
     if payload.keys() >= _DDL and isinstance(payload["source"], Mapping):
         return _ddl(payload, payload["source"], position)
@@ -394,7 +399,8 @@ def _ddl(payload: Payload, source: Payload, position: Position) -> DdlEvent:
     changes = payload.get("tableChanges")
     extension = kept({"source": dict(source), "ts_ms": payload.get("ts_ms")}, "source")
     if query is None or connector_of(source) == TICDC:
-        # SQL Server and Db2 tell the columns, and no statement; TiCDC's are needed to write it again.
+        # SQL Server and Db2 report the columns without a statement; TiCDC's are needed to write the event
+        # again.
         extension["tableChanges"] = kept(changes, "tableChanges")
     return DdlEvent(
         table=_ddl_table(payload, source),
@@ -413,7 +419,7 @@ def _ddl_table(payload: Payload, source: Payload) -> TableId:
 
 
 def _ddl_kind(changes: object) -> str:
-    """What was done to the first table of ``tableChanges``: CREATE, ALTER or DROP; else QUERY."""
+    """The change of the first table in ``tableChanges``: CREATE, ALTER or DROP; otherwise QUERY."""
     first = changes[0] if isinstance(changes, list) and changes else None
     kind = first.get("type") if isinstance(first, Mapping) else None
     return kind if isinstance(kind, str) and kind else "QUERY"
@@ -466,7 +472,7 @@ _TELL_FLATTENED: Final = (
     "If ExtractNewRecordState flattened it, add op to transforms.unwrap.add.fields at the connector, or "
     "set debezium-unwrapped."
 )
-# Members that only one other protocol's messages have together, and what to do.
+# Members that only one other protocol's messages have together, and the remedy.
 _OTHERS: Final = (
     (
         {"isDdl", "mysqlType", "data"},
@@ -486,7 +492,7 @@ _OTHERS: Final = (
 
 
 def refusal(payload: object) -> str:
-    """Why a value is no event of Debezium, and what to do about it."""
+    """The reason why a value is not an event of Debezium, with the remedy."""
     if not isinstance(payload, Mapping):
         return f"{shown(payload)} is neither an envelope nor a row. Is the topic's protocol a Debezium one?"
     for members, words in _OTHERS:

@@ -1,13 +1,13 @@
-"""Kafka Connect's schemas, as Avro and JSON carry them: what a Debezium record says about its fields.
+"""Kafka Connect's schemas, as Avro and JSON contain them: the description of a Debezium record's fields.
 
-Connect has eight primitive types, arrays, maps and structs; what a value means beyond its type (a date, a
+Connect has eight primitive types, arrays, maps and structs. The further meaning of a value (a date, a
 decimal, the label of an ENUM) is in the schema's name and parameters (Kafka Connect 4.3 ``ConnectSchema``,
 ``SchemaBuilder``).
 
 Avro schemas follow the conventions of Confluent's ``AvroData``. Apicurio's converter with ``as-confluent``
-follows them (2.6.13). TiCDC's ``debezium-avro`` (b813e76) does too, and adds ``connect.field``, the
-column's own name, and ``tidb_type`` to its fields. JSON schemas are the ``schema`` member of
-JsonConverter's messages (``schemas.enable``, Connect 4.3).
+follows them (2.6.13). TiCDC's ``debezium-avro`` (b813e76) does too, and adds ``connect.field``, the column's
+own name, and ``tidb_type`` to its fields. JSON schemas are the ``schema`` member of JsonConverter's messages
+(``schemas.enable``, Connect 4.3).
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ ConnectType = Literal[
 ]
 
 NO_PARAMETERS: Final[Mapping[str, str]] = MappingProxyType({})
-# A schema nested deeper than this is no table's: Debezium's own have five levels.
+# The deepest supported nesting: Debezium's own schemas have five levels.
 MOST_LEVELS: Final = 32
-# What Debezium adds with column.propagate.source.type, and TiCDC (b813e76) with its extension.
+# Parameters that Debezium adds with column.propagate.source.type, and TiCDC (b813e76) with its extension.
 SOURCE_TYPE: Final = "__debezium.source.column.type"
 SOURCE_LENGTH: Final = "__debezium.source.column.length"
 SOURCE_SCALE: Final = "__debezium.source.column.scale"
 SOURCE_NAME: Final = "__debezium.source.column.name"
 TIDB_TYPE: Final = "tidb_type"
-# What AvroData and Debezium call a decimal's precision, which Connect itself has not.
+# The name that AvroData and Debezium use for a decimal's precision, which Connect itself does not have.
 PRECISION: Final = "connect.decimal.precision"
 
 
 @dataclass(frozen=True)
 class ConnectSchema:
-    """One schema: of a whole key or value, of a field, or of what is inside an array or a map.
+    """The schema of a whole key or value, of a field, or of the items of an array or a map.
 
-    ``name`` is the semantic type's (``io.debezium.time.Date``), of a struct its own.
-    ``parameters`` holds what the type needs besides (``scale``, ``length``, ``allowed``) and what the
-    source said. ``default`` is as the wire has it, Avro's bytes as bytes. ``fields`` are a struct's,
-    ``items`` an array's, ``keys`` and ``values`` a map's. ``zero_defaults``: True for a Postgres row.
-    If the database computes the default of a NOT NULL column (nextval, gen_random_uuid), the wire has the
-    type's zero as its default (Debezium 3.5).
+    ``name`` is the semantic type's name (``io.debezium.time.Date``), or a struct's own name. ``parameters``
+    has further attributes of the type (``scale``, ``length``, ``allowed``) and the source's own type.
+    ``default`` is the value on the wire, Avro's bytes as bytes. ``fields`` belong to a struct, ``items`` to
+    an array, ``keys`` and ``values`` to a map.
+    ``zero_defaults``: True for a Postgres row. If the database computes the default of a NOT NULL column
+    (nextval, gen_random_uuid), the wire has the type's zero as its default (Debezium 3.5).
     """
 
     type: ConnectType
@@ -71,22 +71,22 @@ class ConnectSchema:
     zero_defaults: bool = False
 
     def __post_init__(self) -> None:
-        """Mark the rows of an envelope, whose source alone tells the database."""
+        """Mark the rows of an envelope whose source block is Postgres'."""
         source = self.field("source") if self.type == "struct" else None
         if source is not None and source.name == _POSTGRES_SOURCE:
             object.__setattr__(self, "fields", tuple(map(_row_of_postgres, self.fields)))
 
     def field(self, name: str) -> ConnectSchema | None:
-        """The schema of a struct's field, or None where it has none of that name."""
+        """The schema of a struct's field, or None without a field of that name."""
         return next((field.schema for field in self.fields if field.name == name), None)
 
 
 class ConnectField(NamedTuple):
     """A struct's field.
 
-    ``name`` is the column's own name where the schema tells it (``connect.field`` of TiCDC b813e76,
-    ``__debezium.source.column.name`` of Debezium), else the field's. ``wire`` is the field's name in
-    the record, where values are found.
+    ``name`` is the column's own name if the schema has it (``connect.field`` of TiCDC b813e76,
+    ``__debezium.source.column.name`` of Debezium), else the field's. ``wire`` is the field's name in the
+    record.
     """
 
     name: str
@@ -95,12 +95,13 @@ class ConnectField(NamedTuple):
 
 
 def _with_unique_names(fields: Iterable[ConnectField]) -> tuple[ConnectField, ...]:
-    """Refuse two fields of one name, whose values could not be told apart.
+    """Refuse two fields with the same name, whose values could not be distinguished.
 
-    TiCDC writes ``_`` for what Avro does not allow in names: its columns ``a-b`` and ``a_b`` are one field.
+    TiCDC writes ``_`` for characters that Avro does not allow in names: its columns ``a-b`` and ``a_b`` are
+    one field.
 
     Raises:
-        SchemaMismatchError: names the field, and both columns.
+        SchemaMismatchError: two fields have the same name; the message names the field and both columns.
     """
     found = tuple(fields)
     for names in ([one.wire for one in found], [one.name for one in found]):
@@ -126,12 +127,12 @@ def _row_of_postgres(field: ConnectField) -> ConnectField:
 
 
 _TYPES: Final = frozenset(get_args(ConnectType))
-# Kafka Connect's JsonConverter shortens the two names of floats.
+# Kafka Connect's JsonConverter shortens the names of the two float types.
 _SPELT: Final = {"float": "float32", "double": "float64"}
 
 
 def connect_type(word: object) -> ConnectType:
-    """The type a schema names.
+    """The Connect type with this name.
 
     Raises:
         SchemaMismatchError: Kafka Connect has no such type.
@@ -146,7 +147,7 @@ def text_parameters(found: object) -> Mapping[str, str]:
     """A schema's parameters, all of them text.
 
     Raises:
-        SchemaMismatchError: they are no JSON object.
+        SchemaMismatchError: they are not a JSON object.
     """
     if found is None:
         return NO_PARAMETERS
@@ -167,7 +168,7 @@ _PRIMITIVES: Final[dict[str, ConnectType]] = {
     "enum": "string",
 }
 _COMPLEX: Final = frozenset({"record", "error", "array", "map"})
-# What AvroData reads from a logical type where no connect.name says it (kafka-connect-avro-data 7).
+# AvroData's reading of a logical type without a connect.name (kafka-connect-avro-data 7).
 _LOGICAL: Final = {
     ("bytes", "decimal"): "org.apache.kafka.connect.data.Decimal",
     ("fixed", "decimal"): "org.apache.kafka.connect.data.Decimal",
@@ -177,9 +178,9 @@ _LOGICAL: Final = {
     ("string", "uuid"): "io.debezium.data.Uuid",
 }
 _MAP_ENTRY: Final = "MapEntry"
-# The names that AvroData itself gives to a record or an enum for which Connect has none (``NAMESPACE`` and
-# its siblings in AvroData.java, kafka-connect-avro-data 7 and 8). The second anonymous struct of a schema is
-# ConnectDefault2, and so on. ``toConnectSchema`` drops them by the same prefix.
+# AvroData's own names for a record or an enum without a Connect name (``NAMESPACE`` and its siblings in
+# AvroData.java, kafka-connect-avro-data 7 and 8). The second anonymous struct of a schema is ConnectDefault2,
+# and so on. ``toConnectSchema`` drops them by the same prefix.
 _AVRO_DATA: Final = "io.confluent.connect.avro."
 _DEFAULT_NAME: Final = f"{_AVRO_DATA}ConnectDefault"
 _UNNAMED: Final = frozenset(f"{_AVRO_DATA}{name}" for name in (_MAP_ENTRY, "Union", "Enum", "Anything"))
@@ -187,19 +188,19 @@ _STRING: Final = ConnectSchema("string")
 
 
 def connect_schema_of_avro(parsed_avro: object) -> ConnectSchema:
-    """The Connect schema behind an Avro schema: parsed JSON, or what fastavro made of it.
+    """The Connect schema of an Avro schema: parsed JSON, or fastavro's parsed form of it.
 
     Raises:
-        SchemaMismatchError: this is no Avro schema, or one that Kafka Connect cannot have written.
+        SchemaMismatchError: it is not an Avro schema, or Kafka Connect cannot have written it.
     """
     return _Reader().read(parsed_avro, "", 0)
 
 
 @dataclass
 class _Reader:
-    """Reads one schema; ``named`` are the named types met so far, None while one is being read.
+    """Reads one schema; ``named`` has the named types met so far, None while a type is being read.
 
-    ``entries`` are the names of those that are a map's entries.
+    ``entries`` are the names of the types that are a map's entries.
     """
 
     named: dict[str, ConnectSchema | None] = field(default_factory=dict)
@@ -280,7 +281,7 @@ class _Reader:
         return replace(schema, items=items)
 
     def _is_entry(self, avro: object, items: ConnectSchema, namespace: str) -> bool:
-        """Whether an array stands for a map, as AvroData writes maps whose keys are not plain text."""
+        """Return True if an array represents a map, as AvroData writes maps whose keys are not plain text."""
         if items.type != "struct" or tuple(field.name for field in items.fields) != ("key", "value"):
             return False
         if isinstance(avro, str):
@@ -325,7 +326,7 @@ def _kind(avro: Mapping[str, Any], kind: str) -> ConnectType:
         return "map"
     if kind in ("record", "error"):
         return "struct"
-    # connect.type: Avro has no integers of 8 and 16 bits.
+    # Needed because Avro has no integers of 8 and 16 bits.
     return connect_type(avro.get("connect.type", _PRIMITIVES[kind]))
 
 
@@ -336,12 +337,12 @@ def _semantic_name(avro: Mapping[str, Any], kind: str, namespace: str) -> str | 
     if kind in ("record", "error"):
         return _own_name(_named(avro, namespace))
     logical = avro.get("logicalType")
-    # A name that AvroData does not write is kept: nothing reads it, and the column says so.
+    # A name that AvroData does not write is kept: no reader uses it, but the column reports it.
     return _LOGICAL.get((kind, str(logical)), logical if isinstance(logical, str) else None)
 
 
 def _own_name(name: object) -> str | None:
-    """The name that Connect has for a schema; None where AvroData made one up for want of it."""
+    """Connect's name of a schema; None if AvroData generated the name."""
     if not isinstance(name, str) or name in _UNNAMED or name.startswith(_DEFAULT_NAME):
         return None
     return name
@@ -351,7 +352,7 @@ def _avro_parameters(avro: Mapping[str, Any]) -> Mapping[str, str]:
     found = dict(text_parameters(avro.get("connect.parameters")))
     if avro.get("logicalType") == "decimal":
         found.setdefault("scale", str(avro.get("scale", 0)))
-        # AvroData writes precision 64 where Connect knows none (a Postgres money).
+        # AvroData writes precision 64 if Connect has none (a Postgres money).
         if "precision" in found:
             found.setdefault(PRECISION, found["precision"])
         elif "connect.name" not in avro and "precision" in avro:
@@ -370,10 +371,10 @@ def _default(found: object, kind: str) -> object:
 
 
 def connect_schema_of_json(schema: Mapping[str, Any]) -> ConnectSchema:
-    """The schema a JSON record says its payload has.
+    """The schema in a JSON record.
 
     Raises:
-        SchemaMismatchError: this is no schema of Kafka Connect.
+        SchemaMismatchError: it is not a schema of Kafka Connect.
     """
     return _read(schema, 0)
 
@@ -399,7 +400,7 @@ def _read(schema: object, level: int) -> ConnectSchema:
 
 def _json_parameters(schema: Mapping[str, Any]) -> Mapping[str, str]:
     found = text_parameters(schema.get("parameters"))
-    # TiCDC (b813e76) with enable-tidb-extension writes it beside a field's type.
+    # TiCDC (b813e76) with enable-tidb-extension writes it next to a field's type.
     tidb_type = schema.get(TIDB_TYPE)
     return MappingProxyType({**found, TIDB_TYPE: tidb_type}) if isinstance(tidb_type, str) else found
 

@@ -1,8 +1,8 @@
-"""Events to TiCDC's ``debezium`` and ``debezium-avro`` (new architecture, b813e76): rows, DDL, watermarks.
+"""Encoding to TiCDC's ``debezium`` and ``debezium-avro`` (new architecture, b813e76): rows, DDL, watermarks.
 
-Compared with TiCDC's own schemas and bytes, also for how it names and registers Avro's records. In Avro it
-sends DDL and watermarks where both ``enable-tidb-extension`` and ``avro-enable-watermark`` are set, and
-registers their schemas under the records' own names: at that point it knows no topic.
+Compared with TiCDC's own schemas and bytes, including its names and registration of Avro records. In Avro,
+TiCDC sends DDL and watermarks if both ``enable-tidb-extension`` and ``avro-enable-watermark`` are set. It
+registers their schemas under the records' own names, because their topic is not known there.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ _PRIMITIVES: Final = {"int16": "int", "int32": "int", "int64": "long"}
 _INT64_END: Final = 1 << 63
 _FLOAT32: Final = struct.Struct("<f")
 _MOST_TABLES: Final = 256
-# The key or the value of a control message: its payload, and its Connect schema.
+# The payload of a control message's key or value, and its Connect schema.
 Half = tuple[Members, Members]
 
 
 class TicdcWriter(ABC):
-    """What the writers of TiCDC's two protocols share; ``clock`` gives ms since 1970 for ``ts_ms``."""
+    """The base class of both writers for TiCDC's protocols; ``clock`` returns ms since 1970 for ``ts_ms``."""
 
     protocol: ClassVar[str]
 
@@ -80,7 +80,7 @@ class TicdcWriter(ABC):
         """The record of a row change.
 
         Raises:
-            EncodeError: the event has no schema or no commit_ts, or a value that its column cannot hold.
+            EncodeError: the event has no schema or no commit_ts, or a value does not fit its column.
             RegistryError: its schemas cannot be registered.
         """
         schema = event.schema
@@ -92,10 +92,10 @@ class TicdcWriter(ABC):
         return self._row(event, schema, event.commit_ts, topic)
 
     def ddl(self, event: DdlEvent) -> EncodedRecord | None:
-        """The record of a DDL that was decoded from one of TiCDC's debezium protocols; None where not sent.
+        """The record of a DDL decoded from one of TiCDC's debezium protocols; None if DDL is not sent.
 
         Raises:
-            EncodeError: the event has no ``tableChanges`` or no commit_ts, or is a connector's.
+            EncodeError: the event has no ``tableChanges`` or no commit_ts, or comes from a connector.
             RegistryError: its schemas cannot be registered.
         """
         if not self._sends_ddl:
@@ -105,7 +105,7 @@ class TicdcWriter(ABC):
         return self._control(({"databaseName": event.table.schema}, DDL_KEY), (payload, schema))
 
     def watermark(self, event: WatermarkEvent) -> EncodedRecord | None:
-        """The record of a watermark; None where not sent. Raises RegistryError."""
+        """The record of a watermark; None if it is not sent. Raises RegistryError."""
         if not self._sends_watermarks:
             return None
         name = watermark_name(self._options)
@@ -186,7 +186,7 @@ class AvroWriter(TicdcWriter):
             raise EncodeError("TiCDC's debezium-avro protocol cannot write tables with virtual columns.")
         records = _Records(table, schema, self._options)
         key, value = records.key(), records.envelope()  # before anything is registered
-        # Dots stay here, unlike in flat-avro's subjects.
+        # Dots are kept here, unlike in flat-avro's subjects.
         written = registered(self._registry, f"{topic}-key", key)
         return written, registered(self._registry, f"{topic}-value", value)
 
@@ -196,18 +196,18 @@ class AvroWriter(TicdcWriter):
     def _control(self, key: Half, value: Half) -> EncodedRecord:
         parts = self._control_schemas(key[1], value[1])
         source = value[0]["source"]
-        # A fault of the producer: what a long cannot hold is its smallest value.
+        # Reproduces a fault of the producer: a number too large for a long becomes the smallest long.
         commit_ts = source["commit_ts"] if source["commit_ts"] < _INT64_END else -_INT64_END
         held = {**value[0], "source": {**source, "commit_ts": commit_ts}}
         return EncodedRecord(parts[0].written(key[0]), parts[1].written(held))
 
     def _control_schemas(self, *schemas: Members) -> tuple[AvroPart, AvroPart]:
-        place = schemas[1]["fields"][0]["name"]  # the source's, which has the database in it
+        place = schemas[1]["fields"][0]["name"]  # the source's name, which contains the database
         known = self._control_parts.get(place)
         if known is None:
             records = map(avro_of_connect, schemas)
             key, value = (registered(self._registry, record["connect.name"], record) for record in records)
-            # One place is enough: databases come and go, and DDL is rare.
+            # A cache of one entry is enough: DDL is rare.
             self._control_parts = {place: (key, value)}
             known = key, value
         return known
@@ -215,7 +215,7 @@ class AvroWriter(TicdcWriter):
 
 @dataclass(frozen=True)
 class _Records:
-    """The Avro records of one table; two columns that come to one field raise EncodeError."""
+    """The Avro records of one table; two columns with the same field name raise EncodeError."""
 
     table: TableId
     schema: TableSchema
@@ -280,19 +280,19 @@ def _decimal_type(column_type: ColumnType) -> Members:
 
 
 def avro_value(column: Column, value: Value, options: CodecOptions, zone: ZoneInfo) -> Any:
-    """A value as fastavro writes it.
+    """A value in the form that fastavro writes.
 
     Raises:
-        EncodeError: it is none of its column's type; context has the column.
+        EncodeError: the value does not fit its column's type; context has the column.
     """
     reader = row_of(column.type).reader
     if value is None or (reader == "binary" and isinstance(value, bytes)):
         return value
     if reader == "bit" and isinstance(value, int) and (column.type.length or 1) > 1:
-        wire_value(column, value, zone)  # refuses what is wider than the column
+        wire_value(column, value, zone)  # refuses a value that is wider than the column
         return value.to_bytes(((column.type.length or 1) + 7) // 8, "little")
     if reader in ("float32", "float64"):
-        # A whole number may come as an int.
+        # A whole number may be passed as an int.
         number = value if isinstance(value, float) else float(wire_value(column, value, zone).text)
         return _single(column, number) if reader == "float32" else number
     if reader == "decimal" or (
@@ -308,7 +308,7 @@ def avro_value(column: Column, value: Value, options: CodecOptions, zone: ZoneIn
 
 
 def _single(column: Column, value: float) -> float:
-    """The 32-bit number, also where the field has eight bytes."""
+    """The value as a 32-bit number, even if the field has eight bytes."""
     try:
         return float(_FLOAT32.unpack(_FLOAT32.pack(value))[0])
     except OverflowError as error:
@@ -330,16 +330,16 @@ _NO_RECORD: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowEr
 
 @dataclass(frozen=True)
 class AvroPart:
-    """A registered schema, and what fastavro writes with it."""
+    """A registered schema, in fastavro's form."""
 
     head: bytes
     bare: Any
 
     def written(self, record: Members) -> bytes:
-        """A record's bytes behind its header.
+        """The bytes of a record, with its header.
 
         Raises:
-            EncodeError: it is no record of the schema.
+            EncodeError: it is not a record of the schema.
         """
         stream = BytesIO()
         try:
@@ -350,7 +350,7 @@ class AvroPart:
 
 
 def registered(registry: SchemaRegistry, subject: str, record: Members) -> AvroPart:
-    """A record's schema, registered; raises RegistryError where that cannot be done."""
+    """Register a record's schema; raises RegistryError if that fails."""
     text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     return AvroPart(header(registry.register(subject, text)), bare_schema(record))
 
@@ -366,7 +366,7 @@ def optional_avro(name: str, kind: Any) -> Members:
 
 
 def named_record(namespace: str, name: str, fields: list[Members], *, version: int | None = None) -> Members:
-    """A record's schema; ``version`` is Connect's, where it has one."""
+    """A record's schema; ``version`` is Connect's, if it has one."""
     kind: Members = {"name": name, "namespace": namespace, "type": "record"}
     if version is not None:
         kind["connect.version"] = version
@@ -407,7 +407,7 @@ def avro_field(field: Members) -> Members:
 
 
 class JsonWriter(TicdcWriter):
-    """Writes TiCDC's ``debezium`` messages, key and value compressed where the option says so."""
+    """Writes TiCDC's ``debezium`` messages, with key and value compressed according to the options."""
 
     protocol = "debezium"
     _sends_ddl = True

@@ -1,6 +1,6 @@
 """Values, Connect schemas and common blocks of TiCDC's ``debezium`` messages.
 
-Source: TiCDC new architecture (b813e76). The members stand in its order, so that the JSON is its own.
+Source: TiCDC new architecture (b813e76). The members are in its order, so that the JSON is identical.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _EPOCH: Final = datetime(1970, 1, 1)
 _ZERO_MOMENT: Final = _EPOCH.replace(tzinfo=ZoneInfo("UTC"))
 _MOMENT: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?", re.ASCII)
 _TIME: Final = re.compile(r"(-?)(\d{1,3}):(\d\d):(\d\d)(?:\.(\d{1,6}))?", re.ASCII)
-# FLOAT(M,D), which TiCDC calls a double: its values are 32-bit numbers all the same.
+# FLOAT(M,D), which TiCDC declares as double although its values are 32-bit numbers.
 _WITH_DIGITS: Final = re.compile(r"float\s*\(\s*\d+\s*,", re.ASCII | re.IGNORECASE)
 _NOW: Final = "CURRENT_TIMESTAMP"
 _ZERO_TIMESTAMP: Final = "1970-01-01T00:00:00Z"
 
 
 class RawNumber(NamedTuple):
-    """A number with the text Go gives it."""
+    """A number with Go's text of it."""
 
     text: str
 
 
 def go_float(value: float, *, single: bool = False) -> RawNumber:
-    """A float as Go's JSON has it: the fewest digits, an exponent below 1e-6 and from 1e21 on.
+    """A float as Go's JSON writes it: the fewest digits, with an exponent below 1e-6 and from 1e21 on.
 
-    ``single``: the fewest that name the 32-bit number.
+    ``single``: the fewest digits that identify the 32-bit number.
     """
     if not math.isfinite(value):
         raise EncodeError(f"JSON cannot represent the number {value}.")
@@ -75,7 +75,7 @@ def _integer(column: Column, value: Value) -> Any:
     low, high = integer_bounds(column.type) or (-_INT64_END, _UINT64 - 1)
     if not isinstance(value, int) or not low <= value <= high:
         raise _refused(column, value)
-    # A loss of the producer: what an int64 cannot hold is negative.
+    # Reproduces a loss of the producer: a number too large for an int64 becomes negative.
     return value - _UINT64 if value >= _INT64_END else value
 
 
@@ -117,14 +117,14 @@ def _base64(data: bytes) -> str:
 
 
 def _moment(column: Column, text: Value) -> datetime | None:
-    """A calendar moment with the producer's two-digit years; None for one that no calendar has."""
+    """A calendar moment with the producer's two-digit years; None if it is not in the calendar."""
     found = _MOMENT.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         raise _refused(column, text)
     year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
     adjusted = year + (2000 if year < 70 else 1900 if year < 100 else 0)
     try:
-        if year:  # year 0 is no day of Go's either
+        if year:  # year 0 is not a valid date in Go either
             datetime(year, month, day)
         moment = datetime(adjusted, month, day, hour, minute, second, int((found[7] or "").ljust(6, "0")))
     except ValueError:
@@ -161,7 +161,7 @@ def _timestamp(column: Column, value: Value, zone: ZoneInfo) -> Any:
     fold = value.fold if isinstance(value, FoldedTime) else 0
     utc = moment.replace(tzinfo=zone, fold=fold).astimezone(ZoneInfo("UTC"))
     if utc == _ZERO_MOMENT:
-        # TIMESTAMP begins a second later: this is what a zero one was read as.
+        # TIMESTAMP begins a second later, so this moment is how a zero timestamp was read.
         return _ZERO_TIMESTAMP
     fsp = column.type.fsp or 0
     fraction = f".{utc.microsecond:06d}"[: 1 + fsp] if fsp else ""
@@ -198,10 +198,10 @@ _VALUES: Final[Mapping[str, Callable[[Column, Value], Any]]] = {
 
 
 def wire_value(column: Column, value: Value, zone: ZoneInfo) -> Any:
-    """A value as it stands in the payload.
+    """A value as it is in the payload.
 
     Raises:
-        EncodeError: it is none of its column's type; context has the column.
+        EncodeError: the value does not fit its column's type; context has the column.
     """
     if value is None:
         return None
@@ -211,7 +211,7 @@ def wire_value(column: Column, value: Value, zone: ZoneInfo) -> Any:
     return _VALUES.get(reader, _text)(column, value)
 
 
-# By the column's type: Connect's type, and the semantic name with its version where it has one.
+# By the column's type: Connect's type, and the semantic name with its version, if it has one.
 _SEMANTIC: Final[Mapping[str, tuple[str, str | None]]] = {
     "enum": ("string", "io.debezium.data.Enum"),
     "set": ("string", "io.debezium.data.EnumSet"),
@@ -237,7 +237,7 @@ _SEMANTIC: Final[Mapping[str, tuple[str, str | None]]] = {
 
 
 def _connect_type(column: Column) -> tuple[str, str | None]:
-    """Kafka Connect's type of a column, and its semantic name where it has one."""
+    """Kafka Connect's type of a column, and its semantic name, if it has one."""
     name = row_of(column.type).name
     if name == "bit":
         return ("boolean", None) if (column.type.length or 1) == 1 else ("bytes", "io.debezium.data.Bits")
@@ -270,7 +270,7 @@ def schema_field(column: Column, *, extension: bool) -> Members:
 
 
 def _parameters(column: Column) -> Members:
-    """What a semantic type needs besides its name; empty for most."""
+    """The parameters of a semantic type; empty for most types."""
     members = column.type.members or ()
     name = column.type.name
     if name == "enum":
@@ -307,7 +307,7 @@ def _moment_default(column: Column, text: str, reader: str) -> Any:
 
 
 def dumped(value: Any) -> str:
-    """JSON as TiCDC's writer has it: no spaces, text as it is but for what JSON must escape."""
+    """JSON as TiCDC's writer formats it: no spaces, and only the escapes that JSON requires."""
     if isinstance(value, RawNumber):
         return value.text
     if isinstance(value, dict):
@@ -319,7 +319,7 @@ def dumped(value: Any) -> str:
 
 def _dump(value: Any) -> str:
     if isinstance(value, Decimal):
-        return str(value)  # a number of a JSON text that was read exactly
+        return str(value)  # a number of a JSON text that was parsed exactly
     try:
         return json.dumps(value, ensure_ascii=False)
     except TypeError as error:
@@ -331,7 +331,7 @@ MESSAGE_OP: Final = "m"
 
 
 def plain_field(kind: str, name: str, *, optional: bool = False) -> Members:
-    """A field of a type that says all."""
+    """A field whose type needs no further attributes."""
     return {"type": kind, "optional": optional, "field": name}
 
 
@@ -389,7 +389,7 @@ def source_schema(*, extension: bool, start_ts: bool = False) -> Members:
     }
 
 
-# In Avro the source has two fields of another type, and one less.
+# In Avro the source has two fields of another type, and lacks one.
 _AVRO_SOURCE: Final = {
     **{one["field"]: one for one in _SOURCE if one["field"] != "sequence"},
     "snapshot": plain_field("string", "snapshot", optional=True),
@@ -400,7 +400,7 @@ _AVRO_SOURCE: Final = {
 
 
 def avro_source_schema(namespace: str) -> Members:
-    """The schema of ``source`` in Avro, whose records stand in a namespace."""
+    """The schema of ``source`` in Avro, whose records belong to a namespace."""
     return {
         "type": "struct",
         "fields": list(_AVRO_SOURCE.values()),
@@ -411,7 +411,7 @@ def avro_source_schema(namespace: str) -> Members:
 
 
 def source_block(options: CodecOptions, table: TableId, commit_ts: int, **extra: int) -> Members:
-    """The ``source`` of a message; ``extra`` stands after ``commit_ts``."""
+    """The ``source`` of a message; ``extra`` follows ``commit_ts``."""
     return {
         "version": VERSION,
         "connector": TICDC,
@@ -434,7 +434,7 @@ def source_block(options: CodecOptions, table: TableId, commit_ts: int, **extra:
 
 
 def watermark_name(options: CodecOptions) -> str:
-    """What the schemas of watermarks are called, without their suffix."""
+    """The name of the schemas of watermarks, without their suffix."""
     return f"{sanitize_name(options.cluster_id)}.watermark"
 
 
@@ -536,10 +536,10 @@ def ddl_value_schema(source: Members) -> Members:
 
 
 def ddl_payload(event: DdlEvent, options: CodecOptions, now_ms: int) -> Members:
-    """The payload of a DDL message, its ``tableChanges`` as the event's extension has them.
+    """The payload of a DDL message, with the ``tableChanges`` of the event's extension.
 
     Raises:
-        EncodeError: the event has none, or no commit_ts, or it is a connector's.
+        EncodeError: the event has no ``tableChanges`` or no commit_ts, or comes from a connector.
     """
     changes = _table_changes(event)
     if event.commit_ts is None:

@@ -1,27 +1,26 @@
-"""Debezium's envelope: its source block, its rows, and the change event they make.
+"""Debezium's envelope: its source block, its rows, and their change event.
 
-Rows: types come from a declared table definition; else from the record's own schema; else, where it has
-none, from DDL that passed; else from the JSON value's form (``readers``). DDL has a topic of its own, so it
-may be older or newer than a row: it never overrides a row's schema, and where a value does not fit it, it
-is not used.
+Types of a row's columns come, in this order, from a declared table definition, the record's own schema,
+decoded DDL if the record has no schema, and the form of the JSON value (``readers``). DDL has a topic of its
+own, so it may be older or newer than a row: it never overrides a row's schema, and it is ignored for a value
+that does not fit it.
 
 Sources of the ``source`` block: Debezium 3.5.0.Final for MariaDB and Postgres (captured events); Debezium's
-documentation and source for MySQL, Oracle, SQL Server, Db2, Informix, MongoDB, Vitess, Spanner and
-Cassandra, of which no capture was available; TiCDC new architecture (b813e76) for its own ``debezium``
-protocols.
+documentation and source for MySQL, Oracle, SQL Server, Db2, Informix, MongoDB, Vitess, Spanner and Cassandra,
+without captures; TiCDC new architecture (b813e76) for its own ``debezium`` protocols.
 
-Positions compare as numbers, and only within what one source keeps in order:
+Positions compare as numbers, and only within the order that one source guarantees:
 
-- MySQL and MariaDB: ``(binlog file number, pos, row)``. The binlog is in commit order, so a snapshot's row,
-  which has the position the snapshot was taken at, sorts before every change that came after.
+- MySQL and MariaDB: ``(binlog file number, pos, row)``. The binlog is in commit order. A snapshot's row has
+  the position at which the snapshot was taken, so it sorts before every later change.
 - SQL Server and Db2: ``(commit_lsn, change_lsn, event_serial_no)``, in commit order too.
 - Postgres: ``(lsn,)`` of the event; Oracle: ``(scn, commit_scn)``. Row locks keep the changes of one row in
-  this order, but a transaction that was open while a snapshot began has changes with a lower number than the
-  snapshot's and is sent after it. So a snapshot's rows have none: Kafka's order is theirs.
+  this order. But a transaction that was open when a snapshot began has changes with a lower number than the
+  snapshot's, and they are sent after it. So a snapshot's rows have no position: they follow Kafka's order.
 - MongoDB: ``(seconds, ord)`` of the operation's timestamp.
 - TiCDC: ``(commit_ts,)``.
 
-A GTID set is only partly ordered: it is stored, never compared. Every other source has no position.
+A GTID set is only partly ordered: it is stored, never compared. All other sources have no position.
 """
 
 from __future__ import annotations
@@ -81,12 +80,12 @@ STREAMED: Final = ("false", "", None, False)
 
 
 def is_snapshot(source: Source) -> bool:
-    """Whether a row was read by a snapshot and not from the log."""
+    """Return True if a row was read by a snapshot and not from the log."""
     return source.get("snapshot") not in STREAMED
 
 
 def _whole(value: object) -> int | None:
-    """A count as the wire has it, a number or its digits; None for anything else."""
+    """A count on the wire, as a number or its digits; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value if 0 <= value <= _MOST else None
     return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
@@ -98,7 +97,7 @@ def _together(*numbers: int | None) -> Numbers | None:
 
 
 def binlog_file_number(file: object) -> int | None:
-    """The number at the end of a binlog file's name; None where it has none."""
+    """The number at the end of a binlog file's name; None if there is no number."""
     number = _FILE_NUMBER.search(file) if isinstance(file, str) else None
     return None if number is None else int(number[1])
 
@@ -121,14 +120,14 @@ def _scn(source: Source) -> Numbers | None:
 
 
 def lsn_number(value: object) -> int | None:
-    """An LSN such as ``00000027:00000758:0003``: parts of fixed width, so all of it is one number."""
+    """An LSN such as ``00000027:00000758:0003`` as one number: its parts have a fixed width."""
     if not isinstance(value, str) or not _HEX_LSN.fullmatch(value):
         return None
     return int(value.replace(":", ""), 16)
 
 
 def _commit_lsn(source: Source) -> Numbers | None:
-    # A snapshot's row has the commit LSN it was read at and no change of its own.
+    # A snapshot's row has the commit LSN at which it was read, and no change LSN of its own.
     return _together(
         lsn_number(source.get("commit_lsn")),
         lsn_number(source.get("change_lsn")) or 0,
@@ -142,7 +141,7 @@ def _operation_time(source: Source) -> Numbers | None:
 
 
 def _unsigned(value: object) -> int | None:
-    """TiDB's timestamps are unsigned; debezium-avro has them in a long, where the largest are negative."""
+    """An unsigned TiDB timestamp; debezium-avro stores it in a long, where the largest are negative."""
     return value & _UINT64 if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -158,14 +157,14 @@ class _Connector(NamedTuple):
     schema: str
     name: str
     position: Callable[[Source], Numbers | None]
-    # What ``position`` and ``commit_positions`` read.
+    # The members that ``position`` and ``commit_positions`` read.
     members: tuple[str, ...] = ()
 
 
 _UNKNOWN: Final = _Connector("db", "table", _nowhere)
 _BINLOG_MEMBERS: Final = ("file", "pos", "row", "snapshot")
 _LSN_MEMBERS: Final = ("commit_lsn", "change_lsn", "event_serial_no")
-# By ``source.connector``: which members name the table, and what orders its changes.
+# By ``source.connector``: the members that name the table, and the position function.
 _CONNECTORS: Final[Mapping[str, _Connector]] = {
     "mysql": _Connector("db", "table", _binlog, _BINLOG_MEMBERS),
     "mariadb": _Connector("db", "table", _binlog, _BINLOG_MEMBERS),
@@ -190,33 +189,33 @@ def table_members(connector: str) -> tuple[str, ...]:
 
 
 def position_members(connector: str) -> tuple[str, ...]:
-    """The members of a connector's source block that tell the position, also of its transaction."""
+    """The members of a connector's source block for the position, including its transaction's position."""
     return _CONNECTORS.get(connector, _UNKNOWN).members
 
 
 def connector_of(source: Source) -> str:
-    """The connector's name as ``source.connector`` has it; empty where it has none."""
+    """The connector's name in ``source.connector``; empty if it is missing."""
     name = source.get("connector")
     return name if isinstance(name, str) else ""
 
 
-# Connectors of Postgres and what is built on it, where a second column whose name differs only in case may
-# come at any time.
+# Connectors of Postgres and its derivatives, where a second column whose name differs only in case may appear
+# at any time.
 _EXACT_NAMES: Final = frozenset({POSTGRES, "yugabytedb"})
 
 
 def has_exact_names(connector: str) -> bool:
-    """Whether names of columns must be spelled exactly, also while no second column fits them.
+    """Return True if column names must match exactly, even without a second column that differs in case.
 
     Other databases compare names without regard to case (MySQL, MariaDB, TiDB, and SQL Server by default), or
-    fold names without quotes to one case (Oracle, Db2, Informix). There, and if the connector is not known
-    (an empty name), names are exact only once one row has two columns whose names differ in case.
+    fold unquoted names to one case (Oracle, Db2, Informix). There, and if the connector is not known (an
+    empty name), names are exact only once a row has two columns whose names differ in case.
     """
     return connector in _EXACT_NAMES
 
 
 def table_of_source(source: Source) -> TableId:
-    """The table a change belongs to; parts the block does not tell are empty."""
+    """The table of a change; parts that are not in the block are empty."""
     connector = _CONNECTORS.get(connector_of(source), _UNKNOWN)
     schema, name = _text(source, connector.schema), _text(source, connector.name)
     if connector is _UNKNOWN:
@@ -230,12 +229,12 @@ def _text(source: Source, member: str) -> str:
 
 
 def position_of_source(source: Source) -> Numbers | None:
-    """Where a change stands at its source, to be compared number by number; None where nothing tells."""
+    """The position of a change at its source, compared number by number; None if it is not known."""
     return _CONNECTORS.get(connector_of(source), _UNKNOWN).position(source)
 
 
 def commit_ts_of_source(source: Source) -> int | None:
-    """TiDB's commit timestamp, which TiCDC alone writes."""
+    """TiDB's commit timestamp, which only TiCDC writes."""
     return _unsigned(source.get("commit_ts")) if connector_of(source) == TICDC else None
 
 
@@ -249,9 +248,9 @@ _Typed = tuple[Column, "Value | Unavailable"]
 
 
 class RowRead(NamedTuple):
-    """A row's values, the columns it has, and the names of those whose value the source did not send.
+    """A row's values, its columns, and the names of the columns whose value the source did not send.
 
-    ``unavailable`` columns are in ``columns`` and not in ``values``: what is stored is to be kept.
+    ``unavailable`` columns are in ``columns`` and not in ``values``: their stored values are kept.
     """
 
     values: dict[str, Value]
@@ -261,7 +260,7 @@ class RowRead(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """A struct's columns, each with its name on the wire, its own name, and its reader."""
+    """A struct's columns: each with its name on the wire, its own name, and its reader."""
 
     schema: ConnectSchema
     fields: tuple[tuple[str, str, ValueReader], ...]
@@ -273,17 +272,17 @@ def _no_column(_name: str) -> bool:
 
 
 def _marked(columns: Iterable[Column], table: TableId, keys: Collection[str]) -> TableSchema:
-    """The columns as a table's, those of the key marked."""
+    """The columns as a table schema, with the key columns marked."""
     marked = (replace(one, handle=one.name in keys, primary_key=one.name in keys) for one in columns)
     return TableSchema(table, tuple(marked))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Reads rows, and keeps what it knows of each schema.
+    """Reads rows, and caches the result of reading each schema.
 
-    ``definitions`` are declared, ``learned`` came by DDL events. ``untyped_is_text``: where nothing tells a
-    column's type it is text, and not what its value looks like.
+    ``definitions`` are declared, ``learned`` came from DDL events. ``untyped_is_text``: a column without a
+    known type is text, instead of a type that is inferred from its value.
     """
 
     modes: DebeziumModes
@@ -301,11 +300,11 @@ class Rows:
         *,
         skipped: Callable[[str], bool] = _no_column,
     ) -> RowRead:
-        """One row: a key's, or one of the two images of a change. ``skipped`` fields are no columns.
+        """Read one row: a key, or one image of a change. ``skipped`` selects fields that are not columns.
 
         Raises:
-            SchemaMismatchError: it is no row, or lacks what its schema promises.
-            ValueOutOfRangeError: a value its column cannot hold; context has the column.
+            SchemaMismatchError: the value is not a row, or lacks fields of its schema.
+            ValueOutOfRangeError: a value does not fit its column; context has the column.
         """
         if not isinstance(raw, Mapping):
             raise SchemaMismatchError(f"{shown(raw)} is not a row. A JSON object was expected.")
@@ -326,13 +325,13 @@ class Rows:
         return ByIdentity(partial(definition_reader, modes=self.modes), _MOST_SHAPES)
 
     def table_schema(self, table: TableId, columns: tuple[Column, ...], keys: tuple[str, ...]) -> TableSchema:
-        """The columns as a table's; ``keys`` names those of its key."""
+        """The columns as a table schema; ``keys`` names its key columns."""
         return self._schemas.get(columns, table, keys)
 
     def shape(
         self, schema: ConnectSchema, table: TableId, skipped: Callable[[str], bool] = _no_column
     ) -> Shape:
-        """The columns of a table's rows that have this struct's schema."""
+        """The columns of a table's rows with this struct schema."""
         return self._shapes.get(schema, table, skipped)
 
     def _new_shape(self, schema: ConnectSchema, table: TableId, skipped: Callable[[str], bool]) -> Shape:
@@ -371,7 +370,7 @@ class Rows:
         return RowRead(values, self.same(columns), tuple(unavailable))
 
     def same(self, columns: list[Column]) -> tuple[Column, ...]:
-        """The columns as the one tuple that stands for them, so that their table's schema is made once."""
+        """The cached tuple for these columns, so that their table schema is created once."""
         place = tuple(map(id, columns))
         known = self._tuples.get(place)
         if known is None:
@@ -385,7 +384,7 @@ class Rows:
 
     @cached_property
     def _encoded_placeholders(self) -> frozenset[str]:
-        """The placeholder as bytes columns have it in JSON, whose type nothing tells there."""
+        """The encoded placeholder of bytes columns in JSON, where the column's type is not known."""
         if self.modes.placeholder is None:
             return frozenset()
         data = self.modes.placeholder.encode()
@@ -398,7 +397,7 @@ class Rows:
             try:
                 return self._declared(learned, raw)
             except DecodeError:
-                pass  # the column was, or will be, of another type
+                pass  # the column has, or will have, another type
         if (kind := name_of(raw)) is not None:
             raise SchemaMismatchError(_UNTYPED_TIME.format(name, kind)).with_context(column=name)
         value = self._plain(name, raw)
@@ -434,7 +433,7 @@ def _with_schema(raw: Mapping[str, Any], shape: Shape) -> RowRead:
     unavailable: list[str] = []
     for wire, name, read in shape.fields:
         if wire not in raw:
-            continue  # a column the producer leaves out: TiCDC's virtual ones
+            continue  # a column that the producer omits: TiCDC's virtual columns
         value = read(raw[wire])
         if value is UNAVAILABLE_PLACEHOLDER:
             unavailable.append(name)
@@ -443,7 +442,7 @@ def _with_schema(raw: Mapping[str, Any], shape: Shape) -> RowRead:
     return RowRead(values, shape.columns, tuple(unavailable))
 
 
-# A snapshot's read may meet a row that is there already (incremental, or taken again): an upsert.
+# A snapshot may read a row that already exists (incremental, or repeated), so its read is an upsert.
 OPS: Final[Mapping[object, Op]] = {
     "c": Op.INSERT,
     "r": Op.UPSERT,
@@ -452,9 +451,9 @@ OPS: Final[Mapping[object, Op]] = {
     "t": Op.TRUNCATE,
 }
 DOCUMENT: Final = "document"
-# The member of an event's extension that names the columns of a delete's key that may not have been sent.
+# The member of an event's extension with the columns of a delete's key that may not have been sent.
 DOUBTED_KEY: Final = "doubted_key"
-# The member of an event's extension that names the columns that only its key has.
+# The member of an event's extension with the columns that only its key contains.
 KEY_ONLY: Final = "key_only"
 _DOCUMENT_COLUMN: Final = Column(DOCUMENT, ColumnType("json"))
 # Debezium's header of the insert that follows the delete of the old key.
@@ -464,7 +463,7 @@ _EMPTY: Final = RowRead({}, ())
 
 
 class Keyed(NamedTuple):
-    """The Kafka key of a record, as a row; ``row`` is None where it has none.
+    """The Kafka key of a record, as a row; ``row`` is None if the record has no key.
 
     ``wires`` are its columns' names on the wire.
     """
@@ -476,7 +475,7 @@ class Keyed(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a record says happened; ``raw_before`` is the old row as the wire has it."""
+    """The change in a record; ``raw_before`` is the old row as it is on the wire."""
 
     op: Op
     table: TableId
@@ -491,12 +490,12 @@ class Change(NamedTuple):
 
 
 def is_envelope(payload: Mapping[str, Any]) -> bool:
-    """Whether a payload has what every envelope has: an ``op`` and a ``source`` block."""
+    """Return True if a payload has the members of every envelope: an ``op`` and a ``source`` block."""
     return isinstance(payload.get("op"), str) and isinstance(payload.get("source"), Mapping)
 
 
 def with_old_columns(value: Parsed, names: Collection[str]) -> Parsed:
-    """An envelope; of the row before an update no other columns are left than these, in lower case."""
+    """Reduce the old row of an update in an envelope to these columns, named in lower case."""
     before = value.payload.get("before")
     if value.payload["op"] == "d" or not isinstance(before, Mapping):
         return value
@@ -510,7 +509,7 @@ def read_key(key: Parsed | None, table: TableId, rows: Rows) -> Keyed:
     """The Kafka key, whose columns are the table's key.
 
     Raises:
-        DecodeError: it is no row.
+        DecodeError: it is not a row.
     """
     if key is None or key.payload is None:
         return Keyed(None, _EMPTY)
@@ -522,8 +521,8 @@ def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Ro
     """The row change in an envelope.
 
     Raises:
-        SchemaMismatchError: the envelope is none, or lacks the image its ``op`` promises.
-        ValueOutOfRangeError: a value its column cannot hold.
+        SchemaMismatchError: the envelope is not valid, or lacks the image that its ``op`` requires.
+        ValueOutOfRangeError: a value does not fit its column.
     """
     payload: Mapping[str, Any] = value.payload
     source: Source = payload["source"]
@@ -558,9 +557,9 @@ def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Ro
     return change_event(message, change, rows)
 
 
-# What Debezium's connector for Postgres writes into a NOT NULL column of PostGIS for an unchanged value that
-# is stored out of line: GEOMETRYCOLLECTION EMPTY, little-endian, without an SRID (3.5 and its main branch,
-# ``PostgisGeometry.createEmpty``).
+# The value that Debezium's Postgres connector writes into a NOT NULL column of PostGIS for an unchanged value
+# that is stored out of line: GEOMETRYCOLLECTION EMPTY, little-endian, without an SRID (3.5 and its main
+# branch, ``PostgisGeometry.createEmpty``).
 EMPTY_SHAPE: Final = bytes.fromhex("010700000000000000")
 _UNSENT_SHAPE: Final = (
     "The update has an empty geometry without SRID in column {!r}. The connector writes this into a NOT "
@@ -574,17 +573,17 @@ _POSTGIS: Final = ("io.debezium.data.geometry.Geometry", "io.debezium.data.geome
 
 
 def required_shapes(row: ConnectSchema) -> tuple[str, ...]:
-    """The names on the wire of a row's columns of PostGIS that are NOT NULL."""
+    """The names on the wire of a row's PostGIS columns that are NOT NULL."""
     return tuple(one.wire for one in row.fields if one.schema.name in _POSTGIS and not one.schema.optional)
 
 
 def is_unsent_shape(raw: object) -> bool:
-    """Whether a value on the wire is what the connector writes for a geometry that was not sent."""
+    """Return True if a value on the wire is the connector's stand-in for a geometry that was not sent."""
     return isinstance(raw, Mapping) and raw.get("srid") is None and raw.get("wkb") in _UNSENT_WKB
 
 
 def moves_row(message: Message) -> bool:
-    """Whether a record is the insert of an update that changed the key: a header has the old one."""
+    """Return True if a record is the insert of an update that changed the key: a header has the old key."""
     return any(name == OLD_KEY for name, _ in message.headers)
 
 
@@ -594,13 +593,13 @@ def check_shapes(
     schema: ConnectSchema | None,
     definition: TableSchema | None,
 ) -> None:
-    """Refuse an update of PostGIS that may have the connector's stand-in for a geometry that was not sent.
+    """Refuse an update of PostGIS that may contain the connector's stand-in for a geometry that was not sent.
 
-    ``before`` is the old row if there is one. If it has the stand-in too, only a whole old row shows that the
-    geometry is empty.
+    ``before`` is the old row, if there is one. If it contains the stand-in too, only a whole old row proves
+    that the geometry is empty.
 
     Raises:
-        SchemaMismatchError: it may have one; context has the column.
+        SchemaMismatchError: it may contain a stand-in; context has the column.
     """
     if schema is not None:
         names: Iterable[str] = required_shapes(schema)
@@ -619,16 +618,16 @@ def check_shapes(
 def _is_whole(
     before: Mapping[str, Any], schema: ConnectSchema | None, definition: TableSchema | None
 ) -> bool:
-    """Whether an old row has a value in a column that may be NULL, which no replica identity has."""
+    """Return True if an old row has a value in a nullable column, which no replica identity contains."""
     _, optional, blank = _old_columns(before, schema, definition)
     return bool((before.keys() - blank) & optional)
 
 
 def _with_key_columns(change: Change, rows: Rows) -> Change:
-    """The change, whose images have the columns that only its key has.
+    """Add the columns that only the key contains to the images of a change.
 
     ``ByLogicalTableRouter`` writes rows of several tables into one topic and adds a field to their keys
-    (``key.field.name``), which keeps apart the rows of different tables.
+    (``key.field.name``) that distinguishes the rows of different tables.
     """
     row, images = change.keyed.row, (change.before, change.after)
     shown = change.after or change.before
@@ -645,7 +644,7 @@ def _with_key_columns(change: Change, rows: Rows) -> Change:
 
 
 def change_event(message: Message, change: Change, rows: Rows) -> ChangeEvent:
-    """An event out of what was read: names of what the source did not send go to the extension."""
+    """Build an event from the decoded parts; names of values that were not sent go into the extension."""
     change = _with_key_columns(change, rows)
     keyed, after = change.keyed, change.after
     columns = (after or change.before or keyed.read).columns
@@ -682,9 +681,9 @@ def _image(value: Parsed, part: str, keyed: Keyed, table: TableId, rows: Rows) -
 
 
 def _document(raw: object, part: str, payload: Mapping[str, Any], keyed: Keyed) -> RowRead | None:
-    """MongoDB's image: the whole document as JSON text, beside the key's columns.
+    """MongoDB's image: the whole document as JSON text, in addition to the key's columns.
 
-    An update whose document was not looked up has none: what is stored is to be kept.
+    An update whose document was not looked up has no document: the stored document is kept.
     """
     columns = (*keyed.read.columns, _DOCUMENT_COLUMN)
     if isinstance(raw, str):
@@ -719,7 +718,7 @@ def _extension(message: Message, payload: Mapping[str, Any]) -> dict[str, object
 
 
 def _old_row(change: Change, definition: TableSchema | None) -> dict[str, Any] | None:
-    """The old row as far as the source sent it; a delete without one has its key."""
+    """The part of the old row that the source sent; for a delete without an old row, its key."""
     keyed, before = change.keyed, change.before
     if before is None or keyed.row is None:
         return keyed.row if change.op is Op.DELETE and before is None else before and before.values
@@ -736,7 +735,7 @@ def _old_row(change: Change, definition: TableSchema | None) -> dict[str, Any] |
 
 
 def _unsent_before(change: Change, old: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The columns of the old row whose value the source did not send, in their order."""
+    """The columns of the old row whose value the source did not send, in order."""
     before = change.before
     if before is None or old is None or (not before.unavailable and old is before.values):
         return ()
@@ -745,10 +744,10 @@ def _unsent_before(change: Change, old: Mapping[str, Any] | None) -> tuple[str, 
 
 
 class _StandIns(NamedTuple):
-    """What a Postgres delete may lack.
+    """The columns that a Postgres delete may lack.
 
-    ``unsent``: the columns that it lacks, if one of its key is among them. ``doubted``: columns of the key
-    that may be among them, if the delete is applied.
+    ``unsent``: the missing columns, if a key column is among them. ``doubted``: key columns that may be
+    missing although the delete is applied.
     """
 
     unsent: frozenset[str] = frozenset()
@@ -756,27 +755,27 @@ class _StandIns(NamedTuple):
 
 
 def _stand_ins(change: Change, definition: TableSchema | None) -> _StandIns:
-    """Whether the old row of a Postgres delete shows that a column of its key was not sent.
+    """Determine whether the old row of a Postgres delete shows that a key column was not sent.
 
     Postgres sends a whole old row, or only the columns of the replica identity, which are NOT NULL. The
-    connector fills in the rest: null, the type's zero or the default, here called blank. A blank column of
-    the key (``message.key.columns``) may be the row's or filled in. In this order:
+    connector fills in the rest: null, the type's zero or the default, here called blank. A blank key column
+    (``message.key.columns``) may be the row's own value or filled in. The rules, in this order:
 
-    - A column that may be NULL has a value: the row is whole, and the key is the row's.
-    - A blank column of the key may be NULL: no replica identity has it, so it was not sent.
-    - No other column has a value: the key is taken as the replica identity, since a primary key with a zero
-      in it is far more frequent than the rest.
-    - All columns of the key are blank: what was sent is the other column's value, and the key was not. A
-      table has one row with such a key, if the key is its own, and so at most one delete that is refused for
-      nothing. If it is not, each delete has this key, and no row would ever be deleted.
-    - Some columns of the key are blank, such as (7, 0). Under ``REPLICA IDENTITY FULL`` that is an ordinary
-      row: line numbers begin with 0, and a table has many. Under another identity it needs
-      ``message.key.columns`` with a part of the identity and a column outside of it, which is rare. Nothing
-      in the record tells the two apart. So the key is taken as the row's, and the delete is doubted:
-      a warning, and counted.
+    - A nullable column has a value: the row is whole, and the key is the row's.
+    - A blank key column is nullable: no replica identity contains it, so it was not sent.
+    - No other column has a value: the key is assumed to be the replica identity, since a primary key that
+      contains a zero is far more frequent than the alternatives.
+    - All key columns are blank: the other column's value was sent, and the key was not. A table has one row
+      with such a key, if the key is its own, and so at most one delete is refused without need. If the key
+      was filled in, each delete has this key, and no row would ever be deleted.
+    - Some key columns are blank, such as (7, 0). Under ``REPLICA IDENTITY FULL`` that is an ordinary row:
+      line numbers begin with 0, and a table has many. Under another identity it requires
+      ``message.key.columns`` with a part of the identity and a column outside of it, which is rare. The
+      record does not distinguish the two cases. So the key is assumed to be the row's, and the delete is
+      doubted: it is logged as a warning, and counted.
 
-    A row's schema or its table's ``definition`` tells which columns may be NULL; without them none is known
-    to be NULL or NOT NULL.
+    A row's schema or its table's ``definition`` shows which columns are nullable. Without them no column is
+    known to be nullable or NOT NULL.
     """
     raw = change.raw_before
     if change.op is not Op.DELETE or raw is None:
@@ -796,8 +795,10 @@ def _stand_ins(change: Change, definition: TableSchema | None) -> _StandIns:
 def _old_columns(
     raw: Mapping[str, Any], schema: ConnectSchema | None, definition: TableSchema | None
 ) -> tuple[dict[str, str], frozenset[str], frozenset[str]]:
-    """An old row's columns by name on the wire, where something describes them; which of them may be NULL;
-    and which columns of the row are blank.
+    """Describe the columns of an old row.
+
+    Returns their own names by name on the wire (empty without a description), the nullable columns, and the
+    row's blank columns.
     """
     if schema is not None:
         own = {one.wire: one.name for one in schema.fields}
@@ -806,7 +807,7 @@ def _old_columns(
         blank = frozenset(name for name, one in raw.items() if is_blank(one) or one == defaults.get(name))
         return own, optional, blank
     columns = definition.columns if definition is not None else ()
-    # A converter may write the default in place of NULL, so a value there may be one that was not sent.
+    # A converter may write the default instead of NULL, so such a value may not have been sent.
     optional = frozenset(one.name for one in columns if one.nullable and one.default is None)
     texts = {one.name: one.default for one in columns}
     blank = frozenset(name for name, one in raw.items() if is_blank(one) or str(one) == texts.get(name))
@@ -815,13 +816,12 @@ def _old_columns(
 
 
 def _is_key_alone(change: Change) -> bool:
-    """Whether a Postgres table's old row has only its key (REPLICA IDENTITY DEFAULT or an index).
+    """Return True if a Postgres table's old row contains only its key (REPLICA IDENTITY DEFAULT or an index).
 
-    The other columns are then null, or, where they are NOT NULL, their default or their type's zero. A
-    schema tells the defaults: all must be such. Without one a delete with any such column counts as cut
-    down, since a default cannot be distinguished from a value; an update, whose old row most often is
-    whole, only
-    where all are.
+    The other columns are then null, or, if they are NOT NULL, their default or their type's zero. A schema
+    contains the defaults, so all columns must have such values. Without a schema a default cannot be
+    distinguished from a value. Then a delete with any such column counts as reduced to its key. An update,
+    whose old row is usually whole, counts as reduced only if all columns are null or zero.
     """
     schema, raw = change.row_schema, change.raw_before or {}
     others = [name for name in raw if name not in change.keyed.wires]
@@ -832,17 +832,17 @@ def _is_key_alone(change: Change) -> bool:
     return all(is_blank(raw[name]) or raw[name] == defaults.get(name) for name in others)
 
 
-# How each type's zero looks on the wire: Debezium's fallback for a NOT NULL column it was not sent.
+# The zeros of the types on the wire: Debezium's fallback for a NOT NULL column that it did not receive.
 ZEROS: Final = (
     *("", b"", b"\0", "AA==", "0", "{}"),
     *("1970-01-01T00:00:00Z", "1970-01-01Z", "00:00:00Z"),
 )
-# The parts of a structured date's zero; those of a time are 0.
+# The parts of a structured date's zero; the parts of a time are 0.
 _EPOCH: Final = {"year": 1970, "month": 1, "day": 1}
 
 
 def is_blank(raw: object) -> bool:
-    """Whether a value on the wire is null or its type's zero."""
+    """Return True if a value on the wire is null or its type's zero."""
     if isinstance(raw, Mapping):
         parts = (is_blank(one) or one == _EPOCH.get(name) for name, one in raw.items())
         return is_unsent_shape(raw) or all(parts)

@@ -1,15 +1,16 @@
-"""Debezium's two byte formats: Kafka Connect's JSON, and Avro under a Confluent header.
+"""Debezium's two byte formats: Kafka Connect's JSON, and Avro with a Confluent header.
 
-JSON, with the schema beside the payload or without: Kafka Connect 4.3 (``schemas.enable``) writes the
-schema first; TiCDC's new architecture (b813e76) writes the payload first, and wraps it also where it sends
-no schema (``debezium-disable-schema``). A schema is longer than its payload and the same in each record of
-a table, so it is parsed once and recognised by its text.
+JSON, with or without the schema: Kafka Connect 4.3 (``schemas.enable``) writes the schema first; TiCDC's new
+architecture (b813e76) writes the payload first, and wraps it even without a schema
+(``debezium-disable-schema``). A schema is longer than its payload and the same in each record of a table, so
+it is parsed once and recognised by its text.
 
-TiCDC (b813e76) may compress both halves of a JSON record (``codecs.compression``), of an Avro one never.
+TiCDC (b813e76) may compress key and value of a JSON record (``codecs.compression``), but not of an Avro
+record.
 
-Avro, as Confluent's and Apicurio's converters write it, and TiCDC's ``debezium-avro`` (b813e76): a
-Confluent header, then the record of the writer's schema. fastavro gets that schema without logical types,
-defaults and Connect's additions: the Connect schema says what a value means.
+Avro, as Confluent's and Apicurio's converters write it, and TiCDC's ``debezium-avro`` (b813e76): a Confluent
+header, then the record of the writer's schema. fastavro gets that schema without logical types, defaults and
+Connect's additions, because the Connect schema determines the meaning of values.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, Valu
 from tidesink.events import Message
 from tidesink.schema_registry.base import SchemaRegistry
 
-# What every plain half of a producer's begins with, and nothing that is compressed.
+# The beginning of every uncompressed key or value of a producer; compressed ones never begin like this.
 JSON_START: Final = b'{"'
 _SCHEMA_FIRST: Final = '{"schema":'
 _THEN_PAYLOAD: Final = ',"payload":'
@@ -44,9 +45,9 @@ _PAYLOAD_FIRST: Final = '{"payload":'
 _THEN_SCHEMA: Final = ',"schema":'
 _WRAPPING: Final = frozenset({"schema", "payload"})
 _MOST_KNOWN: Final = 4096
-# Characters of schemas that are kept: a schema of ten columns has four thousand.
+# The most characters of cached schemas: a schema of ten columns has four thousand.
 _MOST_ROOM: Final = 1 << 26
-# Postgres' numeric has up to 131072 digits before the point and 16383 after it; nothing has more.
+# Postgres' numeric has up to 131072 digits before the point and 16383 after it, the most of all databases.
 _MOST_DIGITS: Final = 150_000
 
 
@@ -54,13 +55,13 @@ def json_number(text: str) -> Decimal:
     """A number with a fraction or an exponent, with all its digits.
 
     Raises:
-        ValueOutOfRangeError: it is none that a column can hold.
+        ValueOutOfRangeError: no column can hold the number.
     """
     try:
         number = Decimal(text)
-    except ArithmeticError:  # an exponent beyond what Decimal has
+    except ArithmeticError:  # an exponent beyond Decimal's range
         number = None
-    # Written out, 1e999999999 would take a gigabyte.
+    # Written with all its digits, 1e999999999 would need a gigabyte.
     if number is None or abs(number.adjusted()) > _MOST_DIGITS or len(text) > _MOST_DIGITS:
         raise ValueOutOfRangeError(f"The number {shown(text, 40)} does not fit into any column.")
     return number
@@ -74,24 +75,25 @@ _DECODER: Final = json.JSONDecoder(parse_float=json_number, parse_constant=_no_n
 
 
 class JsonParser:
-    """Reads the JSON halves of records, compressed or not; keeps the schemas it has met.
+    """Reads the JSON keys and values of records, compressed or not, and caches their schemas.
 
-    ``most``: how many bytes a compressed half may stand for.
+    ``most``: the maximum decompressed size of a key or value, in bytes.
     """
 
     def __init__(self, most: int = LARGEST) -> None:
         self._most = most
-        # By topic and part the text of the last schema; by text alone what was read from it.
+        # The text of the last schema by topic and part; schemas parsed from texts that follow a payload.
         self._heads: dict[tuple[str, str], tuple[str, ConnectSchema]] = {}
         self._tails: dict[str, ConnectSchema] = {}
 
     def read(self, message: Message, part: str) -> Parsed | None:
-        """A message's ``key`` or ``value`` out of its JSON.
+        """Parse a message's ``key`` or ``value`` from JSON.
 
         Raises:
-            FramingError: no UTF-8, no JSON, or compressed bytes that are damaged or stand for too many.
-            SchemaMismatchError: JSON that Kafka Connect does not write, or nested too deep.
-            ValueOutOfRangeError: a number no column can hold.
+            FramingError: it is not UTF-8 or not JSON, or its compressed bytes are damaged or decompress to
+                too many.
+            SchemaMismatchError: Kafka Connect does not write such JSON, or it is nested too deeply.
+            ValueOutOfRangeError: no column can hold a number.
         """
         data = message.key if part == "key" else message.value
         if data is None:
@@ -112,7 +114,7 @@ class JsonParser:
         return self._usual(text, place) or _unwrapped(_DECODER.decode(text))
 
     def _usual(self, text: str, place: tuple[str, str]) -> Parsed | None:
-        """One of the two producers' own forms, without any white space; None for every other."""
+        """Parse one of the two producers' own forms, without any white space; None for every other form."""
         try:
             if text.startswith(_SCHEMA_FIRST):
                 return self._schema_first(text, place)
@@ -145,7 +147,7 @@ class JsonParser:
 
 
 def _head_of(text: str) -> tuple[str, ConnectSchema] | None:
-    """What stands before a payload that comes after its schema, and that schema."""
+    """The text in front of a payload that follows its schema, and that schema."""
     schema, end = _DECODER.raw_decode(text, len(_SCHEMA_FIRST))
     if not isinstance(schema, dict) or not text.startswith(_THEN_PAYLOAD, end):
         return None
@@ -153,7 +155,7 @@ def _head_of(text: str) -> tuple[str, ConnectSchema] | None:
 
 
 def _schema_of_tail(tail: str) -> ConnectSchema | None:
-    """The schema in what stands behind a payload."""
+    """The schema in the text after a payload."""
     if not tail.startswith(_THEN_SCHEMA):
         return None
     schema, end = _DECODER.raw_decode(tail, len(_THEN_SCHEMA))
@@ -161,7 +163,7 @@ def _schema_of_tail(tail: str) -> ConnectSchema | None:
 
 
 class Wrapping(NamedTuple):
-    """What stands around the payloads of one schema: ``head`` before them and ``tail`` behind."""
+    """The bytes around the payloads of one schema: ``head`` before them and ``tail`` after them."""
 
     head: bytes
     tail: bytes
@@ -169,12 +171,12 @@ class Wrapping(NamedTuple):
 
 
 def wrapping_of(data: bytes) -> Wrapping | None:
-    """What stands around the payload of one of the two producers' own forms; None for every other.
+    """The bytes around the payload of one of the two producers' own forms; None for every other form.
 
     Raises:
-        ValueError: no UTF-8, or no JSON.
-        RecursionError: nested too deep.
-        DecodeError: JSON that Kafka Connect does not write, or a number no column can hold.
+        ValueError: not UTF-8, or not JSON.
+        RecursionError: nested too deeply.
+        DecodeError: Kafka Connect does not write such JSON, or no column can hold a number.
     """
     text = data.decode("utf-8")
     if text.startswith(_SCHEMA_FIRST):
@@ -193,7 +195,7 @@ def _make_room(known: dict[Any, Any], texts: Iterable[str]) -> None:
 
 
 def _unwrapped(found: Any) -> Parsed:
-    """A JSON value that is none of the two usual forms: perhaps wrapped, perhaps plain."""
+    """Split a JSON value that has neither of the two usual forms: it may be wrapped or plain."""
     if not isinstance(found, dict) or "payload" not in found or not found.keys() <= _WRAPPING:
         return Parsed(found)
     payload, schema = found["payload"], found.get("schema")
@@ -216,26 +218,26 @@ _KEPT: Final = ("type", "name", "namespace", "size", "symbols", "items", "values
 
 
 class Writer(NamedTuple):
-    """A writer's schema: ``bare`` with only what tells how its bytes are laid out, and what it means."""
+    """A writer's schema: ``bare`` describes only the layout of its bytes, ``schema`` their meaning."""
 
     bare: Any
     schema: ConnectSchema
 
 
 class AvroParser:
-    """Reads the Avro halves of records; keeps the schemas it has asked the registry for."""
+    """Reads the Avro keys and values of records, and caches the schemas from the registry."""
 
     def __init__(self, registry: SchemaRegistry) -> None:
         self._registry = registry
         self._writers: dict[int, Writer] = {}
 
     def read(self, message: Message, part: str) -> Parsed | None:
-        """A message's ``key`` or ``value`` out of its Avro.
+        """Parse a message's ``key`` or ``value`` from Avro.
 
         Raises:
             FramingError: the bytes do not start with a Confluent header.
-            SchemaMismatchError: the bytes are no record of the schema they name.
-            RegistryError: that schema cannot be had.
+            SchemaMismatchError: the bytes are not a record of the schema that they name.
+            RegistryError: that schema is not available.
         """
         data = message.key if part == "key" else message.value
         if data is None:
@@ -251,8 +253,8 @@ class AvroParser:
         """The schema of an id.
 
         Raises:
-            SchemaMismatchError: it is none that Kafka Connect writes.
-            RegistryError: it cannot be had.
+            SchemaMismatchError: Kafka Connect does not write such a schema.
+            RegistryError: it is not available.
         """
         return self._writers.get(schema_id) or self._learn(schema_id)
 
@@ -268,16 +270,15 @@ class AvroParser:
 
 
 def bare_schema(avro: Any) -> Any:
-    """What fastavro reads and writes by: the schema with only what tells how its bytes are laid out.
+    """The schema for fastavro, with only the layout of its bytes.
 
     Raises:
-        SchemaMismatchError: it is nested too deep, or has a part that takes no bytes.
+        SchemaMismatchError: it is nested too deeply, or has a part without bytes.
     """
     return fastavro.parse_schema(_bare(avro, 0))
 
 
 def _bare(avro: Any, level: int) -> Any:
-    """An Avro schema with only what tells how its bytes are laid out."""
     if level > MOST_LEVELS:
         raise SchemaMismatchError(f"The schema is nested deeper than {MOST_LEVELS} levels.")
     if isinstance(avro, list):
@@ -302,10 +303,10 @@ def _bare_field(field: Any, level: int) -> dict[str, Any]:
 
 
 def _costing(inner: Any) -> Any:
-    """A part of a schema, refused where it takes no bytes.
+    """Return a part of a schema, or refuse it if its values have no bytes.
 
-    Five bytes would claim an array of billions, and records of records of nothing double at each level.
-    Only a table's whole key is ever empty.
+    Five bytes could declare an array of billions of such values, and nested empty records double at each
+    level. Only a table's whole key is ever empty.
     """
     kind, shape = (inner.get("type"), inner) if isinstance(inner, dict) else (inner, {})
     size = shape.get("size", 0)
@@ -334,10 +335,10 @@ def _record(data: bytes, bare: Any, part: str) -> Any:
 
 
 class Parsed(NamedTuple):
-    """A payload with the schema it was written with (None: the JSON carries none).
+    """A payload with its writer's schema (None: the JSON contains none).
 
-    ``payload`` is the record as a dict of the wire's own values: JSON's numbers with a point as
-    ``Decimal``, so that no digit is lost; Avro's bytes as they stand, whatever their logical type says.
+    ``payload`` is the record as a dict of the wire's own values: JSON's numbers with a point as ``Decimal``,
+    so that no digit is lost; Avro's bytes unchanged, whatever their logical type is.
     """
 
     payload: Any
@@ -346,12 +347,12 @@ class Parsed(NamedTuple):
 
 
 class Parser(Protocol):
-    """Reads the halves of records: of JSON, or of Avro with a registry."""
+    """Reads the keys and values of records: of JSON, or of Avro with a registry."""
 
     def read(self, message: Message, part: str) -> Parsed | None:
-        """A message's ``key`` or ``value``; None where that is null.
+        """Parse a message's ``key`` or ``value``; None if it is null.
 
         Raises:
-            DecodeError: the bytes are not what this protocol writes.
-            RegistryError: the schema they were written with cannot be had.
+            DecodeError: this protocol does not write such bytes.
+            RegistryError: the writer's schema is not available.
         """

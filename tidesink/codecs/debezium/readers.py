@@ -1,17 +1,16 @@
 """Readers of Debezium's values: from a Connect schema or a table definition to a column and its values.
 
-Written from Debezium 3.5 (real events of MariaDB and PostgreSQL), its documentation for what no capture
-shows (Oracle, SQL Server), and TiCDC's ``debezium`` and ``debezium-avro`` (b813e76).
+Written from Debezium 3.5 (real events of MariaDB and PostgreSQL), its documentation for cases without
+captures (Oracle, SQL Server), and TiCDC's ``debezium`` and ``debezium-avro`` (b813e76).
 
-With a schema: ``column_of`` a field, then ``reader_of`` once for the column and its function for each value.
-A table definition knows what the wire does not: that a BIGINT is unsigned, that
-text is base64 of binary, that a text is a DECIMAL. A value that the defined type cannot hold is refused,
-never changed to fit.
+With a schema: ``column_of`` a field, then ``reader_of`` once for the column, and its function for each value.
+A table definition adds facts that are not on the wire: that a BIGINT is unsigned, that text is base64 of
+binary, that a text is a DECIMAL. A value that does not fit the defined type is refused, never changed to fit.
 
 Without a schema (``schemas.enable: false``) JSON has only its own types: a number of days, milli- or
 microseconds is a number, bytes are text, and only a table definition and the connector's modes distinguish
-them: ``definition_reader``. Where there is no definition, a column is what its value looks like: true or
-false, a whole number, a number, or text (``infer_column``, ``inferred_value``).
+them: ``definition_reader``. Without a definition, a column's type is inferred from its value: boolean, whole
+number, number, or text (``infer_column``, ``inferred_value``).
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ ValueReader = Callable[[object], "Value | Unavailable"]
 def reader_of(schema: ConnectSchema, *, column: Column, modes: DebeziumModes) -> ValueReader:
     """A reader of one column's values on the wire.
 
-    ``column`` is ``column_of`` the field, or the column of a table definition. The reader takes what
-    fastavro or a JSON parser gives (numbers with a fraction as Decimal), and gives ``UNAVAILABLE`` for a
-    value that the connector could not have: what is stored stays.
+    ``column`` is ``column_of`` the field, or the column of a table definition. The reader accepts the values
+    of fastavro or a JSON parser (numbers with a fraction as Decimal). It returns ``UNAVAILABLE`` for a value
+    that the connector did not have, so that the stored value is kept.
 
-    The reader raises ValueOutOfRangeError for a value the column cannot hold and SchemaMismatchError for
-    one of another kind; both name the column.
+    The reader raises ValueOutOfRangeError for a value that the column cannot hold and SchemaMismatchError for
+    a value of another kind; both name the column.
     """
     absent = placeholders(schema, modes)
     if row_of(column.type).reader == "time":
@@ -79,7 +78,7 @@ def reader_of(schema: ConnectSchema, *, column: Column, modes: DebeziumModes) ->
 
 
 def has_own_type(schema: ConnectSchema, column: Column) -> bool:
-    """Whether the column has the type the schema tells, so that no value needs to be fitted to it."""
+    """Return True if the column has the schema's own type, so that no value needs to be converted."""
     own, defined = wire_type(schema), column.type
     if own.name != defined.name:
         return False
@@ -87,7 +86,7 @@ def has_own_type(schema: ConnectSchema, column: Column) -> bool:
         return own.length == defined.length
     if row_of(own).reader != "decimal":
         return True
-    # A reader of a decimal of another form, or of a scale below zero, does not bring it to the column's.
+    # Decimals in another format, or with a negative scale, are not read with the column's scale.
     same = (own.precision, own.scale) == (defined.precision, defined.scale)
     return same and schema.type == "bytes" and _scale_is_kept(schema)
 
@@ -99,7 +98,7 @@ def _scale_is_kept(schema: ConnectSchema) -> bool:
 _TIME: Final = "io.debezium.time."
 _DATA: Final = "io.debezium.data."
 _DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
-# A DATETIME without digits has none at MySQL; what else has none has six at PostgreSQL.
+# The fraction digits of types without a number: 0 for MySQL's DATETIME, 6 for PostgreSQL's types.
 _OWN_FSP: Final = {"datetime": 0}
 _MOST_FSP: Final = 6
 _INT64_END: Final = 1 << 63
@@ -108,14 +107,15 @@ Implied = Callable[[ColumnType, object, DebeziumModes], ConnectSchema]
 
 
 def definition_reader(column: Column, *, modes: DebeziumModes) -> ValueReader:
-    """A reader of plain JSON's values of a column that a table definition states.
+    """A reader of plain JSON's values of a column that a table definition declares.
 
-    The reader raises what ``reader_of`` raises.
+    The reader raises the same errors as that of ``reader_of``.
     """
     readers: dict[tuple[type, str | None], ValueReader] = {}
 
     def read(raw: object) -> Value | Unavailable:
-        # Objects of one column differ in their members: a structured time whose nulls a transform dropped.
+        # Objects of one column differ in their members, for example if a transform dropped a structured
+        # time's nulls.
         form = type(raw), structured.name_of(raw) if isinstance(raw, Mapping | list) else None
         reader = readers.get(form)
         if reader is None:
@@ -133,7 +133,7 @@ def implied_schema(column: Column, raw: object, modes: DebeziumModes) -> Connect
     """The schema with which the connector wrote a JSON value of this type into this column.
 
     Raises:
-        SchemaMismatchError: it writes nothing of the kind.
+        SchemaMismatchError: the connector does not write such a value.
     """
     if isinstance(raw, list | Mapping):
         return _nested(column.type, raw)
@@ -144,9 +144,9 @@ def _schema(kind: ConnectType, name: str | None = None, **parameters: str) -> Co
     return ConnectSchema(kind, name, parameters or NO_PARAMETERS, optional=True)
 
 
-# Types whose values are arrays, maps and structs. An object in any other column is no value of it.
+# Types whose values are arrays, maps and structs. An object is not a value of any other column.
 _STRUCTURES: Final = frozenset({"json", "array", "map", "struct", "vector", "sparse vector", "other text"})
-# Those whose objects are what they are, also with the members of a structured time.
+# Types whose objects are read unchanged, even with the members of a structured time.
 _OBJECTS: Final = frozenset({"json", "map", "struct"})
 
 
@@ -172,7 +172,7 @@ def _nested(column_type: ColumnType, raw: object) -> ConnectSchema:
 
 
 def _items(raw: object, inner: ConnectSchema) -> ConnectSchema:
-    """The schema of an array's items, arrays again as deep as the array is."""
+    """The schema of an array's items, nested as deeply as the array."""
     inside = next((one for one in raw if isinstance(one, list)), None) if isinstance(raw, list) else None
     return inner if inside is None else replace(_schema("array"), items=_items(inside, inner))
 
@@ -195,7 +195,7 @@ def _decimal_schema(column_type: ColumnType, raw: object, modes: DebeziumModes) 
         if modes.decimal_handling_mode != "precise" or scale is None:
             return _schema("string")
     elif modes.decimal_handling_mode != "precise" or modes.decimal_format != "numeric":
-        # A number where none of these modes writes one: TiCDC (b813e76) writes decimals as doubles.
+        # None of these modes writes a number: TiCDC (b813e76) writes decimals as doubles.
         return _schema("float64")
     return _schema("bytes", _DECIMAL, **({} if scale is None else {"scale": str(scale)}))
 
@@ -233,7 +233,8 @@ def _datetime(column_type: ColumnType, raw: object, modes: DebeziumModes) -> Con
 
 
 def _timestamp_schema(column_type: ColumnType, raw: object, modes: DebeziumModes) -> ConnectSchema:
-    # MySQL's TIMESTAMP is text in every mode; PostgreSQL's of that name is a date and time without a zone.
+    # MySQL's TIMESTAMP is text in every mode; PostgreSQL's type of that name is a date and time without a
+    # zone.
     if isinstance(raw, str) and modes.time_precision_mode != "isostring":
         return _schema("string", _TIME + "ZonedTimestamp")
     if isinstance(raw, str) and raw.endswith("Z"):
@@ -255,7 +256,7 @@ _FIXED_UNIT: Final[dict[TimePrecision, int]] = {"connect": 3, "microseconds": 6,
 
 
 def _unit(column_type: ColumnType, modes: DebeziumModes) -> int:
-    """The digits of a second that a number counts: 3, 6 or 9."""
+    """The fraction digits of a second that a number counts: 3, 6 or 9."""
     fixed = _FIXED_UNIT.get(modes.time_precision_mode)
     if fixed is not None:
         return fixed
@@ -286,10 +287,10 @@ _IMPLIED: Final[dict[Reader, Implied]] = {
 
 
 def infer_column(name: str, raw: object) -> Column:
-    """The column a JSON value looks like where nothing defines it: boolean, bigint, decimal, json or text.
+    """The column inferred from a JSON value without a definition: boolean, bigint, decimal, json or text.
 
     Numbers with a fraction have no precision (Delta: text, with all their digits), since JSON does not
-    tell a DECIMAL from a DOUBLE. null looks like text.
+    distinguish a DECIMAL from a DOUBLE. null is inferred as text.
     """
     return Column(name, ColumnType(_inferred(raw)))
 
@@ -305,10 +306,10 @@ def _inferred(raw: object) -> str:
 
 
 def inferred_value(raw: object, *, modes: DebeziumModes) -> Value | Unavailable:
-    """A JSON value as it is; arrays and objects as JSON text, an integer beyond a bigint as a Decimal.
+    """A JSON value unchanged; arrays and objects as JSON text, an integer larger than a bigint as a Decimal.
 
     Raises:
-        SchemaMismatchError: the value is none of JSON's.
+        SchemaMismatchError: it is not a JSON value.
     """
     column = infer_column("", raw)
     kind = _schema("array" if isinstance(raw, list) else "string")
@@ -317,7 +318,8 @@ def inferred_value(raw: object, *, modes: DebeziumModes) -> Value | Unavailable:
     if isinstance(raw, Mapping):
         return reader_of(_schema("map"), column=column, modes=modes)(raw)
     if isinstance(raw, int) and column.type.name == "decimal":
-        # The type that infer_column gives it; JSON's readers and Arrow hold no integer of more than 64 bits.
+        # The type that infer_column chooses; JSON's readers and Arrow cannot hold integers of more than 64
+        # bits.
         return Decimal(raw)
     if raw is None or isinstance(raw, int | Decimal):
         return raw
@@ -329,16 +331,16 @@ Fit = Callable[[Value], Value]
 _FLOAT32: Final = struct.Struct("<f")
 # BigDecimal.toString writes an exponent where a scale is negative or wide.
 _NUMBER: Final = re.compile(r"-?[0-9]{1,131072}(?:\.[0-9]{1,16383})?(?:[eE][+-]?[0-9]{1,5})?", re.ASCII)
-# A double names every decimal of 15 digits, whole ones and those of the scale, and not every one of 16.
+# A double identifies every decimal of 15 digits, before and after the point, but not every decimal of 16.
 _SURE_DIGITS: Final = 15
 _URL_SAFE: Final = str.maketrans("-_", "+/")
 
 
 def fitting(column_type: ColumnType, modes: DebeziumModes) -> Fit:
-    """What makes a value of the column's type out of a value of the wire.
+    """The function that converts a value of the wire to a value of the column's type.
 
-    The function raises ValueOutOfRangeError for a value the type cannot hold and SchemaMismatchError for
-    one of another kind.
+    The function raises ValueOutOfRangeError for a value that the type cannot hold and SchemaMismatchError for
+    a value of another kind.
     """
     return _FITS[row_of(column_type).reader](column_type, modes)
 
@@ -412,7 +414,7 @@ def _fit_decimal(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
 
 
 def _sure(value: float, column_type: ColumnType) -> Decimal:
-    """The decimal a double was made of, where its scale leaves no other: fifteen digits at most."""
+    """The decimal that a double was created from, if its scale allows only one: at most fifteen digits."""
     scale = column_type.scale
     if scale is None or not abs(value) < 10.0 ** (_SURE_DIGITS - scale):
         raise _refuse(
@@ -459,7 +461,7 @@ def _fit_text(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
 
 
 def _duration(microseconds: int) -> str:
-    """A count of microseconds in ISO 8601: seconds alone, for no count tells its months and days."""
+    """A count of microseconds in ISO 8601, only as seconds, because a count does not show months and days."""
     seconds, fraction = divmod(abs(microseconds), 1_000_000)
     text = f"{seconds}.{fraction:06d}".rstrip("0").rstrip(".")
     return f"PT{'-' if microseconds < 0 else ''}{text}S"
@@ -506,10 +508,10 @@ def _fractional(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
 
 
 def padded(text: str, column_type: ColumnType) -> str:
-    """MySQL's text of a time: as many digits of a second as the column has.
+    """MySQL's text of a time, padded to the fraction digits of the column.
 
     Raises:
-        ValueOutOfRangeError: the time has more that are not zero.
+        ValueOutOfRangeError: the time has more digits that are not zero.
     """
     whole, _, fraction = text.partition(".")
     digits = column_type.fsp
@@ -529,7 +531,7 @@ def _fit_timestamp(column_type: ColumnType, modes: DebeziumModes) -> Fit:
             raise _mismatch(value, column_type)
         if value[-6:-5] not in ("+", "-"):
             return in_column(value)
-        # A second time is refused, so that this is the first, where there are two.
+        # A second time is refused, so this is the first if there are two.
         return FoldedTime(str(in_column(_local(value, zone, column_type))))
 
     return fit

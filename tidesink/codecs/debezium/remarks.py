@@ -1,6 +1,6 @@
-"""What a connector's topic cannot say of a table's columns, as warnings of ``tidesink plan`` and ``status``.
+"""Warnings of ``tidesink plan`` and ``status`` about facts that a connector's topic does not contain.
 
-Each warning names its columns, and the setting at the connector or the source that mends it.
+Each warning names its columns, and the setting at the connector or the source that fixes the problem.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FOREIGN: Final = (
     "Column {}: its schema is named {}, which tidesink does not know. Its values are read as {}, according "
     "to their Kafka Connect type. If they mean something else, define the table."
 )
-# The digits that only NanoTimestamp's form has.
+# The fraction digits that only NanoTimestamp has.
 _NANO_DIGITS: Final = 9
 _NANO: Final = (
     "Columns {}: NanoTimestamp counts nanoseconds in 64 bits, so a date before 1677-09-21 or after "
@@ -60,10 +60,10 @@ def column_remarks(
     gone: Iterable[str] = (),
     is_confirmed: bool = False,
 ) -> Iterator[str]:
-    """The warnings of a table whose newest records have these columns.
+    """The warnings for a table whose newest records have these columns.
 
-    ``connector`` is the name in the source block where it is known. ``gone``: columns that only earlier
-    records have. ``is_confirmed``: something says that Postgres sends the key's columns of a deleted row.
+    ``connector``: the name in the source block, if known. ``gone``: columns that only earlier records have.
+    ``is_confirmed``: it is known that Postgres sends the key columns of a deleted row.
     """
     listed, in_key = tuple(columns), set(keys)
     for column in listed:
@@ -80,10 +80,10 @@ def column_remarks(
 
 
 def key_remark(keys: Iterable[str]) -> Iterator[str]:
-    """The warning of a key of several columns of Postgres, which a deleted row may lack.
+    """The warning for a Postgres key of several columns, which a deleted row may lack.
 
-    A key of one column that was not sent is refused: the old row has another column then. The field of
-    ``ByLogicalTableRouter`` is no column of the table.
+    There is no warning for a key of one column: if it was not sent, the old row contains another column, and
+    the delete is refused. The field of ``ByLogicalTableRouter`` is not a column of the table.
     """
     named = tuple(name for name in keys if name != ROUTED)
     if len(named) > 1:
@@ -91,12 +91,12 @@ def key_remark(keys: Iterable[str]) -> Iterator[str]:
 
 
 def routed_field(added: Collection[str]) -> str:
-    """The option of that field, with its name; ``added``: columns that only the keys of records have."""
+    """The option for that field, with its name; ``added``: columns that only the keys of records have."""
     return f"key.field.name: {', '.join(sorted(added))}" if added else f"key.field.name, {ROUTED} by default"
 
 
 def has_required_shapes(columns: Iterable[Column]) -> bool:
-    """Whether a column of PostGIS is NOT NULL, so that an update may have a stand-in for its value."""
+    """Return True if a PostGIS column is NOT NULL, so that an update may contain a stand-in for its value."""
     return any(one.type.name in _SHAPE_TYPES and not one.nullable for one in columns)
 
 

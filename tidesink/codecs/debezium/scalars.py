@@ -1,13 +1,13 @@
 """Single values of Connect schemas: numbers, text, bytes, decimals, bits, dates and times.
 
-Integers, floats, booleans, text and bytes are read as Avro and JSON have them. Decimals and bits are
-numbers that are written as bytes.
+Integers, floats, booleans, text and bytes are read in Avro's and JSON's forms. Decimals and bits are numbers
+that are written as bytes.
 
-Dates and times become exact text: MySQL's form, and PostgreSQL's for what MySQL does not have. Debezium
-counts days, milli-, micro- or nanoseconds from 1970-01-01 without a zone, or writes ISO 8601. The text here
-has no zeros at the end of a fraction (``2024-02-29 12:34:56.5``); a year before 1 is ``0044-03-15 BC``, one
-above 9999 has more digits, and PostgreSQL's infinities are ``infinity`` and ``-infinity``. Nothing passes
-through a float or a Python date, whose years end at 9999.
+Dates and times become exact text in MySQL's form, or in PostgreSQL's if MySQL has no such value. Debezium
+counts days, milli-, micro- or nanoseconds from 1970-01-01 without a zone, or writes ISO 8601. The text has no
+zeros at the end of a fraction (``2024-02-29 12:34:56.5``). A year before 1 is ``0044-03-15 BC``, a year after
+9999 has more digits, and PostgreSQL's infinities are ``infinity`` and ``-infinity``. No value is converted to
+a float or a Python date, whose years end at 9999.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def mismatch(raw: object, schema: ConnectSchema) -> SchemaMismatchError:
-    """The error of a value that is not of its schema's type."""
+    """The error of a value that does not have its schema's type."""
 
     return SchemaMismatchError(
         f"{type(raw).__name__} {shown(raw)} is not a valid {schema.name or schema.type}."
@@ -41,7 +41,7 @@ def mismatch(raw: object, schema: ConnectSchema) -> SchemaMismatchError:
 
 
 def integer(schema: ConnectSchema) -> Callable[[object], int]:
-    """A reader of integers of 8 to 64 bits; a boolean is none."""
+    """A reader of integers of 8 to 64 bits; booleans are refused."""
 
     limit = 1 << (INTEGER_BITS[schema.type] - 1)
 
@@ -56,7 +56,7 @@ def integer(schema: ConnectSchema) -> Callable[[object], int]:
 
 
 def floating(schema: ConnectSchema) -> Callable[[object], float]:
-    """A reader of floats: numbers, and the words that stand for what JSON has no number for."""
+    """A reader of floats: numbers, and the words for values that JSON numbers cannot express."""
 
     single = schema.type == "float32"
 
@@ -121,7 +121,7 @@ def bytes_reader(schema: ConnectSchema) -> Callable[[object], bytes]:
 _MOST_SCALE: Final = 20_000
 _MOST_BYTES: Final = 65_536
 _MOST_BITS: Final = 64
-# More digits than DECIMAL_CONTEXT keeps are moved by hand: 41 bytes may have 99.
+# Numbers with more digits than DECIMAL_CONTEXT keeps are scaled by hand: 41 bytes may have 99 digits.
 _EXACT_BYTES: Final = 41
 _MOST_PRECISION: Final = 80
 
@@ -146,10 +146,10 @@ def unscaled(schema: ConnectSchema) -> Callable[[object], Decimal]:
 
 
 def scale_of(schema: ConnectSchema) -> int | None:
-    """The digits after the point of a decimal's schema, None where it says none.
+    """The digits after the point in a decimal's schema, or None without a scale.
 
     Raises:
-        SchemaMismatchError: the scale is no number, or more than any database has.
+        SchemaMismatchError: the scale is not a number, or larger than any database supports.
     """
     scale = whole_parameter(schema, "scale")
     if scale is not None and abs(scale) > _MOST_SCALE:
@@ -160,10 +160,10 @@ def scale_of(schema: ConnectSchema) -> int | None:
 
 
 def at_scale(value: Decimal, scale: int | None, schema: ConnectSchema) -> Decimal:
-    """The value with as many digits after the point as its schema says; as it is where it says none.
+    """The value with the digits after the point of its schema; unchanged if the schema has no scale.
 
     Raises:
-        ValueOutOfRangeError: it has more that are not zero, or is no number.
+        ValueOutOfRangeError: it has more digits that are not zero, or is not a number.
     """
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int) or abs(exponent) > _MOST_SCALE:
@@ -182,7 +182,7 @@ def scaled(data: bytes, scale: int, schema: ConnectSchema) -> Decimal:
     """The decimal of an unscaled number's bytes (big-endian two's complement), with all its digits.
 
     Raises:
-        ValueOutOfRangeError: more digits or a wider scale than a database has.
+        ValueOutOfRangeError: it has more digits or a wider scale than a database supports.
     """
     if len(data) > _MOST_BYTES or abs(scale) > _MOST_SCALE:
         raise ValueOutOfRangeError(
@@ -196,7 +196,7 @@ def scaled(data: bytes, scale: int, schema: ConnectSchema) -> Decimal:
 
 
 def variable_scale(schema: ConnectSchema) -> Callable[[object], Decimal]:
-    """A reader of a decimal that brings its scale with it."""
+    """A reader of a decimal that contains its own scale."""
     read = bytes_reader(schema)
 
     def decimal(raw: object) -> Decimal:
@@ -208,14 +208,15 @@ def variable_scale(schema: ConnectSchema) -> Callable[[object], Decimal]:
 
 
 def bits(schema: ConnectSchema) -> Callable[[object], int | bytes]:
-    """A reader of a bit string: a number of up to 64 bits, the bytes as they are beyond."""
+    """A reader of a bit string: a number of up to 64 bits, the bytes unchanged for longer ones."""
     length = whole_parameter(schema, "length") or _MOST_BITS
     read = bytes_reader(schema)
     if not 0 < length <= _MOST_BITS:
         return read
 
     def number(raw: object) -> int:
-        # Debezium writes the lowest byte first, and as many as the value needs (PostgreSQL) or has (MySQL).
+        # Debezium writes the lowest byte first, and only the bytes that the value needs (PostgreSQL) or all
+        # (MySQL).
         value = int.from_bytes(read(raw), "little")
         if value >> length:
             raise ValueOutOfRangeError(f"{shown(raw)} has more than {length} bits.")
@@ -225,10 +226,10 @@ def bits(schema: ConnectSchema) -> Callable[[object], int | bytes]:
 
 
 def whole_parameter(schema: ConnectSchema, name: str) -> int | None:
-    """A parameter that is a whole number, or None where the schema has none.
+    """A parameter that is a whole number, or None if the schema does not have it.
 
     Raises:
-        SchemaMismatchError: it is something else.
+        SchemaMismatchError: the parameter is not a whole number.
     """
     text = schema.parameters.get(name)
     if text is None:
@@ -249,9 +250,9 @@ _ERA_DAYS: Final = 146_097
 _EPOCH_FROM_MARCH_0: Final = 719_468
 
 _INFINITY: Final = "infinity"
-# The PostgreSQL driver's infinities in ms since 1970 (PGStatement.DATE_POSITIVE_INFINITY and _NEGATIVE_),
-# as Debezium 3.5 sends them in ms and in us. A date's are INT_MAX and INT_MIN days from 2000-01-01,
-# which wrap around in 32 bits when they are counted from 1970; after 3.5 infinity is +5877611-06-21.
+# The PostgreSQL driver's infinities in ms since 1970 (PGStatement.DATE_POSITIVE_INFINITY and _NEGATIVE_), as
+# Debezium 3.5 sends them in ms and in us. A date's infinities are INT_MAX and INT_MIN days from 2000-01-01,
+# which wrap around in 32 bits when counted from 1970; after 3.5 infinity is +5877611-06-21.
 _INFINITE_DAYS: Final = {
     -2_147_472_692: _INFINITY,
     2_146_033_979: _INFINITY,
@@ -263,8 +264,8 @@ INFINITE_TIMESTAMPS: Final = {
     9_223_372_036_825_200_000: _INFINITY,
     -9_223_372_036_832_400_000: f"-{_INFINITY}",
 }
-# No count of nanoseconds reaches the driver's infinities: 3.5 lets them wrap around, its main branch writes
-# the ends of 64 bits (dbz#1833, dbz#2075).
+# A count of nanoseconds cannot reach the driver's infinities: 3.5 lets them wrap around, its main branch
+# writes the ends of 64 bits (dbz#1833, dbz#2075).
 _INFINITE_NANOSECONDS: Final = {(1 << 63) - 1: _INFINITY, -(1 << 63): f"-{_INFINITY}"}
 
 _ISO: Final = re.compile(
@@ -289,7 +290,7 @@ def _day_text(days: int) -> str:
 
 
 def timestamp_text(units: int, per_second: int) -> str:
-    """A date and time from its units since 1970-01-01, of which there are ``per_second``."""
+    """A date and time from its units since 1970-01-01, with ``per_second`` units in a second."""
     infinite = INFINITE_TIMESTAMPS if per_second < 10**9 else _INFINITE_NANOSECONDS
     return infinite.get(units) or _moment_text(units, per_second)
 
@@ -341,8 +342,8 @@ def dated(year: int, day: str) -> tuple[str, str]:
     return (f"{year:04d}-{day}", "") if year > 0 else (f"{1 - year:04d}-{day}", "BC")
 
 
-# Where the mode is isostring, the infinities are written as the days and moments that they are as numbers:
-# as ``_iso_text`` has these, without a zone.
+# In mode isostring, the infinities are written as the days and moments of their numbers, here in the form of
+# ``_iso_text`` without a zone.
 _INFINITE_TEXTS: Final = {
     **{_day_text(days): word for days, word in _INFINITE_DAYS.items()},
     **{_moment_text(units, 1000): word for units, word in INFINITE_TIMESTAMPS.items()},
@@ -350,11 +351,11 @@ _INFINITE_TEXTS: Final = {
 
 
 def iso_reader(kind: str, *, zoned: bool, timed: bool) -> Callable[[object], str]:
-    """A reader of ISO 8601 text: of a date, of a date and time, or of one with its offset.
+    """A reader of ISO 8601 text: of a date, of a date and time, or of a date and time with an offset.
 
-    The reader raises ValueOutOfRangeError for text that is none. A ``Z`` at the end of a date without
-    zone says nothing (``time.precision.mode: isostring``) and is left out. What stands for one of
-    PostgreSQL's infinities is ``infinity`` or ``-infinity``.
+    The reader raises ValueOutOfRangeError for any other text. A ``Z`` at the end of a date without a zone is
+    meaningless (``time.precision.mode: isostring``) and is dropped. Representations of PostgreSQL's
+    infinities become ``infinity`` or ``-infinity``.
     """
 
     def read(raw: object) -> str:
@@ -378,10 +379,10 @@ def _iso_text(found: re.Match[str], *, zoned: bool) -> str:
 
 
 def iso_time_text(raw: object) -> str:
-    """A time of day from ISO 8601 text, without the ``Z`` that says nothing.
+    """A time of day from ISO 8601 text, without the meaningless ``Z``.
 
     Raises:
-        ValueOutOfRangeError: the text is no time of day.
+        ValueOutOfRangeError: the text is not a time of day.
     """
     found = _ISO_TIME.fullmatch(str(raw))
     if found is None:
@@ -390,6 +391,6 @@ def iso_time_text(raw: object) -> str:
 
 
 def _trimmed(time: str) -> str:
-    # Java leaves out seconds that are zero.
+    # Java omits seconds that are zero.
     whole = time if time.count(":") == 2 else f"{time}:00"
     return whole.rstrip("0").rstrip(".") if "." in whole else whole

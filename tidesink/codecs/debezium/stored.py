@@ -1,17 +1,17 @@
-"""What Debezium's records have of a value that is read from the database itself.
+"""Conversion of values read from the database to the values of Debezium's records.
 
-A snapshot reads rows by SQL: of MySQL and its kind as canal-json has them, of Postgres in its own texts
-(``stored_postgres``). A record of the same row differs where the connector's
-modes, or the producer's losses, say so; here is the one place that knows. Sources: events of Debezium 3.5
-from MariaDB 10.11, its documentation for MySQL's JSON, and TiCDC's encoder (b813e76).
+A snapshot reads rows by SQL: MySQL's and its derivatives' in canal-json's form, Postgres' as Postgres' own
+texts (``stored_postgres``). Records of the same row differ according to the connector's modes and the
+producer's losses, and this module reproduces the differences. Sources: events of Debezium 3.5 from MariaDB
+10.11, its documentation for MySQL's JSON, and TiCDC's encoder (b813e76).
 
-- The types are those of the table's records: BIGINT UNSIGNED may be a long that wraps, a decimal or text; a
-  DECIMAL a double; binary values text in base64 or hex; BIT(1) a boolean.
-- Years before 100 are taken for ones of two digits. A date that no calendar has is NULL, and 1970-01-01 in a
-  column that is NOT NULL; TiCDC writes it so for each TIMESTAMP.
-- ``time.precision.mode`` ``connect`` cuts times to milliseconds; there, and under ``isostring``, a TIME that
-  is no time of day is NULL.
-- MySQL's JSON has spaces in SQL and none in a change event.
+- The types are those of the table's records: BIGINT UNSIGNED may be a long that wraps around, a decimal or
+  text; a DECIMAL a double; binary values text in base64 or hex; BIT(1) a boolean.
+- Years before 100 are read as two-digit years. An invalid calendar date is NULL, and 1970-01-01 in a column
+  that is NOT NULL; TiCDC writes 1970-01-01 for every such TIMESTAMP.
+- ``time.precision.mode`` ``connect`` cuts times to milliseconds. In this mode, and in ``isostring``, a TIME
+  that is not a time of day is NULL.
+- MySQL's JSON has spaces in SQL but not in a change event.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EPOCH: Final = "1970-01-01 00:00:00"
 _DAY: Final = 86_400_000_000
 _MOMENT: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)(.*)", re.ASCII)
 _TIME: Final = re.compile(r"(-?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?", re.ASCII)
-# A string of JSON, which stays, or what stands between two of its parts.
+# A JSON string, which is kept, or the white space between two tokens.
 _JSON_SPACE: Final = re.compile(r'("(?:[^"\\]|\\.)*")|\s+')
 _NO_FORM: Final = (
     "Column {!r} is text in the topic and binary in the database. Set source.debezium: "
@@ -52,13 +52,13 @@ _NO_FORM: Final = (
 def recorded_value(
     stored: Column, column_type: ColumnType, modes: DebeziumModes, *, is_ticdc: bool, bare: bool = False
 ) -> Convert | None:
-    """What makes a value of the database, as it is selected, the value of a record; None: it is the same.
+    """The function that converts a selected database value to a record's value; None if both are the same.
 
-    ``column_type`` is the column's in the table's records, ``stored`` the database's column. A TIMESTAMP is
-    in UTC on both sides. ``bare``: records have no schemas.
+    ``column_type`` is the column's type in the table's records, ``stored`` the database's column. A TIMESTAMP
+    is in UTC on both sides. ``bare``: records have no schemas.
 
     Raises:
-        ConfigError: nothing tells how the records spell it; says which setting does.
+        ConfigError: the records' format of the value is not known; the message names the setting.
     """
     case = Case(stored, column_type, modes, is_ticdc, bare)
     make = _CASES.get(row_of(stored.type).reader)
@@ -95,7 +95,7 @@ def _unsigned(case: Case) -> Convert | None:
 
 
 def _float32(case: Case) -> Convert | None:
-    # TiCDC writes the fewest digits, Debezium the double that the 32-bit number is.
+    # TiCDC writes the fewest digits, Debezium the 32-bit number as a double.
     if case.is_ticdc and case.reader == "float64":
         return lambda value: shortest_float32(value) if isinstance(value, float) else value
     return None
@@ -111,7 +111,7 @@ def _decimal(case: Case) -> Convert | None:
 
 def _binary(case: Case) -> Convert | None:
     if case.type.name in ("geometry", "geography"):
-        # Postgres' own bytes have their SRID already.
+        # Postgres' own bytes already contain their SRID.
         return None if case.stored.type.name == "other binary" else _geometry
     if case.reader != "text":
         return None
@@ -123,7 +123,7 @@ def _binary(case: Case) -> Convert | None:
 
 
 def _geometry(value: Value) -> Value:
-    """EWKB of MySQL's own form: an SRID, the lowest byte first, and WKB."""
+    """EWKB from MySQL's own form: an SRID, lowest byte first, and WKB."""
     if not isinstance(value, bytes) or len(value) < 4:
         return value
     srid = int.from_bytes(value[:4], "little")
@@ -135,7 +135,7 @@ def _bit(case: Case) -> Convert | None:
 
 
 def _label(_case: Case) -> Convert:
-    """A label: the database's own members make it, whatever the records list."""
+    """A label: it comes from the database's own members, not from the records' lists."""
     return unchanged
 
 
@@ -148,7 +148,7 @@ def _text(case: Case) -> Convert | None:
 
 
 def _on_calendar(text: str) -> str | None:
-    """A date, or a date and time, with the producer's two-digit years; None for one that no calendar has."""
+    """A date, or a date and time, with the producer's two-digit years; None if it is not in the calendar."""
     found = _MOMENT.fullmatch(text)
     if found is None:
         raise ValueOutOfRangeError(f"{shown(text)} is not a valid date.")
@@ -162,7 +162,7 @@ def _on_calendar(text: str) -> str | None:
 
 
 def _calendar(absent: str, case: Case) -> Convert:
-    """A date, or a date and time without a zone; ``absent``: what a column that is NOT NULL has for none."""
+    """A date, or a date and time without a zone; ``absent`` replaces an invalid one in a NOT NULL column."""
     empty = None if case.stored.nullable else absent
 
     def convert(value: Value) -> Value:
@@ -183,7 +183,7 @@ def _timestamp(case: Case) -> Convert:
             return value
         if value.startswith("0000-00-00"):
             return empty
-        # No mode of Debezium's cuts an instant.
+        # Debezium has no mode that cuts an instant.
         return f"{_trimmed(value, case.type)}{offset}"
 
     return convert
@@ -195,7 +195,7 @@ def _fraction(text: str, case: Case) -> str:
 
 
 def _trimmed(text: str, column_type: ColumnType) -> str:
-    """The text with the digits of a second that a record's value has."""
+    """The text with the fraction digits of a record's value."""
     trimmed = text.rstrip("0").rstrip(".") if "." in text else text
     return padded(trimmed, column_type) if column_type.name in ("datetime", "timestamp") else trimmed
 

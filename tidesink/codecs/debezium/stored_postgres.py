@@ -1,14 +1,15 @@
-"""What records of Debezium's PostgreSQL connector have of a value that is read from Postgres itself.
+"""Conversion of values read from Postgres to the values of the PostgreSQL connector's records.
 
-The database gives the texts of its types' output functions (``source_database.postgres``), of which most are
-what a record has. Here are the others. Sources: events of Debezium 3.5 from PostgreSQL 15, and its converter
-(``PostgresValueConverter``, ``HStoreConverter`` and ``PGInterval`` of the driver) for what no capture shows.
+The database returns the texts of its types' output functions (``source_database.postgres``), most of which
+are equal to a record's values. This module converts the others. Sources: events of Debezium 3.5 from
+PostgreSQL 15, and its converter (``PostgresValueConverter``, ``HStoreConverter`` and ``PGInterval`` of the
+driver) for cases without captures.
 
-- A numeric without a scale has no zeros at its end in mode ``precise``. NaN has no value there.
-- A ``timetz`` is moved to UTC; 24:00:00 there is 00:00:00.
-- An interval is a count of microseconds, of a month with 30.4375 days, or ISO 8601 with all its parts.
+- A numeric without a scale has no zeros at its end in mode ``precise``. NaN cannot be represented there.
+- A ``timetz`` is converted to UTC; 24:00:00 becomes 00:00:00.
+- An interval is a count of microseconds, with months of 30.4375 days, or ISO 8601 with all its parts.
 - An hstore is a map, or JSON in the order of a Java ``HashMap``.
-- Of an array in an array the connector sends null.
+- An array inside an array is null in the connector's records.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _NO_FORM: Final = (
 
 
 class Case(NamedTuple):
-    """A column of the database, and the type of the values that the table's records have of it.
+    """A column of the database, and the type of its values in the table's records.
 
     ``bare``: the records have no schemas.
     """
@@ -56,18 +57,18 @@ class Case(NamedTuple):
 
     @property
     def in_milliseconds(self) -> bool:
-        """Whether times are cut to milliseconds: a schema of Kafka Connect's own type says so too."""
+        """True if times are cut to milliseconds, by the mode or by the types of the records."""
         local = self.type.name in ("local time", "local datetime") and self.type.fsp == 3
         return not self.is_ticdc and (local or self.modes.time_precision_mode == "connect")
 
     @property
     def in_iso(self) -> bool:
-        """Whether times are text of ISO 8601."""
+        """True if times are ISO 8601 text."""
         return not self.is_ticdc and self.modes.time_precision_mode == "isostring"
 
     @property
     def in_a_day(self) -> bool:
-        """Whether a TIME has to be one of a day."""
+        """True if a TIME must be a time of day."""
         return self.in_iso or self.in_milliseconds
 
 
@@ -83,7 +84,7 @@ def _on_texts(convert: Callable[[str], Value]) -> Convert:
 
 
 def numeric(case: Case) -> Convert | None:
-    """A numeric or money."""
+    """A numeric or money value."""
     if case.reader in ("float32", "float64"):
         return _on_texts(float)
     if case.reader == "text":
@@ -112,7 +113,7 @@ def _stripped(value: Decimal) -> Decimal:
 
 
 def scale_of(column_type: ColumnType) -> int | None:
-    """The digits after the point of a numeric's type; None: each value has its own."""
+    """The digits after the point of a numeric's type; None: each value has its own number."""
     found = _SIZES.search(column_type.sql or "")
     return 2 if column_type.sql == "money" else None if found is None else int(found[2] or 0)
 
@@ -132,7 +133,7 @@ def moment(case: Case) -> Convert | None:
 
 
 def time_of_day(case: Case) -> Convert | None:
-    """A time; in no text of ISO 8601 is it 24:00:00."""
+    """A time; as ISO 8601 text, 24:00:00 becomes 00:00:00."""
 
     def convert(text: str) -> str:
         if case.in_iso and text.startswith("24"):
@@ -144,7 +145,7 @@ def time_of_day(case: Case) -> Convert | None:
 
 
 def _cut(text: str) -> str:
-    """A time with no more than milliseconds."""
+    """A time with at most milliseconds."""
     found = _CLOCK.fullmatch(text)
     if found is None:
         return text
@@ -153,7 +154,7 @@ def _cut(text: str) -> str:
 
 
 def zoned_time(case: Case) -> Convert:
-    """A timetz as Java writes it in UTC."""
+    """A timetz in Java's form, in UTC."""
     return _on_texts(_zulu_time(case.stored))
 
 
@@ -231,7 +232,7 @@ def _iso(found: _Interval) -> str:
     return f"{day}T{sign * (minutes // 60)}H{sign * (minutes % 60)}M{minus}{seconds}S"
 
 
-# How bytes are spelt in the modes that have them as text.
+# The text encodings of bytes by binary handling mode.
 BINARY_TEXTS: Final[Mapping[BinaryHandling, Callable[[bytes], str]]] = {
     "base64": lambda value: base64.b64encode(value).decode("ascii"),
     "base64-url-safe": lambda value: base64.urlsafe_b64encode(value).decode("ascii"),
@@ -276,7 +277,7 @@ def _members(pairs: Mapping[str, str | None]) -> str:
 
 
 def _java_order(pairs: Mapping[str, str | None]) -> dict[str, str | None]:
-    """The pairs as a ``java.util.HashMap`` gives them, into which they were put one by one."""
+    """The pairs in the iteration order of a ``java.util.HashMap`` after inserting them one by one."""
     size = 16
     while len(pairs) * 4 > size * 3:
         size *= 2
@@ -295,13 +296,13 @@ def _java_hash(text: str) -> int:
 
 
 def array(case: Case) -> Convert:
-    """An array as JSON text, each item as a record has it."""
+    """An array as JSON text, with each item in a record's form."""
     element = Column(case.stored.name, _element(case.stored.type))
     item = _bare_item(element, case.modes) if case.bare else _item(element, case)
     return _on_texts(lambda text: json_text([None if one is None else item(one) for one in _items(text)]))
 
 
-# Types whose items are more than texts, by the words of their names.
+# Types whose items are not plain texts, by the words of their names.
 _ELEMENTS: Final = {
     "smallint": "smallint",
     "integer": "int",
@@ -326,7 +327,7 @@ def _element(column_type: ColumnType) -> ColumnType:
 
 
 def _items(text: str) -> Iterator[str | None]:
-    """The items of the text of an array, those that are arrays as null."""
+    """The items in the text of an array; nested arrays are null."""
     inside = text[text.index("{") + 1 : -1]
     at = 0
     while at < len(inside):
@@ -346,7 +347,7 @@ def _items(text: str) -> Iterator[str | None]:
 
 
 def _closing(text: str, at: int) -> int:
-    """Where the quoted text that begins here ends."""
+    """The index at which the quoted text that begins here ends."""
     at += 1
     while text[at] != '"':
         at += 2 if text[at] == "\\" else 1
@@ -354,7 +355,7 @@ def _closing(text: str, at: int) -> int:
 
 
 def _behind(text: str, at: int) -> int:
-    """Where the array that begins here has ended."""
+    """The index after the array that begins here."""
     level = 0
     while True:
         if text[at] == '"':
@@ -369,7 +370,7 @@ Item = Callable[[str], object]
 
 
 def _item(element: Column, case: Case) -> Item:
-    """An item of an array in records with schemas, read as a column of its type."""
+    """An item of an array in records with schemas, read like a column of its type."""
     kind, modes, reader = element.type.name, case.modes, _READ.get(element.type.name)
     if (element.type.sql or "").startswith("numeric"):
         if modes.decimal_handling_mode == "double":
@@ -408,7 +409,7 @@ def _binary(modes: DebeziumModes) -> Item:
 
 
 def _bare_item(element: Column, modes: DebeziumModes) -> Item:
-    """An item of an array in records without schemas, which is what JSON has of it."""
+    """An item of an array in records without schemas, in its JSON form."""
     kind = element.type.name
     if (element.type.sql or "").startswith("numeric"):
         return _bare_numeric(element, modes)
@@ -428,13 +429,13 @@ def _bare_item(element: Column, modes: DebeziumModes) -> Item:
 
 
 def _java_number(text: str) -> object:
-    """A floating-point number with the digits that ``Double.toString`` writes."""
+    """A floating-point number with the digits of Java's ``Double.toString``."""
     if text in _NON_FINITE:
         return text
     value = _stripped(Decimal(text))
     sign, digits, exponent = value.as_tuple()
     if value and not Decimal("0.001") <= abs(value) < 10_000_000:
-        # One digit before the point, and one or more behind it.
+        # One digit before the point, and at least one after it.
         significant = "".join(map(str, digits)).rstrip("0").ljust(2, "0")
         scale = value.adjusted() - len(significant) + 1
         return Decimal((sign, tuple(map(int, significant)), scale))
@@ -515,7 +516,7 @@ def _bare_time(element: Column, modes: DebeziumModes) -> Item:
 
 
 def _six(text: str) -> str:
-    """A moment with six digits of a second, which Python 3.10 needs."""
+    """A moment with six fraction digits, which Python 3.10 requires."""
     whole, point, digits = text.partition(".")
     return f"{whole}.{digits.ljust(6, '0')}" if point else whole
 
@@ -525,7 +526,7 @@ def _zulu(text: str, element: Column) -> str:
         return text
     try:
         found = datetime.fromisoformat(_six(text.removesuffix("+00")))
-    except ValueError:  # before Christ, or after the year 9999
+    except ValueError:  # BC, or after the year 9999
         raise _refused(text, element) from None
     digits = _digits(element)
     fraction = f".{found.microsecond:06d}"[: digits + 1] if digits else ""
@@ -540,9 +541,9 @@ _BARE_TIMES: Final[Mapping[str, Callable[[Column, Any], Item]]] = {
 
 
 def of_text(case: Case) -> Convert | None:
-    """What a record has of a type whose texts are read as they are."""
+    """The conversion of a type whose texts are read unchanged; None if a record has the same text."""
     if case.reader == "enum":
-        return unchanged  # a label, whatever the records list
+        return unchanged  # a label, independent of the records' lists
     sql = case.stored.type.sql or ""
     make = _BY_NAME.get(case.stored.type.name)
     if make is None and (sql.startswith("numeric") or sql == "money"):

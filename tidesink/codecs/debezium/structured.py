@@ -1,13 +1,13 @@
-"""Debezium's structured times (``time.precision.mode: structured``): a struct of year, month, day and so on.
+"""Debezium's structured times (``time.precision.mode: structured``): structs of year, month, day and so on.
 
 Source: Debezium's main branch (``io.debezium.time.StructuredTemporal`` and its siblings, aad5519). The
-fraction of a second is ``picoseconds``; an earlier commit has ``nanos``, and no parameters. No member passes
-through a calendar, so MySQL's zero dates and PostgreSQL's infinities (``specialValue``) are among the values.
-A ``zoneId`` adds nothing to the offset beside it.
+fraction of a second is ``picoseconds``; an earlier commit has ``nanos``, and no parameters. Members are not
+converted by a calendar, so MySQL's zero dates and PostgreSQL's infinities (``specialValue``) are valid
+values. A ``zoneId`` is redundant, since the struct also has the offset.
 
-The text is that of ``scalars``: ``2024-02-29 12:34:56.5``, ``0044-03-15 BC``, ``infinity``. A duration is ISO
-8601 with all its parts, as ``interval.handling.mode: string`` writes it (``P1Y2M3DT4H5M6.789S``). MySQL's
-TIME is a duration of the kind ``elapsed-time`` and becomes a time of up to 838:59:59 on both sides of zero.
+The text has the form of ``scalars``: ``2024-02-29 12:34:56.5``, ``0044-03-15 BC``, ``infinity``. A duration
+is ISO 8601 with all its parts, as ``interval.handling.mode: string`` writes it (``P1Y2M3DT4H5M6.789S``).
+MySQL's TIME is a duration of the kind ``elapsed-time`` and becomes a time between -838:59:59 and 838:59:59.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DAY: Final = ("year", "month", "day")
 _CLOCK: Final = ("hour", "minute", "second")
 _FRACTION: Final = frozenset({"picoseconds", "nanos"})
 _PER_SECOND: Final = 10**12
-# Arrow's and Spark's timestamps end at microseconds.
+# The resolution of Arrow's and Spark's timestamps.
 _MICROSECOND_DIGITS: Final = 6
 _PICOSECOND_DIGITS: Final = 12
 _MOST_OFFSET: Final = 18 * 3600
@@ -38,30 +38,30 @@ _INT64: Final = 1 << 63
 
 
 def fine_digits(schema: ConnectSchema) -> int | None:
-    """The digits of a second that the struct holds (12) where its column has more than six; else None."""
+    """The fraction digits of the struct (12) if its column has more than six; else None."""
     digits = whole_parameter(schema, PRECISION)
     return _PICOSECOND_DIGITS if digits is not None and digits > _MICROSECOND_DIGITS else None
 
 
 def is_elapsed(schema: ConnectSchema) -> bool:
-    """Whether a structured duration is MySQL's TIME."""
+    """Return True if a structured duration is MySQL's TIME."""
     return schema.parameters.get(KIND) == ELAPSED
 
 
 def as_elapsed(schema: ConnectSchema) -> ConnectSchema:
-    """The schema of a column that is known to be MySQL's TIME, where its values are structured durations."""
+    """The schema with MySQL's TIME as its kind, if it is a structured duration."""
     if not (schema.name or "").startswith(DURATION):
         return schema
     return replace(schema, parameters={**schema.parameters, KIND: ELAPSED})
 
 
 def name_of(raw: object, level: int = 0) -> str | None:
-    """The semantic type that a JSON value without a schema has by its members; None for any other value.
+    """The semantic type of a JSON value without a schema, from its members; None for any other value.
 
-    JsonConverter writes all members of a struct, null too. A transform may have dropped the nulls, and some
-    versions have no ``precision``. So two parts of a day, a clock or a duration are enough, or one part with
-    a fraction, an offset or a ``specialValue``, if there are no other members. Parts are integers, and the
-    values of an hstore are text. An array has the type of its fullest struct.
+    JsonConverter writes all members of a struct, including nulls. A transform may have dropped the nulls, and
+    some versions have no ``precision``. So two parts of a day, a clock or a duration are sufficient, or one
+    part with a fraction, an offset or a ``specialValue``, if there are no other members. Parts are integers,
+    while the values of an hstore are text. An array has the type of its struct with the most members.
     """
     if isinstance(raw, list):
         inside = (one for one in raw if isinstance(one, Mapping | list)) if level < MOST_LEVELS else ()
@@ -86,7 +86,7 @@ def _is_member(name: object, value: object) -> bool:
 
 
 def _has_day(names: set[str]) -> bool:
-    # A special value alone is that of a date, or of a moment; the text is the same.
+    # A single special value counts as that of a date or a moment; the text is the same.
     return bool(names & set(_DAY)) or not names & {*_CLOCK, *_FRACTION}
 
 
@@ -99,7 +99,7 @@ _PARTS: Final = frozenset({*_DAY, *_CLOCK, *_DURATION})
 _MARKS: Final = frozenset({*_FRACTION, *_ZONE, "specialValue", "precision"})
 _TEXTS: Final = frozenset({"specialValue", "zoneId"})
 _WHOLE: Final = (_PARTS | _MARKS) - _TEXTS
-# By whether a struct has a day, a clock and a zone.
+# Keys: whether a struct has a day, a clock and a zone.
 _NAMES: Final[dict[tuple[bool, bool, bool], str]] = {
     (True, False, False): "StructuredDate",
     (True, True, False): "StructuredTimestamp",
@@ -111,10 +111,10 @@ _NAMES: Final[dict[tuple[bool, bool, bool], str]] = {
 
 
 def time_reader(schema: ConnectSchema) -> Callable[[object], str]:
-    """A reader of structured dates, times and timestamps, with an offset or without.
+    """A reader of structured dates, times and timestamps, with or without an offset.
 
-    The reader raises SchemaMismatchError for what is no such struct, and ValueOutOfRangeError for members
-    that make no date or time.
+    The reader raises SchemaMismatchError for any other value, and ValueOutOfRangeError for members that are
+    not a valid date or time.
     """
     kind = (schema.name or "").partition("Structured")[2]
     has_day, is_zoned = "Date" in kind or "Timestamp" in kind, kind.startswith("Zoned")
@@ -162,7 +162,7 @@ def _day(raw: Mapping[str, Any], schema: ConnectSchema) -> tuple[str, str]:
     year = _whole(raw, "year", schema, -999_999_998, 999_999_999)
     month, day = _whole(raw, "month", schema, 0, 12), _whole(raw, "day", schema, 0, 31)
     text = f"{month:02d}-{day:02d}"
-    # MySQL's zero dates, whose year 0 is no 1 BC.
+    # MySQL's zero dates, whose year 0 is not 1 BC.
     return (f"{year:04d}-{text}", "") if year == 0 and 0 in (month, day) else dated(year, text)
 
 
@@ -199,8 +199,8 @@ def duration_reader(schema: ConnectSchema) -> Callable[[object], str]:
     """A reader of structured durations.
 
     PostgreSQL's infinities (``specialValue``) are ``infinity`` and ``-infinity``. The reader raises
-    SchemaMismatchError for what is no such struct, and ValueOutOfRangeError for a count of more than 64 bits,
-    or for an elapsed time of months or without an end.
+    SchemaMismatchError for any other value, and ValueOutOfRangeError for a count of more than 64 bits, or for
+    an elapsed time that has months or is infinite.
     """
     elapsed = is_elapsed(schema)
 

@@ -1,11 +1,11 @@
-"""Rows flattened by Debezium's ExtractNewRecordState: the envelope is gone, its members may be fields.
+"""Rows flattened by Debezium's ExtractNewRecordState: without the envelope, whose members may be fields.
 
-Source: Debezium 3.5.0.Final (captured with ``add.fields`` op, table, source.ts_ms, ``add.headers`` op
-and ``delete.tombstone.handling.mode`` rewrite-with-tombstone), and its documentation for the rest: an
-added field is ``__op``, ``__table``, ``__lsn`` or ``__source_lsn``, and ``__deleted`` comes with rewrite.
+Source: Debezium 3.5.0.Final (captured with ``add.fields`` op, table, source.ts_ms, ``add.headers`` op and
+``delete.tombstone.handling.mode`` rewrite-with-tombstone), and its documentation for the rest: an added field
+is ``__op``, ``__table``, ``__lsn`` or ``__source_lsn``, and mode rewrite adds ``__deleted``.
 
-Such a record is known from any other JSON by one of these fields, by a header ``__op``, or by a schema
-whose name ends in ``.Value``. One that has none of them is refused rather than guessed at.
+Such a record is distinguished from other JSON by one of these fields, by a header ``__op``, or by a schema
+whose name ends in ``.Value``. A record without any of them is refused, because guessing could be wrong.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OP_HEADER: Final = "__op"
 _DELETED: Final = "__deleted"
 _SOURCE_PREFIX: Final = "__source_"
 _PREFIX: Final = "__"
-# Members of the envelope, and of the source blocks of all connectors: ``add.fields`` takes them by
-# these names, with or without ``source.`` before them.
+# Members of the envelope, and of the source blocks of all connectors: ``add.fields`` accepts these names,
+# with or without the prefix ``source.``.
 _ENVELOPE: Final = frozenset({"ts_ms", "ts_us", "ts_ns", "transaction_id", "transaction_total_order"})
 _COMMON: Final = (
     "version",
@@ -45,12 +45,12 @@ _MONGODB: Final = ("rs", "ord", "lsid", "txnNumber")
 _OTHERS: Final = ("keyspace", "shard", "vgtid", "commit_ts", "cluster_id")
 _SOURCE: Final = frozenset((*_COMMON, *_MYSQL, *_POSTGRES, *_ORACLE, *_SQL_SERVER, *_MONGODB, *_OTHERS))
 _CONNECTOR_HEADER: Final = "__debezium.context.connectorName"
-# Which connector writes a field, where nothing names it.
+# Fields that identify the connector if no field names it.
 _TELLING: Final = (("lsn", POSTGRES), ("file", "mysql"), ("scn", "oracle"), ("commit_lsn", "sqlserver"))
 
 
 class Flattened(NamedTuple):
-    """A flattened row: what happened, where, and which of its fields are columns."""
+    """A flattened row: its operation, its table and position, and the fields that are columns."""
 
     op: Op
     table: TableId
@@ -61,7 +61,7 @@ class Flattened(NamedTuple):
 
 
 def is_added(name: str) -> bool:
-    """Whether a field of a flattened row was added by the transform and is no column."""
+    """Return True if the transform added this field to a flattened row, so that it is not a column."""
     if not name.startswith(_PREFIX):
         return False
     rest = name[len(_PREFIX) :]
@@ -74,28 +74,28 @@ def is_added(name: str) -> bool:
 
 
 def header(message: Message, name: str) -> str | None:
-    """A header's text; of several the last. None where there is none, or it is no text."""
+    """The text of a header, the last one of that name; None if there is none."""
     found = next((value for key, value in reversed(message.headers) if key == name), None)
     return None if found is None else found.decode("utf-8", "replace").strip('"')
 
 
 def is_flattened(message: Message, payload: Mapping[str, Any], schema: ConnectSchema | None) -> bool:
-    """Whether a record without an envelope shows that it had one."""
+    """Return True if a record without an envelope shows that it was flattened."""
     if any(is_added(name) for name in payload) or header(message, OP_HEADER) is not None:
         return True
     return schema is not None and (schema.name or "").endswith(".Value")
 
 
 def marked_delete(message: Message) -> bool:
-    """Whether a null value says by its header that it is a flattened delete."""
+    """Return True if the header of a null value marks it as a flattened delete."""
     return header(message, OP_HEADER) is not None
 
 
 def flattened(message: Message, payload: Mapping[str, Any], schema: ConnectSchema | None) -> Flattened:
-    """What a flattened row says.
+    """Parse a flattened row.
 
     Raises:
-        SchemaMismatchError: its ``__op`` is none of Debezium's.
+        SchemaMismatchError: its ``__op`` is not one of Debezium's.
     """
     added = {name: value for name, value in payload.items() if is_added(name)}
     source = added_source(message, added)
@@ -125,12 +125,12 @@ def _op(code: object, deleted: object) -> Op:
 
 
 def source_of_headers(message: Message) -> dict[str, Any]:
-    """The source block as far as the headers tell it."""
+    """The members of the source block that the headers contain."""
     return added_source(message, {})
 
 
 def added_source(message: Message, added: Mapping[str, Any]) -> dict[str, Any]:
-    """The source block as far as the added fields and the headers tell it."""
+    """The members of the source block that the added fields and the headers contain."""
     found: dict[str, Any] = {}
     for name, value in added.items():
         rest = name[len(_SOURCE_PREFIX if name.startswith(_SOURCE_PREFIX) else _PREFIX) :]
@@ -144,7 +144,7 @@ def added_source(message: Message, added: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flattened_table(message: Message, source: Mapping[str, Any], schema: ConnectSchema | None) -> TableId:
-    """The table of a flattened record: its own fields, then the topic, then the schema's name."""
+    """The table of a flattened record: from its own fields, then the topic, then the schema's name."""
     table = table_of_source(source)
     if table.schema and table.name:
         return table

@@ -1,24 +1,23 @@
-"""The column a Connect field stands for, and a reader for its values, by schema alone.
+"""The column of a Connect field, and a reader for its values, both from the schema.
 
-A reader takes what fastavro gives with logical types left out (or with them), or what a JSON parser gives
-that reads numbers with a fraction as Decimal. Bytes are base64 in JSON.
+A reader accepts fastavro's values, with or without logical types, or the values of a JSON parser that reads
+numbers with a fraction as Decimal. Bytes are base64 in JSON.
 
-A column has its logical type, its default, and whether it may be null. The source's own type is on the wire
-only where someone asked for it: Debezium's ``column.propagate.source.type``
-(``__debezium.source.column.type``) and TiCDC's extension (``tidb_type``). It distinguishes an unsigned
-BIGINT from a signed one, and binary from text.
+A column has its logical type, its default, and its nullability. The source's own type is on the wire only if
+it was configured: Debezium's ``column.propagate.source.type`` (``__debezium.source.column.type``) and TiCDC's
+extension (``tidb_type``). It distinguishes an unsigned BIGINT from a signed one, and binary from text.
 
-Arrays, maps and structs become JSON text, geometries EWKB. JSON text is written one way, so that equal
+Arrays, maps and structs become JSON text, geometries EWKB. JSON text has one canonical form, so that equal
 values are equal text: keys sorted, no spaces, decimals with all their digits, binary as base64, NaN and the
-infinities as text, as Debezium has them.
+infinities as text, as in Debezium.
 
-``unavailable.value.placeholder`` stands for a value that the connector could not have: PostgreSQL sends a
-value stored out of line (TOAST) only where it changed, Oracle a LOB only where a statement set it. Debezium
-then writes the placeholder in the column's own type (3.5 and its main branch,
-``UnchangedToastedPlaceholder``): text as it is, bytes its UTF-8, an hstore map from it to itself, an array
-of text or bytes with it alone, an array of UUIDs the UUID of its bytes, any other array its bytes as
-numbers, a geometry a point nobody has. With binary.handling.mode base64 it writes null, which cannot be
-distinguished from a real null.
+``unavailable.value.placeholder`` replaces a value that the connector did not have: PostgreSQL sends a value
+stored out of line (TOAST) only if it changed, Oracle a LOB only if a statement set it. Debezium then writes
+the placeholder in the column's own type (3.5 and its main branch, ``UnchangedToastedPlaceholder``): text
+unchanged, bytes as its UTF-8, an hstore as a map from the placeholder to itself, an array of text or bytes as
+an array with the placeholder as its only item, an array of UUIDs as the UUID of its bytes, any other array as
+its bytes as numbers, a geometry as an impossible point. With binary.handling.mode base64 it writes null,
+which cannot be distinguished from a real null.
 """
 
 from __future__ import annotations
@@ -74,8 +73,8 @@ from tidesink.typemap.table import (
     unknown_name,
 )
 
-# Debezium's stand-ins for a default that only the database computes, which is far more often the current
-# time than the first second of 1970.
+# Debezium's stand-ins for a default that only the database computes. The current time is far more likely than
+# the first second of 1970.
 _EPOCH_DEFAULTS: Final = frozenset({"1970-01-01 00:00:00+00:00", "1970-01-01 00:00:00", "1970-01-01"})
 NOW: Final = "CURRENT_TIMESTAMP"
 _MOST_BITS: Final = 64
@@ -84,17 +83,18 @@ _EMPTY_HSTORE: Final[dict[str, str]] = {}
 
 
 def column_of(field: ConnectField, *, zero_defaults: bool = False) -> Column:
-    """The column a field of a row stands for.
+    """The column of a row's field.
 
-    Its type is what the schema tells; where a table definition tells more, values are read with the
-    definition's column instead. Key marks are not on a field: the key's schema has them.
+    Its type comes from the schema; if a table definition is more precise, values are read with the
+    definition's column instead. Key marks are not part of a field: the key's schema has them.
 
-    What rows from before a NOT NULL column have in it is not told where its schema has no default, and, with
-    ``zero_defaults``, where the default is the type's zero: see ``ConnectSchema.zero_defaults``.
+    The value of a NOT NULL column in rows that are older than the column is unknown if its schema has no
+    default, and, with ``zero_defaults``, if the default is the type's zero: see
+    ``ConnectSchema.zero_defaults``.
 
     Raises:
-        SchemaMismatchError: the schema is a cell of value and set, or its name is one of Debezium's, Kafka
-            Connect's or Confluent's that is not known.
+        SchemaMismatchError: the schema is a cell of value and set, or has an unknown name of Debezium, Kafka
+            Connect or Confluent.
     """
     schema = field.schema
     check_cell(field)
@@ -107,7 +107,7 @@ def column_of(field: ConnectField, *, zero_defaults: bool = False) -> Column:
     )
     if schema.optional or column.default == NOW:
         return column
-    # The empty text is no UUID.
+    # The empty text is not a UUID.
     zero_defaults = zero_defaults or column.type.name == "uuid"
     if column.default is None or (zero_defaults and _is_zero(schema)):
         return replace(column, origin_default=UNTOLD_DEFAULT, redefaulted=True)
@@ -115,7 +115,7 @@ def column_of(field: ConnectField, *, zero_defaults: bool = False) -> Column:
 
 
 def _is_zero(schema: ConnectSchema) -> bool:
-    """Whether a default is one that Debezium writes for want of another (JdbcValueConverters, 3.5)."""
+    """Return True if Debezium writes this default for lack of another (JdbcValueConverters, 3.5)."""
     if not schema.default or schema.default in (_EMPTY_JSON, _EMPTY_HSTORE):
         return True
     value = wire_reader(schema)(schema.default)
@@ -134,21 +134,21 @@ CELLS: Final = (
     "(YBExtractNewRecordState, or PGCompatible, both of YugabyteDB) and a record type that sends whole "
     "rows (FULL, or REPLICA IDENTITY FULL)."
 )
-# A cell's members: of YugabyteDB's gRPC connector, and of Cassandra's (``CellData``).
+# A cell's members: in YugabyteDB's gRPC connector, and in Cassandra's (``CellData``).
 _CELL: Final = frozenset({"value", "set"})
 _CELL_MEMBERS: Final = _CELL | {"deletion_ts"}
 
 
 def is_cell(raw: object) -> bool:
-    """Whether a value of JSON without a schema is a cell of value and set."""
+    """Return True if a value of JSON without a schema is a cell of value and set."""
     return isinstance(raw, Mapping) and _CELL <= set(raw) <= _CELL_MEMBERS and isinstance(raw["set"], bool)
 
 
 def check_cell(field: ConnectField) -> None:
-    """Refuse a field that is a cell of value and set, whatever type a definition gives its column.
+    """Refuse a field that is a cell of value and set, whatever type a definition declares for its column.
 
     Raises:
-        SchemaMismatchError: it is one.
+        SchemaMismatchError: the field is such a cell.
     """
     kinds = {one.wire: one.schema.type for one in field.schema.fields}
     if _CELL <= set(kinds) <= _CELL_MEMBERS and kinds["set"] == "boolean":
@@ -156,7 +156,7 @@ def check_cell(field: ConnectField) -> None:
 
 
 def _check_schema(column: str, schema: ConnectSchema, level: int) -> None:
-    """Refuses a column whose schema, or one inside of it, says that it is not read by its Connect type."""
+    """Refuse a column if its schema, or a nested schema, must not be read by its Connect type."""
     if unknown_name(schema.name, schema.type) == "refused":
         kind = schema.type
         raise SchemaMismatchError(_UNKNOWN.format(column, schema.name, kind, kind)).with_context(
@@ -173,9 +173,7 @@ def _inside(schema: ConnectSchema) -> Iterator[ConnectSchema]:
 
 
 def foreign_name(schema: ConnectSchema) -> str | None:
-    """The name of a schema that is anyone's but Debezium's, Kafka Connect's and Confluent's, or of one inside
-    it.
-    """
+    """The name of a schema, or of a nested one, that is not Debezium's, Kafka Connect's or Confluent's."""
     if unknown_name(schema.name, schema.type) == "bare":
         return schema.name
     if semantic_type(schema.name, schema.type) is not None:
@@ -193,7 +191,7 @@ def column_type(schema: ConnectSchema) -> ColumnType:
 
 
 def wire_type(schema: ConnectSchema) -> ColumnType:
-    """The logical type that a field's schema alone tells, whatever the source called it."""
+    """The logical type according to a field's schema, regardless of the source's own type."""
     semantic = semantic_type(schema.name, schema.type)
     if semantic is None:
         return ColumnType(PLAIN_TYPES[schema.type], named=foreign_name(schema))
@@ -214,7 +212,7 @@ def wire_type(schema: ConnectSchema) -> ColumnType:
 
 
 def _decimal(precision: int | None, scale: int | None) -> ColumnType:
-    # Oracle's NUMBER(5,-2) has seven digits, the last two of them zeros.
+    # Oracle's NUMBER(5,-2) has seven digits, the last two of which are zeros.
     if precision is not None and scale is not None and scale < 0:
         return ColumnType("decimal", precision=precision - scale, scale=0)
     return ColumnType("decimal", precision=precision, scale=scale)
@@ -226,7 +224,7 @@ def _source_row(schema: ConnectSchema) -> TypeRow | None:
 
 
 def _of_source(schema: ConnectSchema, source: TypeRow) -> ColumnType | None:
-    """The source's own type, where the wire's values can be read as its values without a loss."""
+    """The source's own type, if the wire's values can be read as its values without loss."""
     if schema.type not in _CARRIED.get(source.reader, ()):
         return None
     if source.reader == "decimal":
@@ -235,7 +233,7 @@ def _of_source(schema: ConnectSchema, source: TypeRow) -> ColumnType | None:
     return ColumnType(source.name, length=whole_parameter(schema, SOURCE_LENGTH))
 
 
-# The Connect types in which the values of a reader's types arrive whole.
+# The Connect types that carry a reader's values without loss.
 _CARRIED: Final[dict[str, tuple[str, ...]]] = {
     "integer": ("int8", "int16", "int32", "int64"),
     "unsigned64": ("int64", "bytes", "string"),
@@ -246,13 +244,14 @@ _CARRIED: Final[dict[str, tuple[str, ...]]] = {
 
 
 def default_text(schema: ConnectSchema) -> str | None:
-    """A column's default as ``Column`` has it; None where there is none, or none that can be read."""
+    """A column's default as text for ``Column``; None if there is no readable default."""
     if schema.default is None:
         return None
     try:
         value = wire_reader(schema)(schema.default)
     except DecodeError:
-        # A default only fills rows from before the column: no reason to refuse those that have a value.
+        # A default only fills rows that are older than the column, so it is not a reason to refuse other
+        # rows.
         return None
     return NOW if value in _EPOCH_DEFAULTS else _as_text(value, row_named(wire_type(schema).name))
 
@@ -270,7 +269,7 @@ def _as_text(value: Value, row: TypeRow) -> str | None:
 
 
 WireReader = Callable[[object], Value]
-# A value inside an array, a map or a struct may be one itself.
+# A value inside an array, a map or a struct may be nested itself.
 Nested = Callable[[object], object]
 
 _MS: Final = 1_000
@@ -281,10 +280,10 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def wire_reader(schema: ConnectSchema) -> WireReader:
-    """A reader of one schema's values, null excepted.
+    """A reader of one schema's values, except null.
 
-    The reader raises DecodeError: SchemaMismatchError where a value is not of the schema's type,
-    ValueOutOfRangeError where it is none of the semantic type's values.
+    The reader raises SchemaMismatchError for a value that does not have the schema's type, and
+    ValueOutOfRangeError for a value that is not valid for the semantic type. Both are DecodeErrors.
     """
     semantic = semantic_type(schema.name, schema.type)
     if semantic is None or semantic.form == "plain":
@@ -298,7 +297,7 @@ def _structure(schema: ConnectSchema) -> WireReader:
 
 
 def nested_reader(schema: ConnectSchema) -> Nested:
-    """A reader that keeps arrays, maps and structs as lists and mappings, for what is inside another."""
+    """A reader that keeps arrays, maps and structs as lists and mappings, for nested values."""
     semantic = semantic_type(schema.name, schema.type)
     if semantic is not None and semantic.form != "structure":
         return wire_reader(schema)
@@ -307,7 +306,8 @@ def nested_reader(schema: ConnectSchema) -> Nested:
 
 
 def _optional(schema: ConnectSchema | None) -> Nested:
-    # Debezium sends null inside of what it says is required: a two-dimensional array's rows.
+    # Debezium sends null inside values that it declares as required, for example as rows of a two-dimensional
+    # array.
     read = nested_reader(schema) if schema is not None else _as_is
     return lambda raw: None if raw is None else read(raw)
 
@@ -337,9 +337,9 @@ def _map(schema: ConnectSchema) -> Nested:
 
 
 def _entries(raw: object, schema: ConnectSchema) -> list[tuple[object, object]]:
-    """A map's entries: an object, or an array of entries where its keys are not text.
+    """A map's entries: an object, or an array of entries if its keys are not text.
 
-    Avro's are records of key and value (AvroData), JSON's arrays of two (JsonConverter).
+    Avro's entries are records of key and value (AvroData), JSON's are arrays of two (JsonConverter).
     """
     if isinstance(raw, Mapping):
         return list(raw.items())
@@ -380,7 +380,7 @@ def _counted(schema: ConnectSchema, text: Callable[[int], str]) -> WireReader:
 
 
 def _units(raw: object, schema: ConnectSchema) -> object:
-    """The number behind a Python date or time, which fastavro gives for a logical type."""
+    """The number for a Python date or time, which fastavro returns for a logical type."""
     if isinstance(raw, datetime):
         return (raw - _EPOCH) // _MICROSECOND // _MS
     if isinstance(raw, date):
@@ -462,7 +462,7 @@ Structure = object
 _NON_FINITE: Final = {math.inf: '"Infinity"', -math.inf: '"-Infinity"'}
 _WKB_LITTLE: Final = 1
 _WKB_POINT: Final = 1
-# PostGIS sets this bit of the geometry's type where an SRID follows it (EWKB).
+# PostGIS sets this bit of the geometry's type if an SRID follows it (EWKB).
 _HAS_SRID: Final = 0x2000_0000
 _WKB_HEADER: Final = 5
 MOST_LEVELS: Final = 32
@@ -515,13 +515,13 @@ def _quoted(text: str) -> str:
 
 
 def ewkb(raw: Mapping[str, object], read_bytes: Callable[[object], bytes]) -> bytes:
-    """A geometry's WKB with its SRID in it (EWKB), plain WKB where it has none.
+    """A geometry's WKB with its SRID (EWKB), plain WKB without an SRID.
 
-    Debezium's struct has ``wkb`` and ``srid``, of a point ``x`` and ``y`` besides. What has an SRID in its
-    bytes already, as PostGIS writes it, stays as it is.
+    Debezium's struct has ``wkb`` and ``srid``; a point additionally has ``x`` and ``y``. Bytes that already
+    contain an SRID, as PostGIS writes them, are unchanged.
 
     Raises:
-        DecodeError: the struct holds no geometry.
+        DecodeError: the struct does not contain a geometry.
     """
     wkb, srid = raw.get("wkb"), raw.get("srid")
     data = _point(raw) if wkb is None else read_bytes(wkb)
@@ -555,7 +555,7 @@ _SRID: Final = 4326
 
 
 def placeholders(schema: ConnectSchema, modes: DebeziumModes) -> tuple[object, ...]:
-    """The values of a schema, as the wire has them, that stand for an unavailable one."""
+    """The values of a schema, in the wire's form, that replace an unavailable value."""
     text = modes.placeholder
     if text is None:
         return ()
@@ -571,7 +571,7 @@ def placeholders(schema: ConnectSchema, modes: DebeziumModes) -> tuple[object, .
 
 
 def _bytes(data: bytes) -> tuple[object, object]:
-    """Bytes as Avro has them and as JSON has them."""
+    """Bytes in Avro's form and in JSON's form."""
     return data, base64.b64encode(data).decode("ascii")
 
 
@@ -585,7 +585,7 @@ def _encoded(text: str, modes: DebeziumModes) -> tuple[str, ...]:
 
 
 def _arrays(items: ConnectSchema | None, text: str) -> tuple[object, ...]:
-    """What an array of these items holds; of unknown items (plain JSON) any of it."""
+    """The placeholders of an array of these items; for unknown items (plain JSON) all of them."""
     kind, data = None if items is None else items.type, text.encode()
     found: list[object] = []
     if kind in (None, "string"):
@@ -606,7 +606,7 @@ def _arrays(items: ConnectSchema | None, text: str) -> tuple[object, ...]:
 
 
 def _uuid(data: bytes) -> uuid.UUID:
-    """Java's ``UUID.nameUUIDFromBytes``: version 3 of the bytes alone."""
+    """Java's ``UUID.nameUUIDFromBytes``: version 3 of the bytes, without a namespace."""
     return uuid.UUID(bytes=hashlib.md5(data, usedforsecurity=False).digest(), version=3)
 
 
