@@ -1,8 +1,8 @@
 """debezium-avro, many records at a time: all records of one writer's schema by ``avro_columns``.
 
-A record with a Confluent header is decoded with the schema that its header names, without logical types:
-what a value means is for the Connect schema to say. Records that are no envelopes, whose schema cannot be
-had, or that ``avro_columns`` does not prove are left to the row codec.
+A record with a Confluent header is decoded with the schema that its header names, without logical types: the
+Connect schema determines the meaning of values. The row codec gets records that are not envelopes, whose
+schema is not available, or that ``avro_columns`` does not prove.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _ID_BYTES: Final = tuple(zip(range(1, HEADER_SIZE), (24, 16, 8, 0), strict=True)
 
 
 class _Halves(NamedTuple):
-    """The keys or the values of records: the id of each one's schema, and its bytes behind the header."""
+    """The keys or the values of records: the schema id of each, and its bytes after the header."""
 
     ids: npt.NDArray[np.int64]
     records: RecordBytes
 
     @classmethod
     def of(cls, column: pa.Array) -> _Halves:
-        """``_NULL`` and ``_LEFT`` stand for a null and for what has no Confluent header."""
+        """Split a column; the ids ``_NULL`` and ``_LEFT`` mark nulls and values without a Confluent header."""
         whole = RecordBytes.of(column)
         ids = np.full(len(column), _LEFT, np.int64)
         framed = np.flatnonzero(whole.end - whole.start >= HEADER_SIZE)
@@ -58,7 +58,7 @@ class _Reader(NamedTuple):
 
 
 class AvroEnvelopes:
-    """The columnar step of debezium-avro; keeps a decoder for each schema it has met."""
+    """The columnar step of debezium-avro; caches a decoder for each schema."""
 
     def __init__(self, tables: EnvelopeTables, parser: AvroParser, is_flattened: IsFlattened) -> None:
         self._tables, self._parser, self._is_flattened = tables, parser, is_flattened
@@ -99,7 +99,7 @@ class AvroEnvelopes:
             writer = self._parser.writer(schema_id)
             reader = _Reader(AvroDecoder(writer.bare), writer.schema)
         except RegistryError:
-            return None  # it may be there the next time
+            return None  # it may be available the next time
         except DecodeError:
             reader = None
         self._readers[schema_id] = reader
@@ -107,14 +107,14 @@ class AvroEnvelopes:
 
 
 def _pairs(values: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The pairs of schema ids that stand together."""
+    """The pairs of schema ids that occur together."""
     if len(values) and (values == values[0]).all() and (keys == keys[0]).all():
         return [(int(values[0]), int(keys[0]))]
     return sorted(set(zip(values.tolist(), keys.tolist(), strict=True)))
 
 
 def _is_envelope(kind: pa.StructType) -> bool:
-    """Whether records of this type have an op, a source block and two images, and no statement (DDL)."""
+    """Return True if records of this type have an op, a source block, two images, and no statement (DDL)."""
     fields = {one.name: one.type for one in kind}
     structs = (fields.get(name, pa.null()) for name in ("source", "before", "after"))
     return "ddl" not in fields and fields.get("op") == pa.string() and all(map(pa.types.is_struct, structs))

@@ -1,10 +1,10 @@
 """Debezium's envelopes, many at a time: before, after, source and op to a table of row changes.
 
-What the columnar steps of ``debezium-json`` and ``debezium-avro`` share. They hand over ``Envelopes``: all
-envelopes of one writer's schema, their images as columns. Here the source block gives the table and the
-positions, and ``value_columns`` the values. The result is what ``envelope`` gives for
-each record, or the record is left to it: rare ops (truncate, messages), MongoDB's documents, images that
-the op does not promise, and values that no column can hold.
+The shared part of the columnar steps of ``debezium-json`` and ``debezium-avro``. They pass ``Envelopes``: all
+envelopes of one writer's schema, their images as columns. Here the source block determines the table and the
+positions, and ``value_columns`` the values. The result equals that of ``envelope`` for each record. Some
+records are left to it: rare ops (truncate, messages), MongoDB's documents, images that contradict the op, and
+values that no column can hold.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from tidesink.errors import DecodeError
 from tidesink.events import Column, Op, SchemaIds, TableId, TableSchema
 
 IsFlattened = Callable[[str], bool]
-# A column of the wire: an array, or Python values where Arrow has no type for all of them.
+# A column of the wire: an array, or Python values if Arrow has no type for all of them.
 Wire: TypeAlias = "pa.Array | list[Any]"
 Member = Callable[[str], Wire]
 
@@ -76,14 +76,15 @@ class Columns(Protocol):
     """The columnar step of a codec."""
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
-        """What the step proves of these records."""
+        """Decode the records that the step can prove."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """The rows of one image, or of the key. ``present`` says which records have one.
+    """The rows of one image, or of the key. ``present`` is a mask of the records that have one.
 
-    ``member`` gives a column of those alone, or, where ``whole``, of all records, null for the others.
+    ``member`` returns a column with only the present rows, or, if ``whole``, with all records and nulls for
+    the others.
     """
 
     present: Mask
@@ -91,7 +92,7 @@ class Image:
     whole: bool = False
 
     def take(self, places: Indices) -> Image:
-        """The rows of the records at these places."""
+        """The rows of the records at these indices."""
         if self.whole:
             return Image(self.present[places], _taken(self.member, places), whole=True)
         present = self.present[places]
@@ -104,7 +105,7 @@ class Image:
         return slice(None) if self.whole else np.flatnonzero(self.present)
 
     def spread(self, mask: Mask) -> Mask:
-        """A mask of ``member``'s values as one of the records."""
+        """Convert a mask of ``member``'s values to a mask of the records."""
         found = np.zeros(len(self.present), np.bool_)
         found[self.rows] = mask
         return found
@@ -112,10 +113,10 @@ class Image:
 
 @dataclass(frozen=True)
 class Envelopes:
-    """Envelopes of one connector and writer's schema whose keys have one schema too.
+    """Envelopes of one connector and writer's schema whose keys share a schema too.
 
-    ``where`` are their records, as indices of the step's own. ``key`` is None where the records have none.
-    ``source`` gives a member of the source block, one of ``source_names``.
+    ``where`` has the indices of their records among the step's own. ``key`` is None if the records have no
+    key. ``source`` returns a member of the source block, one of ``source_names``.
     """
 
     where: Indices
@@ -131,7 +132,7 @@ class Envelopes:
     key: Image | None
 
     def take(self, places: Indices) -> Envelopes:
-        """Those at these places."""
+        """The envelopes at these indices."""
         return replace(
             self,
             where=self.where[places],
@@ -158,17 +159,17 @@ def _some(column: Wire, places: Indices) -> Wire:
 
 @dataclass
 class Changes:
-    """What a step found: tables of row changes, and the envelopes that it left."""
+    """The result of a step: tables of row changes, and the envelopes that are left to the row codec."""
 
     tables: list[ChangeTable] = field(default_factory=list)
     left: list[Indices] = field(default_factory=list)
 
     def result(self, records: Records, unknown: Indices, is_flattened: IsFlattened) -> ColumnarResult:
-        """The step's result, with null values as no events.
+        """The step's result, in which null values are not events.
 
-        ``unknown`` are the records that are no proven envelopes. One of them may be a flattened row, and
-        the null values after it deletes: in its topic they are left too. So is a null value that says by its
-        header that it is a delete.
+        ``unknown`` are the records that are not proven to be envelopes. Each of them may be a flattened row,
+        and the null values after it deletes, so null values in its topic are left too. So is a null value
+        whose header marks it as a delete.
         """
         left = np.concatenate([*self.left, unknown])
         null = np.flatnonzero(records.value.is_null().to_numpy(zero_copy_only=False))
@@ -191,31 +192,31 @@ class _Field(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How the envelopes of one writer's schema become rows of one table."""
+    """The conversion of one writer's envelopes to rows of one table."""
 
     table: TableId
     schema: TableSchema
     types: RowTypes
     connector: str
-    # Whether changes have commit positions.
+    # True if changes have commit positions.
     numbered: bool
     before: tuple[_Field, ...]
     after: tuple[_Field, ...]
     key: tuple[_Field, ...]
-    # Of each column outside of the key its name on the wire and its default there.
+    # The name on the wire and the default there of each column outside of the key.
     others: tuple[tuple[str, object], ...]
-    # The same of the columns of the key.
+    # The name on the wire and the default there of each key column.
     keys: tuple[tuple[str, object], ...]
-    # On the wire the columns that may have the stand-in for a geometry that was not sent.
+    # The names on the wire of columns that may contain the stand-in for a geometry that was not sent.
     shapes: tuple[str, ...]
-    # The schemas, so that their ids stay their own.
+    # The schemas, held so that their ids are not reused.
     held: tuple[object, ...]
 
 
 class EnvelopeTables:
-    """Makes tables of row changes out of envelopes; keeps a plan for each schema it has met.
+    """Converts envelopes to tables of row changes; caches a plan for each schema.
 
-    ``rows`` and ``ticdc_rows`` are the row codec's own, of a connector's and of TiCDC's records.
+    ``rows`` and ``ticdc_rows`` are the row codec's own, for a connector's and for TiCDC's records.
     """
 
     def __init__(self, rows: Rows, ticdc_rows: Rows) -> None:
@@ -331,13 +332,13 @@ def _distinct(column: Wire) -> list[Any]:
 
 
 def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes) -> None:
-    """Add the rows of one table's envelopes, and the records that are left."""
+    """Add the rows of one table's envelopes, and the records that are left to the row codec."""
     codes = _op_codes(some.ops)
     deleted = codes == _DELETE
     left = (codes == _LEFT) | (deleted == some.after.present) | (deleted & ~some.before.present)
     after = _read_image(plan.after, some.after, left)
     before = _read_image(plan.before, some.before, left)
-    # The row codec refuses them, or says why they are sure.
+    # The row codec refuses these records, or proves that their geometries are empty.
     for wire in plan.shapes if some.after.present.any() else ():
         unsent = [is_unsent_shape(one) for one in _listed(some.after.member(wire))]
         left |= some.after.spread(np.array(unsent, np.bool_))
@@ -376,7 +377,7 @@ def _op_codes(ops: Wire) -> npt.NDArray[np.int8]:
 
 
 def _read_image(fields: Sequence[_Field], image: Image, left: Mask) -> dict[str, TypedColumn] | None:
-    """An image's columns by name, None where no record has one; marks what is not proven in ``left``."""
+    """An image's columns by name, or None without any row; marks records that are not proven in ``left``."""
     if not image.present.any():
         return None
     found = {}
@@ -422,7 +423,7 @@ def _struct(
 
 
 class _Cut(NamedTuple):
-    """The old rows that have their key alone, and the names of all other columns."""
+    """The old rows that contain only their key, and the names of all other columns."""
 
     rows: Mask
     names: frozenset[str]
@@ -433,7 +434,7 @@ def _cut_rows(cut: _Cut | None, name: str) -> Mask | None:
 
 
 def _unsent(columns: Mapping[str, TypedColumn] | None, cut: _Cut | None) -> dict[str, Mask]:
-    """By column, which rows lack it on the wire: not sent, or outside of an old row that is its key alone."""
+    """The rows that lack a column on the wire, by column: not sent, or the old row contains only its key."""
     found = {}
     for name, one in (columns or {}).items():
         masks = [mask for mask in (one.unavailable, _cut_rows(cut, name)) if mask is not None]
@@ -449,7 +450,7 @@ def _marked(
     deleted: Mask,
     cut: _Cut | None,
 ) -> dict[str, Mask]:
-    """By column, which rows have one of ``MARKS``: in ``after``, of a delete in ``before``."""
+    """The rows with one of ``MARKS``, by column: in ``after``, for a delete in ``before``."""
     found: dict[str, Mask] = {
         name: mask for name, one in (after or {}).items() if (mask := getattr(one, marks)) is not None
     }
@@ -463,11 +464,11 @@ def _marked(
     return {name: found[name] for name in after or before or {} if name in found}
 
 
-# Postgres' old rows that have their key alone (``envelope``, REPLICA IDENTITY DEFAULT)
+# Postgres' old rows that contain only their key (``envelope``, REPLICA IDENTITY DEFAULT)
 
 
 def _key_alone(plan: _Plan, some: Envelopes, left: Mask) -> _Cut | None:
-    """Which old rows have only their key; None: none has."""
+    """The old rows that contain only their key; None if there are no such rows."""
     image = some.before
     if plan.connector != POSTGRES or not plan.key or not image.present.any():
         return None
@@ -475,7 +476,7 @@ def _key_alone(plan: _Plan, some: Envelopes, left: Mask) -> _Cut | None:
     for wire, default in plan.others:
         blank, unsure = _blank(image.member(wire), default)
         if unsure is not None:
-            # As a double it is the default; the row codec compares all of its digits.
+            # As a double the value is the default; the row codec compares all of its digits.
             left |= image.spread(unsure & alone)
         alone = alone & blank
         if not alone.any():
@@ -486,7 +487,7 @@ def _key_alone(plan: _Plan, some: Envelopes, left: Mask) -> _Cut | None:
 
 
 def _blank_key(plan: _Plan, some: Envelopes) -> Mask:
-    """Which old rows of Postgres lack a value in a column of their key, which may not have been sent."""
+    """A mask of Postgres' old rows with a blank key column, which may not have been sent."""
     found = np.zeros(len(some.where), np.bool_)
     if plan.connector != POSTGRES or not some.before.present.any():
         return found
@@ -498,7 +499,7 @@ def _blank_key(plan: _Plan, some: Envelopes) -> Mask:
 
 
 def _blank(wire: Wire, default: object) -> tuple[Mask, Mask | None]:
-    """Which values are null, zero or the default; and which may be the default."""
+    """Masks of the values that are null, zero or the default, and of values that may be the default."""
     if isinstance(wire, list) or pa.types.is_nested(wire.type):
         return _blank_each(_listed(wire), default)
     if pa.types.is_floating(wire.type):
@@ -537,11 +538,11 @@ def _blank_each(values: Sequence[Any], default: object) -> tuple[Mask, Mask | No
     return blank, np.array(unsure, np.bool_)
 
 
-# Positions at the source, as ``envelope`` has them
+# Positions at the source, equal to those of ``envelope``
 
 
 def _positions(connector: str, some: Envelopes, left: Mask) -> tuple[pa.Array, pa.Array]:
-    """Positions at the source and commit timestamps; marks in ``left`` what the columns do not hold."""
+    """Positions at the source and commit timestamps; marks positions that do not fit in ``left``."""
     count = len(some.where)
     unknown = pa.nulls(count, pa.int64())
     if connector == TICDC:
@@ -555,7 +556,7 @@ def _positions(connector: str, some: Envelopes, left: Mask) -> tuple[pa.Array, p
 
 
 def _whole(some: Envelopes, name: str) -> pa.Array | None:
-    """A member of the source block as counts, null where it is none; None where it is no integer."""
+    """A member of the source block as counts, null if not a count; None if the column is not an integer."""
     if name not in some.source_names:
         return pa.nulls(len(some.where), pa.int64())
     column = some.source(name)
@@ -595,7 +596,7 @@ def _lsn(some: Envelopes) -> tuple[list[pa.Array], pa.Array] | None:
     if "snapshot" in some.source_names:
         coded = _coded(some.source("snapshot"))
         streamed = pa.array([one in STREAMED for one in coded.dictionary.to_pylist()], pa.bool_())
-        # Null is none of a snapshot.
+        # A null is not a snapshot.
         known = pc.and_(known, pc.fill_null(streamed.take(coded.indices), True))
     return [lsn], known
 
@@ -606,7 +607,7 @@ def _coded(column: Wire) -> pa.DictionaryArray:
 
 
 def _lists(numbers: Sequence[pa.Array], known: pa.Array) -> pa.Array:
-    """A list of numbers a row, null where ``known`` is false."""
+    """A list of numbers per row, null where ``known`` is false."""
     columns = [one.fill_null(0).to_numpy() for one in numbers]
     return source_lists(columns, known.to_numpy(zero_copy_only=False))
 
@@ -630,7 +631,7 @@ def _each_position(some: Envelopes, left: npt.NDArray[np.bool_]) -> pa.Array:
 
 
 def _marked_deletes(records: Records, null: Indices) -> set[int]:
-    """The null values that say by a header that they are deletes."""
+    """The null values whose header marks them as deletes."""
     if records.headers is None:
         return set()
     found = records.headers.take(pa.array(null)).to_pylist()

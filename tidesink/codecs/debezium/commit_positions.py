@@ -1,22 +1,22 @@
-"""Where transactions stand in the log of a connector's database, as numbers that rise with commits (ADR 36).
+"""Positions of transactions in the log of a connector's database, as numbers that rise with commits (ADR 36).
 
-A *commit position* is to the rows of a connector what the commit_ts is to TiCDC's: rows of one transaction
-are on one side of each position that a connector's checkpoint can have, and all rows that are not above it
-are of transactions that were committed before.
+A *commit position* is for a connector's rows what the commit_ts is for TiCDC's. The rows of one transaction
+are on one side of each position that a connector's checkpoint can have, and all rows at or below that
+position belong to transactions that were committed earlier.
 
 - MySQL and MariaDB: file number and position in the binary log, ``file << 32 | pos``. A transaction's events
-  stand together, so that a row's own position is behind all transactions before and before all that follow.
-  A checkpoint is the position at which the connector would go on: where the transaction begins of which it
-  has sent a part, or where the next one does. Positions at and behind 4 GiB count as the beginning of the
-  next file: they are of the file's last transaction, for the server goes to the next file behind the
-  transaction that made one larger than ``max_binlog_size`` (1 GiB at the most).
-- Postgres: a transaction's rows were written to the log before its commit, among those of others, and are
-  sent when it commits. ``source.sequence`` has where the commit before it ended, and the row's own LSN. A
-  checkpoint is where the last commit ended whose rows were all sent.
+  are contiguous, so a row's own position is after all earlier transactions and before all later ones. A
+  checkpoint is the position at which the connector would resume: the beginning of the transaction that it has
+  partly sent, or of the next one. Positions from 4 GiB on count as the beginning of the next file. They
+  belong to the file's last transaction, because the server changes to the next file after the transaction
+  that made one larger than ``max_binlog_size`` (1 GiB at most).
+- Postgres: a transaction's rows were written to the log before its commit, mixed with those of others, and
+  are sent when it commits. ``source.sequence`` has the end of the previous commit, and the row's own LSN. A
+  checkpoint is the end of the last commit whose rows were all sent.
 
-A row is one above the position of what its transaction follows; one of a snapshot has the position that the
-snapshot is of. Sources: Debezium 3.5.0.Final for MariaDB and Postgres (captured); for MySQL the code of the
-two connectors is one (``debezium-connector-binlog``).
+A row is one above the position that its transaction follows; a snapshot's row has the position of its
+snapshot. Sources: Debezium 3.5.0.Final for MariaDB and Postgres (captured). MySQL and MariaDB share their
+connectors' code (``debezium-connector-binlog``).
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _SEQUENCE_COLUMN: Final = r'^\[(?:"(?P<before>[0-9]{1,18})"|null), ?"[0-9]{1,18}
 _MOST_FILES: Final = 1 << 30
 _MOST_BYTES: Final = 1 << 32
 _MOST: Final = (1 << 63) - 2
-# What ``commit_position`` reads of a source block.
+# The members of a source block that ``commit_position`` reads.
 _MEMBERS: Final = ("snapshot", "file", "pos", "sequence", "lsn")
 
 
 def binlog_position(file: object, pos: object) -> int | None:
-    """A place in the binary log as one number; None where it is none."""
+    """A position in the binary log as one number; None if it is not valid."""
     return _binlog_position(file, pos, 0)
 
 
 def _binlog_position(file: object, pos: object, behind: int) -> int | None:
-    """So much behind a place, but in no case behind the beginning of the next file."""
+    """The position ``behind`` bytes after a place, but at most the beginning of the next file."""
     found = _FILE.search(file) if isinstance(file, str) else None
     if found is None or not _is_count(pos, _MOST):
         return None
@@ -58,7 +58,7 @@ def _binlog_position(file: object, pos: object, behind: int) -> int | None:
 
 
 def log_position(lsn: object) -> int | None:
-    """An LSN of Postgres as a number; None where it is none."""
+    """An LSN of Postgres as a number; None if it is not valid."""
     return int(lsn) if _is_count(lsn, _MOST) else None  # type: ignore[call-overload]
 
 
@@ -67,7 +67,7 @@ def _is_count(value: object, end: int) -> bool:
 
 
 def commit_position(source: Mapping[str, Any]) -> int | None:
-    """The commit position of a row by its source block; None where nothing tells it."""
+    """The commit position of a row from its source block; None if it is not known."""
     connector, snapshot = source.get("connector"), source.get("snapshot") not in _STREAMED
     if connector in _BINLOG:
         return _binlog_position(source.get("file"), source.get("pos"), not snapshot)
@@ -78,7 +78,7 @@ def commit_position(source: Mapping[str, Any]) -> int | None:
 
 
 def _commit_before(source: Mapping[str, Any]) -> int | None:
-    """Where the commit before a transaction ended; of the first that a connector sends its row's own LSN."""
+    """The end of the commit before a transaction; the row's own LSN for a connector's first transaction."""
     sequence = source.get("sequence")
     found = _SEQUENCE.fullmatch(sequence) if isinstance(sequence, str) else None
     if found is None:
@@ -89,7 +89,7 @@ def _commit_before(source: Mapping[str, Any]) -> int | None:
 def commit_positions(
     connector: str, member: Callable[[str], Any], names: Collection[str], *, count: int
 ) -> pa.Array:
-    """``commit_position`` of many rows of one connector, by the columns of their source blocks."""
+    """``commit_position`` for many rows of one connector, from the columns of their source blocks."""
     columns = {name: member(name) for name in _MEMBERS if name in names}
     found = None
     if not any(isinstance(column, list) for column in columns.values()):
@@ -104,7 +104,7 @@ def commit_positions(
 
 
 def _binlog_columns(columns: Mapping[str, pa.Array]) -> pa.Array | None:
-    """Of MySQL and MariaDB; None where a column is not of the type that the connectors give it."""
+    """Positions of MySQL and MariaDB; None if a column does not have the type that the connectors use."""
     file, pos = columns.get("file"), columns.get("pos")
     if file is None or pos is None or not pa.types.is_integer(pos.type):
         return None
@@ -116,7 +116,7 @@ def _binlog_columns(columns: Mapping[str, pa.Array]) -> pa.Array | None:
 
 
 def _lsn_columns(columns: Mapping[str, pa.Array]) -> pa.Array | None:
-    """Of Postgres; as ``_binlog_columns``."""
+    """Positions of Postgres; None if a column does not have the type that the connector uses."""
     lsn, sequence = columns.get("lsn"), columns.get("sequence")
     if lsn is None or sequence is None or not pa.types.is_integer(lsn.type):
         return None
@@ -127,7 +127,7 @@ def _lsn_columns(columns: Mapping[str, pa.Array]) -> pa.Array | None:
     before = pc.struct_field(read, "before")
     first = pc.equal(before, "")
     ended = pc.if_else(first, pa.scalar(None, pa.string()), before).cast(pa.int64())
-    # Null where the sequence is none: whether it is the first is not known then.
+    # Null without a valid sequence, since it is not known then whether it is the first.
     behind = pc.add(pc.if_else(first, lsn, ended), 1)
     return pc.if_else(streamed, behind, lsn)
 
@@ -139,11 +139,11 @@ def _counts(column: pa.Array, end: int) -> pa.Array:
 
 
 def _is_streamed(columns: Mapping[str, pa.Array], count: int) -> pa.Array:
-    """Which rows are none of a snapshot."""
+    """A mask of the rows that do not come from a snapshot."""
     snapshot = columns.get("snapshot")
     if snapshot is None:
         return pa.array([True] * count)
     coded = snapshot.dictionary_encode()
     known = pa.array([one in _STREAMED for one in coded.dictionary.to_pylist()], pa.bool_())
-    # Null is none of a snapshot.
+    # A null is not a snapshot.
     return pc.fill_null(known.take(coded.indices), True)

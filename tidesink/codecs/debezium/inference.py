@@ -1,7 +1,7 @@
-"""What one debezium-json record tells of its table by itself, whatever others say.
+"""The facts about a table in a single debezium-json record, independent of other records.
 
-Types that neither a schema nor a definition tells are text here: what a JSON value looks like differs from
-row to row (null, 1, 1.5), and a column has one type.
+A column without a type in a schema or a definition is text here: the type that a JSON value suggests differs
+from row to row (null, 1, 1.5), and a column has one type.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from tidesink.events import (
 )
 
 UNTYPED: Final = "its type is not known, so it is kept as text. Add a table definition."
-# The member of an event's extension that every envelope has, and no flattened row.
+# The member of an event's extension that every envelope has, and a flattened row does not.
 SOURCE: Final = "source"
 _MOST_SCHEMAS: Final = 1024
-# The type of a column that nothing types.
+# The type of a column without a known type.
 _GUESSED: Final = ColumnType("text")
 
 
 class InferredColumn(NamedTuple):
-    """A column that a record has; ``guessed``: nothing gave its type, so it is text."""
+    """A column of a record; ``guessed``: its type is not known, so it is text."""
 
     column: Column
     guessed: bool
@@ -56,7 +56,7 @@ class InferredColumn(NamedTuple):
 
 
 def inferred_column(text: str) -> InferredColumn:
-    """A column out of ``InferredColumn.text``."""
+    """Parse a column from ``InferredColumn.text``."""
     found = json.loads(text)
     kind: dict[str, Any] = {
         name: tuple(one) if isinstance(one, list) else one for name, one in found["type"].items()
@@ -67,10 +67,10 @@ def inferred_column(text: str) -> InferredColumn:
 
 
 class FirstRow(NamedTuple):
-    """What a record tells of its table.
+    """The facts about a table in one record.
 
-    ``flattened``: ExtractNewRecordState made it. ``bare``: it has no schema beside its payload. ``is_ticdc``:
-    TiCDC wrote it. ``message`` is the record. ``connector``: as in its source block; empty if unknown.
+    ``flattened``: ExtractNewRecordState made it. ``bare``: it contains no schema. ``is_ticdc``: TiCDC wrote
+    it. ``message`` is the record. ``connector``: the name in its source block; empty if unknown.
     """
 
     table: TableId
@@ -84,9 +84,9 @@ class FirstRow(NamedTuple):
 
 
 class RowFacts(NamedTuple):
-    """What is known of the records of one ``TableSchema``.
+    """Facts about the records of one ``TableSchema``.
 
-    ``guessed`` are columns that nothing types, ``key_only`` those that only the key has.
+    ``guessed`` has the columns without a known type, ``key_only`` the columns that only the key contains.
     """
 
     bare: bool = False
@@ -96,7 +96,7 @@ class RowFacts(NamedTuple):
 
 
 class _Parser(JsonParser):
-    """Remembers whether the last record came without a schema."""
+    """Remembers whether the last record had no schema."""
 
     bare = False
 
@@ -108,10 +108,10 @@ class _Parser(JsonParser):
 
 
 class LoneCodec(DebeziumJsonCodec):
-    """The codec without a memory: what a record means depends on no other one.
+    """The codec without a memory: the meaning of a record does not depend on other records.
 
-    ``known`` are columns that records without a schema are held to where no definition has them. What is
-    neither known nor defined there is text.
+    ``known`` has the types of columns without a definition, for records without a schema. There, a column
+    that is neither in ``known`` nor defined is text.
     """
 
     def __init__(
@@ -126,18 +126,19 @@ class LoneCodec(DebeziumJsonCodec):
         )
         if known is not None:
             self._rows.learned.put(known)
-        # By the schema of an event, whether its record was bare and flattened, the schema that stands for it.
+        # The schema that replaces an event's schema, keyed by that schema and whether its record was bare and
+        # flattened.
         self._met: dict[tuple[int, bool, bool], tuple[TableSchema, TableSchema]] = {}
         self._facts: dict[int, RowFacts] = {}
 
     @property
     def bare(self) -> bool:
-        """Whether the last record came without a schema."""
+        """True if the last record had no schema."""
         return self._watched.bare
 
     def reported(self, schema: TableSchema) -> tuple[InferredColumn, ...]:
-        """The columns of the last record, of which this is the schema."""
-        # A key may have a schema where its value has none. MongoDB's documents and their keys are texts.
+        """The columns of the last record, whose schema this is."""
+        # A key may have a schema even if its value does not. MongoDB's documents and their keys are texts.
         types, document = self._types, schema.by_name.get(DOCUMENT)
         is_document = document is not None and document.type != _GUESSED and DOCUMENT not in types
         guesses = self.bare and not is_document
@@ -147,13 +148,13 @@ class LoneCodec(DebeziumJsonCodec):
         )
 
     def forget(self) -> None:
-        """Let go of what was met, where it is much; not while facts are asked for."""
+        """Empty the caches if they are large; must not be called while facts are still needed."""
         if len(self._met) >= _MOST_SCHEMAS:
             self._met.clear()
             self._facts.clear()
 
     def facts_of(self, schema: TableSchema) -> RowFacts:
-        """What is known of the records whose events have this very schema."""
+        """The facts about the records whose events have exactly this schema object."""
         return self._facts.get(id(schema), RowFacts())
 
     def _decoded(self, message: Message, keys: Collection[str] | None) -> tuple[Event, ...]:
@@ -161,7 +162,7 @@ class LoneCodec(DebeziumJsonCodec):
         return tuple(self._known(event) for event in super()._decoded(message, keys))
 
     def _known(self, event: Event) -> Event:
-        """The event with a schema that stands for what is known of its record."""
+        """Replace the event's schema by the schema object that the facts about its record belong to."""
         if not isinstance(event, ChangeEvent) or event.schema is None:
             return event
         schema, flattened = event.schema, SOURCE not in (event.extension or {})
@@ -174,7 +175,7 @@ class LoneCodec(DebeziumJsonCodec):
         return event._replace(schema=self._met[place][1])
 
     def _learn(self, event: DdlEvent) -> None:
-        """Types are the caller's."""
+        """Ignore DDL: types come only from the caller."""
 
 
 def first_row(
@@ -184,9 +185,9 @@ def first_row(
     *,
     faults: list[DecodeError] | None = None,
 ) -> FirstRow | None:
-    """What the first record that holds a whole row tells; None where none does.
+    """The facts in the first record that contains a whole row; None if there is no such record.
 
-    Records that cannot be decoded are passed over; ``faults`` gets their errors.
+    Records that cannot be decoded are skipped; their errors are appended to ``faults``.
     """
     codec = LoneCodec(options, definition)
     for message in messages:
@@ -207,15 +208,15 @@ def first_row(
 
 
 def key_only(event: ChangeEvent) -> frozenset[str]:
-    """The columns that only an event's key has, which ``ByLogicalTableRouter`` adds."""
+    """The columns that only an event's key contains, which ``ByLogicalTableRouter`` adds."""
     found = (event.extension or {}).get(KEY_ONLY)
     return frozenset(found) if isinstance(found, tuple) else frozenset()
 
 
 def connector_of_event(message: Message, event: ChangeEvent) -> str:
-    """The connector that wrote an event's record; empty where nothing tells it.
+    """The connector that wrote an event's record; empty if it is not known.
 
-    A flattened row has the connector in a field or a header, or fields that only one connector has.
+    A flattened row has the connector in a field or a header, or has fields that only one connector writes.
     """
     extension = event.extension or {}
     source = extension.get(SOURCE)
@@ -233,6 +234,6 @@ def _row_of(codec: LoneCodec, message: Message, faults: list[DecodeError] | None
 
 
 def _is_whole(event: ChangeEvent) -> bool:
-    """Whether an event tells all columns: it has a new row, or an old one that is more than its key."""
+    """Return True if an event has all columns: a new row, or an old row with more columns than its key."""
     columns = event.schema.columns if event.schema is not None else ()
     return bool(event.after) or (event.before is not None and len(columns) > len(event.key or ()))

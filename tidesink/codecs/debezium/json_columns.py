@@ -1,9 +1,10 @@
-"""debezium-json, many records at a time: JSON with the schema beside each payload.
+"""debezium-json, many records at a time, for JSON with a schema in each record.
 
-The text around a payload is the same in each record of a writer's schema, so it is compared as bytes and
-its schema read once. Payloads are decoded by msgspec into structs that are made for that schema, with no
-member unknown and each value of its type. msgspec refuses what JSON does not allow, record by record;
-what it refuses, and records without a schema, are left to the row codec. Compressed halves are opened first.
+The text around a payload is the same in each record of a writer's schema, so it is compared as bytes and its
+schema is parsed once. msgspec decodes the payloads into structs that are generated for that schema. Unknown
+members are not allowed, and each value must have its type. msgspec refuses invalid JSON record by record.
+Refused records, and records without a schema, are left to the row codec. Compressed keys and values are
+decompressed first.
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ _ARRAYS: Final[dict[str, pa.DataType]] = {
     **dict.fromkeys(("string", "bytes"), pa.string()),
     "boolean": pa.bool_(),
 }
-# Records that are decoded together: their objects stay in the processor's cache.
+# Number of records decoded together: their objects stay in the processor's cache.
 _TOGETHER: Final = 512
-# No more records are opened when those that are stand for so many bytes.
+# Decompression stops once the decompressed records have this many bytes.
 _MOST_OPENED: Final = 1 << 26
 _NO_RECORDS: Final[Indices] = np.empty(0, np.int64)
 
 
 class _Part:
-    """The keys or the values of records: their payloads, and the texts of schemas around them."""
+    """The keys or the values of records: their payloads, and the texts of the schemas around them."""
 
     def __init__(self) -> None:
         self._texts: list[Wrapping] = []
 
     def split(self, column: pa.Array) -> _Split:
-        """Which wrapping each record has, and where its payload is."""
+        """The wrapping of each record, and the position of its payload."""
         if len(self._texts) > _MOST_TEXTS or sum(map(_size, self._texts)) > _MOST_ROOM:
             self._texts = []
         found = _Split.of(column, self._texts)
@@ -87,7 +88,7 @@ def _wrapping(data: bytes) -> Wrapping | None:
 
 @dataclass
 class _Split:
-    """A column of records: by record which of ``texts`` it has around its payload, and where that is."""
+    """A column of records: the index in ``texts`` of each record's wrapping, and its payload's position."""
 
     column: pa.Array
     texts: list[Wrapping]
@@ -99,7 +100,7 @@ class _Split:
 
     @classmethod
     def of(cls, column: pa.Array, texts: list[Wrapping]) -> _Split:
-        """With no record matched yet."""
+        """A split in which no record is matched yet."""
         kind: Any = np.int64 if pa.types.is_large_binary(column.type) else np.int32
         _, offsets, data = column.buffers()
         count, size = len(column), kind().itemsize
@@ -112,11 +113,11 @@ class _Split:
         return cls(column, texts, codes, found, found[:-1].copy(), found[1:].copy(), view)
 
     def match(self, code: int, waiting: Indices) -> Indices:
-        """Take the records of ``waiting`` that have this wrapping; those that have not are given back."""
+        """Match the records of ``waiting`` that have this wrapping; returns the others."""
         head, tail = self.texts[code].head, self.texts[code].tail
         starts, ends = self.offsets[:-1] + len(head), self.offsets[1:] - len(tail)
         fits = (starts <= ends)[waiting]
-        # Each record in three pieces, compared where they are.
+        # Split each record into three pieces, which are compared without a copy.
         cuts = np.empty(3 * len(self.codes) + 1, self.offsets.dtype)
         cuts[0::3] = self.offsets
         cuts[1::3] = np.minimum(starts, self.offsets[1:])
@@ -144,12 +145,12 @@ def _same(pieces: pa.Array, text: bytes) -> npt.NDArray[np.bool_]:
     return found
 
 
-# Payloads by structs
+# Payloads as structs
 
 
 @dataclass(frozen=True)
 class _Struct:
-    """A struct made for a Connect struct; ``attributes`` are its own names of the wire's members."""
+    """A msgspec struct for a Connect struct; ``attributes`` maps the wire's members to its own names."""
 
     made: type[msgspec.Struct]
     attributes: dict[str, str]
@@ -164,7 +165,7 @@ class _Struct:
         try:
             return pa.array(values, array)
         except NOT_HELD:
-            return values  # floats among which is text: NaN and the infinities
+            return values  # floats mixed with text: NaN and the infinities
 
 
 def _integer(bits: int) -> Any:
@@ -183,13 +184,13 @@ _TYPES: Final[dict[str, Any]] = {
 
 
 def _type(schema: ConnectSchema) -> Any:
-    """The values of a schema as msgspec checks them, with null; of rare ones only that it is JSON."""
+    """The msgspec type of a schema's values, with null; rare types are only checked to be JSON."""
     known = _TYPES.get(schema.type)
     return Any if known is None else known | None
 
 
 def _struct(fields: Sequence[ConnectField], *, complete: bool = False, flat: bool = False) -> _Struct | None:
-    """The struct of these members. ``complete``: all are there; ``flat``: None if one is nested."""
+    """The struct for these members. ``complete``: all are required; ``flat``: None if one is nested."""
     named = {one.wire: one.schema for one in fields}
     if flat and any(schema.type not in _TYPES for schema in named.values()):
         return None
@@ -204,7 +205,7 @@ def _struct(fields: Sequence[ConnectField], *, complete: bool = False, flat: boo
 
 
 class _Envelope(NamedTuple):
-    """How the payloads of one writer's schema are decoded."""
+    """The decoder of one writer's payloads, and its structs."""
 
     decode: Callable[[Any], Any]
     source: _Struct
@@ -216,7 +217,8 @@ def _unsaid(name: str, kind: ConnectType) -> ConnectField:
     return ConnectField(name, ConnectSchema(kind, optional=True), name)
 
 
-# What TiCDC (b813e76) writes into the source block and not into its schema, without the TiDB extension.
+# Members that TiCDC (b813e76) writes into the source block but not into its schema, without the TiDB
+# extension.
 _UNSAID: Final = (
     _unsaid("commit_ts", "int64"),
     _unsaid("start_ts", "int64"),
@@ -226,7 +228,7 @@ _SPECIAL: Final = frozenset({"op", "source", "before", "after"})
 
 
 def _envelope(schema: ConnectSchema) -> _Envelope | None:
-    """How a schema's payloads are decoded; None where they are no envelopes, or carry nested extras."""
+    """The decoder of a schema's payloads; None if they are not envelopes, or contain nested extra members."""
     parts = [schema.field(name) for name in ("source", "before", "after")]
     if schema.type != "struct" or any(part is None or part.type != "struct" for part in parts):
         return None
@@ -251,7 +253,7 @@ def _envelope(schema: ConnectSchema) -> _Envelope | None:
 
 
 def _extra(schema: ConnectSchema) -> Any:
-    """The type of an envelope's further member; None where it is nested deeper than the transaction."""
+    """The type of an envelope's extra member; None if it is nested deeper than the transaction."""
     if schema.type in _TYPES:
         return _type(schema)
     inner = _struct(schema.fields, flat=True) if schema.type == "struct" else None
@@ -273,12 +275,12 @@ def _key(schema: ConnectSchema) -> _Key | None:
 def _made(make: Callable[[ConnectSchema], T | None], schema: ConnectSchema) -> T | None:
     try:
         return make(schema)
-    except (ValueError, TypeError):  # a name that msgspec does not take
+    except (ValueError, TypeError):  # a name that msgspec does not accept
         return None
 
 
 def _decoded(decode: Callable[[Any], Any], payloads: Sequence[memoryview]) -> list[Any]:
-    """All payloads decoded; None for each that cannot be."""
+    """All payloads decoded; None for each payload that cannot be decoded."""
     try:
         return list(map(decode, payloads))
     except _ERRORS:
@@ -293,7 +295,7 @@ def _tried(decode: Callable[[Any], Any], payload: memoryview) -> Any:
 
 
 class _Columns:
-    """The columns of one struct, put together from the rows of stretches."""
+    """The columns of one struct, assembled from the rows of several stretches."""
 
     def __init__(self, struct: _Struct, wires: Iterable[str]) -> None:
         self._struct = struct
@@ -301,7 +303,7 @@ class _Columns:
         self._present: list[npt.NDArray[np.bool_]] = []
 
     def add(self, rows: Sequence[Any]) -> None:
-        """The rows of a stretch; None for those that are not there."""
+        """Add the rows of a stretch; None for missing rows."""
         present = np.array([row is not None for row in rows], np.bool_)
         self._present.append(present)
         if not present.all():
@@ -325,9 +327,9 @@ class _Columns:
 
 
 def _opened(records: Records, most: int) -> Records:
-    """The records, or the first of them, with their halves as they were before they were compressed.
+    """The records, or the first of them, with decompressed keys and values.
 
-    The row codec says what is wrong with what cannot be opened; it stays as it is here.
+    A key or value that cannot be decompressed is left unchanged; the row codec names the fault.
     """
     starts = [pc.starts_with(half, JSON_START) for half in (records.key, records.value)]
     if all(pc.all(one, min_count=0).as_py() for one in starts):
@@ -356,7 +358,7 @@ def _opened_half(data: bytes | None, most: int) -> bytes | None:
 
 
 class JsonColumns:
-    """The columnar step of debezium-json; keeps what it knows of each schema."""
+    """The columnar step of debezium-json; caches what it prepared for each schema."""
 
     def __init__(self, tables: EnvelopeTables, is_flattened: IsFlattened, *, most: int = LARGEST) -> None:
         self._tables, self._is_flattened, self._most = tables, is_flattened, most
@@ -365,9 +367,9 @@ class JsonColumns:
         self._key_readers = ByIdentity(partial(_made, _key), 2 * _MOST_TEXTS)
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
-        """The row changes of the records that have a schema beside their payload.
+        """The row changes of the records that contain a schema.
 
-        Of compressed records fewer are consumed, where they stand for many bytes.
+        Fewer compressed records are consumed if they decompress to many bytes.
         """
         records = _opened(records, self._most)
         values, keys = self._values.split(records.value), self._keys.split(records.key)
@@ -397,14 +399,15 @@ class JsonColumns:
 
 
 def _no_envelope(values: _Split, keys: _Split) -> Indices:
-    """Records of which a half is in none of the two usual forms."""
+    """Records whose key or value has neither of the two usual forms."""
     return np.flatnonzero((values.codes == _LEFT) | ((values.codes >= 0) & (keys.codes == _LEFT)))
 
 
 class _Reading:
-    """Envelopes of one pair of schemas, decoded stretch by stretch.
+    """Envelopes of one pair of schemas, decoded in stretches.
 
-    All are of one connector, the first's: those of another are left, as what cannot be decoded is.
+    All of them come from the connector of the first envelope. Envelopes of other connectors, and records that
+    cannot be decoded, are left to the row codec.
     """
 
     def __init__(self, envelope: _Envelope, key: _Key | None) -> None:
@@ -455,7 +458,7 @@ class _Reading:
             self._key.add(keys)
 
     def envelopes(self, schema: ConnectSchema, key_schema: ConnectSchema | None) -> Envelopes | None:
-        """All that was taken; None where nothing was."""
+        """All envelopes that were decoded, or None."""
         if self._connector is None:
             return None
         return Envelopes(

@@ -74,7 +74,7 @@ def is_added(name: str) -> bool:
 
 
 def header(message: Message, name: str) -> str | None:
-    """The text of a header, the last one of that name; None if there is none."""
+    """The text of a header, the last one of that name, or None."""
     found = next((value for key, value in reversed(message.headers) if key == name), None)
     return None if found is None else found.decode("utf-8", "replace").strip('"')
 

@@ -1,9 +1,9 @@
-"""Debezium's values, a column at a time: what stands on the wire to a target's Arrow array.
+"""Debezium's values, a column at a time: from the wire to a target's Arrow array.
 
-Each step is ``readers.reader_of`` and then ``typemap.arrow.from_python``, for all values of a column at
-once. The common forms go from the wire's numbers and bytes straight to the target's type, with numpy and
-Arrow; every other value goes through those two, one by one. A value that they refuse is marked, not named:
-the row codec says what is wrong with it.
+Each step does the work of ``readers.reader_of`` and then ``typemap.arrow.from_python``, for all values of a
+column at once. The common formats are converted directly from the wire's numbers and bytes to the target's
+type, with numpy and Arrow. All other values use those two functions, one by one. A refused value is only
+marked: the row codec names its fault.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidesink.typemap.table import TimePolicies, row_of, semantic_type
 from tidesink.typemap.values import integer_bounds
 
 Mask = npt.NDArray[np.bool_]
-# A kernel's arrays: the target's values, and which of the wire's it could not decide (None: none).
+# A kernel's result: the target's values, and a mask of the values that it could not decide, or None.
 Decided = tuple[pa.Array, "Mask | None"]
 Kernel = Callable[[pa.Array], Decided]
 
@@ -43,12 +43,12 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _FIRST_SECOND, _END_SECOND = _FIRST_DAY * 86_400, (_LAST_DAY + 1) * 86_400
 _MOST_DIGITS: Final = 38
 _INT64_DIGITS: Final = 18
-# A double names every decimal of so many digits.
+# A double identifies every decimal of this many digits.
 _SURE_DIGITS: Final = 15
 
 
 class TypedColumn(NamedTuple):
-    """A column in the target's type; null where its value is not proven, not sent, or a date made null."""
+    """A column in the target's type; null if a value is not proven, was not sent, or is a date made null."""
 
     values: pa.Array
     unproven: Mask | None = None
@@ -60,8 +60,8 @@ class TypedColumn(NamedTuple):
 class ColumnStep:
     """Reads one column's values.
 
-    ``schema`` is the field's, ``column`` what the row codec reads it as, and ``target`` the column of the
-    table's schema, whose type the result has. ``policies`` are those for the target column.
+    ``schema`` is the field's, ``column`` the row codec's column, and ``target`` the column of the table's
+    schema, which determines the type of the result. ``policies`` are those of the target column.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ColumnStep:
         self._kernel = _kernel_of(schema, column, modes, options, self.type) if same else None
 
     def read(self, wire: pa.Array | list[Any]) -> TypedColumn:
-        """The column's values. ``wire`` is an array, or a list of what the row codec's reader takes."""
+        """The column's values. ``wire`` is an array, or a list of values for the row codec's reader."""
         if isinstance(wire, list):
             return self._each(wire)
         if wire.null_count == len(wire):
@@ -109,7 +109,7 @@ class ColumnStep:
         return found
 
     def _decided(self, wire: pa.Array, values: pa.Array, undecided: Mask) -> TypedColumn:
-        """The values, those that the kernel did not decide read one by one."""
+        """The kernel's values, with its undecided ones read one by one."""
         count = len(undecided)
         places = np.flatnonzero(undecided)
         some = self._each(wire.take(pa.array(places)).to_pylist())
@@ -137,7 +137,7 @@ class ColumnStep:
 
 
 def _mask(array: pa.Array) -> Mask:
-    """A boolean array as numpy's, null as false."""
+    """A boolean array in numpy, with null as false."""
     found: Mask = array.fill_null(False).to_numpy(zero_copy_only=False)
     return found
 
@@ -158,13 +158,13 @@ def _spread(some: Mask | None, places: npt.NDArray[np.int64], count: int) -> Mas
     return mask
 
 
-# Which kernel reads a column
+# Choice of a column's kernel
 
 
 def _kernel_of(
     schema: ConnectSchema, column: Column, modes: DebeziumModes, options: ValueOptions, kind: pa.DataType
 ) -> Kernel | None:
-    """The kernel of a column; None where only the readers know."""
+    """The kernel of a column; None if its values must be read one by one."""
     semantic = semantic_type(schema.name, schema.type)
     form = "plain" if semantic is None else semantic.form
     own = has_own_type(schema, column)
@@ -256,7 +256,7 @@ def _float_kernel(schema: ConnectSchema, kind: pa.DataType) -> Kernel | None:
 
 
 def _sure_kernel(column: Column, kind: pa.DataType) -> Kernel | None:
-    """Decimals out of doubles that name them for sure, as TiCDC writes them."""
+    """A kernel for decimals from doubles that identify them exactly, as TiCDC writes them."""
     precision, scale = column.type.precision, column.type.scale
     if not pa.types.is_decimal(kind) or precision is None or scale is None or not 0 <= scale <= _SURE_DIGITS:
         return None
@@ -267,7 +267,7 @@ def _sure_kernel(column: Column, kind: pa.DataType) -> Kernel | None:
         value = wire.fill_null(0.0).to_numpy()
         small = np.abs(value) < most
         whole = np.rint(np.where(small, value, 0.0) * power)
-        # With 15 digits at most no two decimals have one double: this is the one with the fewest digits.
+        # With 15 digits at most, no two decimals share a double: this is the one with the fewest digits.
         sure = small & (whole / power == value) & (np.abs(whole) < digits)
         unscaled = np.where(sure, whole, 0.0).astype(np.int64)
         return _decimal128(unscaled, unscaled >> 63, wire, kind), None if sure.all() else ~sure
@@ -317,7 +317,7 @@ def _unscaled_kernel(schema: ConnectSchema, column: Column, kind: pa.DataType, *
 
 
 def _parts(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Where each value of text or bytes starts and ends, and their bytes from the first on."""
+    """The start and end offsets of text or bytes values, and their bytes from the first on."""
     buffers = array.buffers()
     offsets = np.frombuffer(buffers[1], np.int32, len(array) + 1, array.offset * 4).astype(np.int64)
     first, last = int(offsets[0]), int(offsets[-1])
@@ -328,7 +328,7 @@ def _parts(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8
 def _big_endian(
     array: pa.Array,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int, Mask | None]:
-    """Numbers of up to 16 bytes, two's complement, as low and high halves; which are longer or empty."""
+    """Two's complement numbers of up to 16 bytes, as low and high halves; a mask of longer or empty ones."""
     offsets, data = _parts(array)
     padded = np.zeros(len(data) + 16, np.uint8)
     padded[8 : 8 + len(data)] = data
@@ -342,7 +342,7 @@ def _big_endian(
         long = np.flatnonzero((lengths > 8) & ~bad)
         low[long] = words[ends[long]].astype(np.uint64).view(np.int64)
         high[long] = _signed(words[ends[long] - 8], lengths[long] - 8)
-    # Null has no bytes.
+    # A null has no bytes.
     undecided = bad & _mask(pc.is_valid(array)) if bad.any() else None
     return low, high, longest, undecided
 
@@ -395,7 +395,7 @@ _PAD: Final = ord("=")
 
 
 def _base64(texts: pa.Array) -> Decided:
-    """Bytes out of base64. Undecided is all but its one usual form: padded, without white space."""
+    """Decode base64. Every text that is not padded, or contains white space, is undecided."""
     offsets, data = _parts(texts)
     uneven = np.diff(offsets) % 4 != 0
     if uneven.any():
@@ -411,7 +411,7 @@ def _base64(texts: pa.Array) -> Decided:
 def _six_bits(
     offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]
 ) -> tuple[npt.NDArray[np.uint8], Mask, Mask]:
-    """The six bits of each character, those of padding zero; which values end with one ``=`` or two."""
+    """The six bits of each character, zero for padding; masks of values that end with one or two ``=``."""
     six = _SIX[data]
     ends, filled = offsets[1:], np.diff(offsets) > 0
     last = np.maximum(ends - 1, 0)
@@ -427,7 +427,7 @@ def _six_bits(
 def _bad_text(
     offsets: npt.NDArray[np.int64], six: npt.NDArray[np.uint8], one_pad: Mask, two_pads: Mask
 ) -> Mask | None:
-    """Values with other characters, or with bits in what padding leaves over."""
+    """Values with other characters, or with bits in the unused part of the last character."""
     found = np.zeros(len(one_pad), np.bool_)
     wrong = np.flatnonzero(six == _BAD)
     found[np.searchsorted(offsets, wrong, side="right") - 1] = True
@@ -494,7 +494,7 @@ def _numbers(wire: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _beyond_digits(microseconds: npt.NDArray[np.int64], fsp: int | None) -> Mask | None:
-    """Which have digits of a second that a column of so many digits has not."""
+    """A mask of the values with more fraction digits than the column, or None."""
     if fsp is None or fsp >= 6:
         return None
     finer: Mask = microseconds % 10 ** (6 - fsp) != 0
@@ -543,7 +543,7 @@ def _step(per_second: int) -> int:
 
 
 def _clock_text(text: pa.Array, fsp: int | None) -> pa.Array:
-    """``12:34:56.500000`` without zeros at its end, or with the digits of the column."""
+    """Times such as ``12:34:56.500000`` without zeros at the end, or with the digits of the column."""
     if fsp is None:
         return pc.utf8_rtrim(pc.utf8_rtrim(text, "0"), ".")
     return pc.utf8_slice_codeunits(text, 0, 8 if fsp == 0 else 9 + fsp) if fsp < 6 else text
@@ -552,7 +552,7 @@ def _clock_text(text: pa.Array, fsp: int | None) -> pa.Array:
 def _instant_kernel(
     column: Column, modes: DebeziumModes, options: ValueOptions, kind: pa.DataType, *, own: bool
 ) -> Kernel | None:
-    """The kernel of ISO 8601 text in UTC, ``2026-01-31T12:34:56.789Z``."""
+    """The kernel of ISO 8601 text in UTC, such as ``2026-01-31T12:34:56.789Z``."""
     if kind != _UTC:
         return None
     if own:
@@ -561,7 +561,7 @@ def _instant_kernel(
     return _instants(column.type.fsp) if utc and row_of(column.type).reader == "timestamp" else None
 
 
-# Where ``YYYY-MM-DDTHH:MM:SS`` has its marks, and how long text with a Z is.
+# The positions of separators in ``YYYY-MM-DDTHH:MM:SS``, and the length limits of text with a Z.
 _MARKS: Final = ((4, ord("-")), (7, ord("-")), (10, ord("T")), (13, ord(":")), (16, ord(":")))
 _SHORTEST, _LONGEST = 20, 27
 
@@ -584,7 +584,7 @@ def _instants(fsp: int | None) -> Kernel:
 
 
 def _utc_shape(wire: pa.Array) -> Mask:
-    """Which texts have the length and the marks of an instant in UTC; true for null."""
+    """A mask of the texts with the length and the separators of an instant in UTC; true for null."""
     offsets, data = _parts(wire)
     lengths = np.diff(offsets)
     good = (lengths >= _SHORTEST) & (lengths <= _LONGEST) & (lengths != _SHORTEST + 1)
