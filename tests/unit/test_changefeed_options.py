@@ -40,7 +40,11 @@ class Case(NamedTuple):
         Case("kafka://k:9092/t", "", "protocol: is missing"),
         Case("kafka://k:9092/t?protocol=debezum", "", "did you mean debezium-"),
         Case(AVRO, "[sink]\ndispatchers=[{matcher=['a.*'],topic='{table}'}]", "one subject"),
-        Case(AVRO, "[sink]\ndispatchers=[{matcher=['a']}]", r"dispatchers\[0\]: matcher 'a': .*correct"),
+        Case(
+            AVRO,
+            "[sink]\ndispatchers=[{matcher=['a']}]",
+            r"dispatchers\[0\]: Matcher 'a' is wrong: .*correct",
+        ),
         Case(
             "kafka://k/t?protocol=debezium-avro&schema-registry=http://r",
             "[sink]\ndispatchers=[{matcher=['a.*'],topic='{schema}'}]",

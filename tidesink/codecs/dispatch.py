@@ -130,7 +130,7 @@ class TableFilter:
         """True if every table of another list's pattern is included here."""
         for rule in reversed(self.rules):
             if not rule.positive:
-                return False  # it may take some of them out
+                return False  # the rule may exclude some of the tables
             if rule.schema.covers(other.schema) and rule.table.covers(other.table):
                 return True
         return False
@@ -142,7 +142,7 @@ class TableFilter:
 def _rule(text: str, flags: re.RegexFlag) -> _Rule:
     if text.startswith("@"):
         raise ConfigError(
-            f"Matcher {text!r} names a file on TiCDC's host. Write the file's patterns here instead."
+            f"Matcher {text!r} names a file on TiCDC's host. Write the file's patterns here instead"
         )
     positive = not text.startswith("!")
     schema, rest = _half(text if positive else text[1:], text, flags)
@@ -156,7 +156,7 @@ def _rule(text: str, flags: re.RegexFlag) -> _Rule:
 
 def _wrong(text: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"Matcher {text!r} is wrong: {reason}. Write schema.table, for example shop.* or *.*.", key="matcher"
+        f"Matcher {text!r} is wrong: {reason}. Write schema.table, for example shop.* or *.*", key="matcher"
     )
 
 

@@ -38,7 +38,7 @@ class _Halves(NamedTuple):
 
     @classmethod
     def of(cls, column: pa.Array) -> _Halves:
-        """Split a column; the ids ``_NULL`` and ``_LEFT`` mark nulls and values without a Confluent header."""
+        """Split a column; the ids ``_NULL`` and ``_LEFT`` mark nulls and values with another framing."""
         whole = RecordBytes.of(column)
         ids = np.full(len(column), _LEFT, np.int64)
         framed = np.flatnonzero(whole.end - whole.start >= HEADER_SIZE)
