@@ -105,8 +105,8 @@ def test_a_row_key_is_written_last() -> None:
     [
         (_event(op=Op.UPSERT), {}, "upsert"),
         (_event(op=Op.TRUNCATE), {}, "truncate"),
-        (_event(after=None), {}, "insert has no row before or after"),
-        (_event(Op.UPDATE, before=None), {}, "update has no row before or after"),
+        (_event(after=None), {}, "The insert lacks a row"),
+        (_event(Op.UPDATE, before=None), {}, "The update lacks a row"),
         (_event(commit_ts=None), {}, "commit time"),
         (_event(commit_ts=None, extension={"es": 5}), {"enable_tidb_extension": True}, "needs a commit_ts"),
         (_event(), {"enable_tidb_extension": True, "output_row_key": True}, "rowkey"),

@@ -640,6 +640,8 @@ def _images(event: ChangeEvent) -> tuple[Row, Row | None]:
         raise EncodeError(f"canal-json has no message for {event.op.value!r}.", table=str(event.table))
     if row is None or (event.op is Op.UPDATE and event.before is None):
         raise EncodeError(
-            f"The {event.op.value} has no row before or after the change.", table=str(event.table)
+            f"The {event.op.value} lacks a row. An insert needs the new row, a delete the old row, an update "
+            "both.",
+            table=str(event.table),
         )
     return row, event.before if event.op is Op.UPDATE else None

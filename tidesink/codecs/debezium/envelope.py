@@ -303,7 +303,7 @@ class Rows:
         """Read one row: a key, or one image of a change. ``skipped`` selects fields that are not columns.
 
         Raises:
-            SchemaMismatchError: the value is not a row, or lacks fields of its schema.
+            SchemaMismatchError: the value is not a row, or a column's value does not have its schema's type.
             ValueOutOfRangeError: a value does not fit its column; context has the column.
         """
         if not isinstance(raw, Mapping):

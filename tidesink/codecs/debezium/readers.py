@@ -420,8 +420,8 @@ def _sure(value: float, column_type: ColumnType) -> Decimal:
         raise _refuse(
             value,
             column_type,
-            " that can be restored exactly from a double. Set decimal.handling.mode to precise or string, "
-            "or define the column as DOUBLE",
+            ", because a double does not determine all of its digits. Set decimal.handling.mode to precise "
+            "or string, or define the column as DOUBLE",
         )
     return fit_decimal(Decimal(repr(value)), column_type)
 
