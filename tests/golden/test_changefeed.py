@@ -94,7 +94,7 @@ def test_an_enum_is_hashed_by_its_number() -> None:
     ("dispatcher", "row", "error", "says"),
     [
         ({"partition": "columns", "columns": ("gone",)}, {"id": 1}, ConfigError, "names gone"),
-        ({"partition": "index-value", "index": "u"}, {"id": 1}, ConfigError, "no index u"),
+        ({"partition": "index-value", "index": "u"}, {"id": 1}, ConfigError, "names the index u"),
         ({"partition": "columns", "columns": ("a",)}, {"id": 1}, EncodeError, "has no column a"),
     ],
 )

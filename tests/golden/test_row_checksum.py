@@ -76,7 +76,7 @@ def test_every_checksum_is_that_of_its_row(found: Found) -> None:
 def test_a_sum_in_table_order_is_told_with_both_numbers(found: Found) -> None:
     for folder, record in found:
         if is_untold(record):
-            with pytest.raises(ChecksumError, match=r"checksum is 3407634592 and TiCDC wrote '1117608343'"):
+            with pytest.raises(ChecksumError, match=r"checksum is 3407634592, but TiCDC wrote '1117608343'"):
                 _decoded(folder, record)
 
 

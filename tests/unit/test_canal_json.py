@@ -88,7 +88,7 @@ def test_keys_of_the_configuration_name_the_row() -> None:
     (event,) = codec.decode(sent(pkNames=[]))
     assert isinstance(event, ChangeEvent)
     assert event.key == {"a": "x"}
-    with pytest.raises(UnnamedRowError, match="key column a is NULL"):
+    with pytest.raises(UnnamedRowError, match="Key column a is NULL"):
         codec.decode(sent(pkNames=[], data=[{"id": "1", "a": None}]))
 
 

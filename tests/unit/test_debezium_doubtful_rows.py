@@ -533,7 +533,7 @@ def test_a_key_of_several_columns_of_postgres_is_warned_of() -> None:
     first = _message(_ORDERS, key=key, op="r", after={**key, "amount": 3, "note": "x"})
     warned = [text for text in _plan(first).warnings if "message.key.columns" in text]
     assert len(warned) == 1
-    assert warned[0].startswith("columns nr, line:")
+    assert warned[0].startswith("Columns nr, line:")
     for options in ({"keys": ("nr", "line")}, {"identity": _sent("nr", "line", table=_ORDERS)}):
         assert not any("message.key.columns" in text for text in _plan(first, **options).warnings)
     single = _message(_ORDERS, key={"nr": 7}, op="r", after={**key, "amount": 3, "note": "x"})
@@ -722,10 +722,10 @@ def test_columns_whose_values_no_record_tells_are_named() -> None:
     )
     found = [*column_remarks(columns, connector="postgresql", keys=("id",), gone=("up",))]
     assert [(text.split(":")[0]) for text in found] == [
-        "column isbn",
-        "columns at",
+        "Column isbn",
+        "Columns at",
         "Columns n",
-        "columns area",
+        "Columns area",
         "Columns up",
     ]
     for text, words in zip(

@@ -232,7 +232,7 @@ def _field(avro: object) -> str:
         ),
         (_field({"type": "bytes", "connect.parameters": {"tidb_type": "DECIMAL"}}), "no precision"),
         (_TWICE, "'c' twice"),
-        (_BEFORE_ITSELF, "no Avro: redefined named type"),
+        (_BEFORE_ITSELF, "not valid Avro: redefined named type"),
         (_field("t").replace('"c"', '"_tidb_self"'), "has no connect.parameters"),
         (_EXTENSION_FIRST, "An extension field precedes a column"),
     ],

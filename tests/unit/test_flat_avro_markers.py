@@ -64,5 +64,5 @@ def test_a_marker_whose_key_is_damaged_is_refused() -> None:
     codec = codec_with(**MARKING)
     message = message_of(codec, change(Op.DELETE, None, before=EVERY_VALUE))
     assert message.key is not None
-    with pytest.raises(DecodeError, match="the key"):
+    with pytest.raises(DecodeError, match="The key"):
         codec.decode(Message(TOPIC, 0, 0, message.key[:-1], MARKER))

@@ -171,7 +171,7 @@ def test_a_number_beyond_a_float_is_refused(number: str) -> None:
     definitions.declare("CREATE TABLE a.b (id INT PRIMARY KEY, f FLOAT)")
     codec = open_codec("debezium-json", definitions=definitions)
     row = f'{{"source":{json.dumps(SOURCE)},"op":"c","after":{{"id":1,"f":{number}}}}}'
-    with pytest.raises(ValueOutOfRangeError, match="is no"):
+    with pytest.raises(ValueOutOfRangeError, match="is not a valid"):
         codec.decode(Message("t", 0, 0, None, row.encode()))
 
 

@@ -152,7 +152,7 @@ def test_every_identifier_is_quoted_and_every_value_is_a_parameter() -> None:
     moments.define(dict.fromkeys(row, "varchar(99)"))
     event = _event(_codec(moments), _cut(data=[{"id": "1' OR '1'='1", ODD[0]: "x"}], pkNames=["id", ODD[0]]))
     assert event.after == row
-    with pytest.raises(RowUnavailableError, match="no rows with the key"):
+    with pytest.raises(RowUnavailableError, match="no rows with this key"):
         _event(_codec(moments), _cut(data=[{"id": "' OR '1'='1"}]))
     with pytest.raises(RowUnavailableError, match="columns that the upstream's table does not have"):
         _event(_codec(moments), _cut(data=[{"id = id OR id": "1"}]))
@@ -160,7 +160,7 @@ def test_every_identifier_is_quoted_and_every_value_is_a_parameter() -> None:
 
 
 def test_a_row_that_is_not_there_is_a_bad_record(moments: Moments) -> None:
-    with pytest.raises(RowUnavailableError, match=f"no rows with the key at commit_ts {TS + 5}"):
+    with pytest.raises(RowUnavailableError, match=f"no rows with this key at commit_ts {TS + 5}"):
         _event(_codec(moments), _cut(_tidb={"commitTs": TS + 5, "onlyHandleKey": True}))
     with pytest.raises(RowUnavailableError, match="did not have this table"):
         _event(_codec(moments), _cut(table="other"))
