@@ -189,7 +189,8 @@ def test_what_expired_before_the_worker_came_is_refused_and_the_table_goes_on(
     writer.upsert({"id": 0, "name": "second"})
     table = _drained(config)
     assert any(
-        "rewind was refused" in one and "no longer has offset 2 of partition 0" in one for one in table.warnings
+        "rewind was refused" in one and "no longer has offset 2 of partition 0" in one
+        for one in table.warnings
     )
     assert lake_rows(tmp_path, NAME)[0]["name"] == "second"
     # It was refused once and for all.
