@@ -39,7 +39,7 @@ __all__ = [
     "open_registry",
 ]
 
-_HOMES = {  # loaded when first asked for, so that ``import tidesink`` costs next to nothing
+_HOMES = {  # loaded on first use, so that ``import tidesink`` is fast
     "CodecOptions": "tidesink.codecs.base",
     "TableDefinitions": "tidesink.ddl.catalog",
     "TidesinkError": "tidesink.errors",

@@ -1,7 +1,7 @@
-"""Reading a changefeed's topics in plain Python: ``tidesink.consume`` gives typed events, at least once.
+"""Read a changefeed's topics in plain Python: ``tidesink.consume`` returns typed events, at least once.
 
-Offsets are committed when the caller asks for the next batch, and on a clean end. What the caller was given
-and did not finish is given again, to it or to another member of the group.
+Offsets are committed when the caller requests the next batch, and on a clean end. Events that the caller did
+not finish are returned again, to it or to another member of the group.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Start = Literal["earliest", "latest"]
 
 _TIMEOUT: Final = 15.0
 _POLL: Final = 0.5
-# How long the group waits for a member that was killed before others get its partitions.
+# Time limit for a killed member, after which others get its partitions.
 _SESSION_MS: Final = 15_000
-# How long the brokers may be silent before the caller hears of it.
+# Time limit for silent brokers, after which the caller gets an error.
 _PATIENCE: Final = 60.0
-# librdkafka writes to stderr by itself otherwise; what matters comes back as an error.
+# Keep librdkafka from writing to stderr: what matters is returned as an error.
 _LOG: Final = logging.getLogger("tidesink.consumer")
 _LOG.addHandler(logging.NullHandler())
-# Another member has the partitions now: it reads the records again.
+# Another member has the partitions now, and reads the records again.
 _MOVED: Final = frozenset(
     (
         KafkaError.ILLEGAL_GENERATION,
@@ -58,12 +58,12 @@ _MOVED: Final = frozenset(
 )
 # No broker answers, or not in time.
 _SILENT: Final = frozenset((KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT))
-# A topic that is being created or deleted: the next look at the topics shows which.
+# A topic that is being created or deleted; the next look at the topics shows which.
 _TEMPORARY: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
 
 
 def message_of(record: Any) -> Message:
-    """A record of confluent-kafka as the codecs take it."""
+    """Convert a record of confluent-kafka to the codecs' form."""
     kind, milliseconds = record.timestamp()
     return Message(
         topic=record.topic(),
@@ -77,10 +77,10 @@ def message_of(record: Any) -> Message:
 
 
 class ConsumerGroup:
-    """Fetches the records of the topics that ``wanted`` picks, looking for new ones now and then.
+    """Fetches the records of the topics that ``wanted`` selects, and looks for new topics periodically.
 
-    ``refresh``: how often, in seconds. Partitions without a committed offset begin at ``start``. Used by one
-    thread at a time.
+    ``refresh``: seconds between these looks. Partitions without a committed offset begin at ``start``. Used
+    by one thread at a time.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class ConsumerGroup:
         self._wanted = wanted
         self._refresh = refresh
         self._start = start
-        self._first: frozenset[Place] | None = None  # the partitions there were when we came
-        # An offset that Kafka no longer holds is an error: starting over, or at the end, would hide a loss.
+        self._first: frozenset[Place] | None = None  # the partitions that existed at the first look
+        # An offset that Kafka no longer holds is an error: another start would hide a loss.
         own = {
             "group.id": group,
             "enable.auto.commit": False,
@@ -108,8 +108,8 @@ class ConsumerGroup:
         self._consumer = open_client(Consumer, properties, own, logger=_LOG)
         self._topics: tuple[str, ...] = ()
         self._looked = self._answered = 0.0
-        self._unread: list[TopicPartition] | None = None  # assigned to us, and not read yet
-        # By partition, from which offset on the records that were read have which leader epoch.
+        self._unread: list[TopicPartition] | None = None  # assigned to us, but not read yet
+        # By partition, the leader epochs of the records that were read, with the offset where each begins.
         self._epochs: dict[Place, list[tuple[int, int]]] = {}
         self._joined: float | None = None  # when the group last assigned partitions to us
 
@@ -119,7 +119,7 @@ class ConsumerGroup:
         return self._topics
 
     def waits_since(self) -> float:
-        """When the wait for records alone began (``time.monotonic()``); now, while partitions are shared."""
+        """Start of the present wait for records (``time.monotonic()``); now while partitions are assigned."""
         if not self._topics:
             return 0.0
         return time.monotonic() if self._joined is None else self._joined
@@ -136,12 +136,12 @@ class ConsumerGroup:
             raise no_answer(self._brokers, error) from error
 
     def fetch(self, most: int) -> list[Message]:
-        """Up to ``most`` records, waiting up to half a second for the first; in each partition's order.
+        """Return up to ``most`` records in each partition's order. Waits up to half a second for the first.
 
         Raises:
-            SourceUnavailableError: the brokers have not answered for a minute, or not sent the offsets to
-                begin at.
-            SourceError: Kafka refuses, or no longer holds the records that come next.
+            SourceUnavailableError: the brokers have not answered for a minute, or have not sent the start
+                offsets.
+            SourceError: Kafka refuses, or no longer holds the next records.
         """
         self._look_again()
         if not self._topics:
@@ -173,9 +173,9 @@ class ConsumerGroup:
             epochs.append((record.offset(), epoch))
 
     def _committed(self, place: Place, offset: int) -> TopicPartition:
-        """An offset with the leader epoch of the record before it, by which a cut log is noticed.
+        """Return an offset with the leader epoch of the record before it, which reveals a cut log.
 
-        A consumer that begins there has the leader confirm it (KIP-320).
+        A consumer that begins at this offset asks the leader to confirm the epoch (KIP-320).
         """
         epochs = self._epochs.get(place, [])
         while len(epochs) > 1 and epochs[1][0] < offset:
@@ -185,7 +185,7 @@ class ConsumerGroup:
         return TopicPartition(*place, offset)
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
-        """Commit that everything before these offsets is done.
+        """Commit that all records before these offsets are done.
 
         If another member has a partition by now, nothing is committed: it reads those records again.
 
@@ -222,7 +222,7 @@ class ConsumerGroup:
                 raise no_answer(self._brokers, error) from error
 
     def _look(self) -> None:
-        """Request the list of topics, and read those that are wanted."""
+        """Request the list of topics, and subscribe to the wanted ones."""
         there = self._consumer.list_topics(timeout=_TIMEOUT).topics
         found = self._wanted(there)
         self._looked = self._answered = time.monotonic()
@@ -236,7 +236,7 @@ class ConsumerGroup:
                 self._consumer.unsubscribe()
 
     def _assigned(self, _consumer: Consumer, places: list[TopicPartition]) -> None:
-        # They stay ours if this fails, and nobody reads them: the next fetch begins them then.
+        # If this fails, the partitions stay ours, and the next fetch begins to read them.
         self._unread = places
         self._begin(places)
 
@@ -244,7 +244,7 @@ class ConsumerGroup:
         """Read assigned partitions from the group's committed offsets, or from its start."""
         begins = self._consumer.committed(places, timeout=_TIMEOUT)
         for place in begins:
-            if place.error is not None:  # else it would count as one that nothing was committed of
+            if place.error is not None:  # otherwise it would count as a partition without a commit
                 raise KafkaException(place.error)
         new = [place for place in begins if place.offset < 0]
         for place in new:
@@ -254,7 +254,7 @@ class ConsumerGroup:
         self._epochs = {}
         ends = [place for place in new if place.offset >= 0]
         if ends:
-            # Otherwise the next owner would skip the records that arrive before the first commit.
+            # Otherwise the next owner would skip records that arrive before the first commit.
             self._consumer.commit(offsets=ends, asynchronous=False)
 
     def _revoked(self, _consumer: Consumer, _places: list[TopicPartition]) -> None:
@@ -262,7 +262,7 @@ class ConsumerGroup:
         self._unread = self._joined = None
 
     def _beginning(self, place: TopicPartition) -> int:
-        """Where a partition without a committed offset begins; a new partition at its first record."""
+        """Return where a partition without a committed offset begins; a new partition at its first record."""
         if self._start == "earliest" or (place.topic, place.partition) not in (self._first or ()):
             return int(OFFSET_BEGINNING)
         _, end = self._consumer.get_watermark_offsets(place, timeout=_TIMEOUT)
@@ -271,14 +271,14 @@ class ConsumerGroup:
     def _failure(self, error: KafkaError, **where: Any) -> SourceError:
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
             return SourceError(
-                "Kafka no longer holds the records that come next, or it lost some that were read (unclean "
-                f"leader election): {error.str()}. Some records were not read. Reset the group's offsets "
-                "(kafka-consumer-groups --reset-offsets), or use a new group",
+                "Kafka no longer holds the next records, or it lost some that were read (unclean leader "
+                f"election): {error.str()}. Some records were not read. Reset the group's offsets "
+                "(kafka-consumer-groups --reset-offsets), or use a new group.",
                 **where,
             )
         if error.retriable() or error.code() in _SILENT:
-            return SourceUnavailableError(f"no answer from {self._brokers}: {error.str()}", **where)
-        return SourceError(f"{error.str()}; check the rights of the consumer group", **where)
+            return SourceUnavailableError(f"No answer from {self._brokers}: {error.str()}.", **where)
+        return SourceError(f"{error.str()}. Check the rights of the consumer group.", **where)
 
 
 _BATCH: Final = 500
@@ -286,7 +286,7 @@ Self = TypeVar("Self", bound="EventConsumer")
 
 
 class BadRecord(NamedTuple):
-    """A record that cannot be decoded: its bytes, and why."""
+    """A record that cannot be decoded: its bytes, and the error."""
 
     message: Message
     error: DecodeError | SchemaNotFoundError
@@ -294,7 +294,7 @@ class BadRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class EventBatch:
-    """Events of several records in each partition's order. ``offsets``: where each partition goes on."""
+    """Events of several records in each partition's order. ``offsets``: each partition's next offset."""
 
     events: tuple[Event, ...]
     offsets: Mapping[Place, int]
@@ -306,7 +306,7 @@ class _Decoded(NamedTuple):
 
 
 def _offsets(records: list[_Decoded]) -> dict[Place, int]:
-    """Where each partition goes on after these records."""
+    """Return each partition's next offset after these records."""
     return {(one.message.topic, one.message.partition): one.message.offset + 1 for one in records}
 
 
@@ -314,11 +314,11 @@ OnBadRecord = Callable[[BadRecord], None]
 
 
 class EventConsumer:
-    """Gives events one by one (iterate over it) or in batches (``batches()``); made by ``consume``.
+    """Returns events one by one (iterate over it) or in batches (``batches()``); created by ``consume``.
 
     Used by one thread; ``stop`` may be called from any other, and from a signal handler. As a context manager
-    it commits what was done and leaves the group, also after ``break``; after an exception in the block
-    nothing of the current batch is committed. A second loop over it begins with what the first one did not
+    it commits what was done and leaves the group, also after ``break``. After an exception in the block
+    nothing of the current batch is committed. A second loop begins with the events that the first did not
     finish.
     """
 
@@ -343,14 +343,14 @@ class EventConsumer:
         self._stopped = threading.Event()
         self._closed = False
         self._fetched: deque[Message] = deque()  # not decoded yet
-        self._waiting: deque[_Decoded] = deque()  # decoded, not all of them given to the caller
-        self._out: list[_Decoded] = []  # with the caller, not finished
-        self._events: Iterator[Event] | None = None  # the rest of them; None where they are a batch
+        self._waiting: deque[_Decoded] = deque()  # decoded, not yet returned completely
+        self._out: list[_Decoded] = []  # returned to the caller, not finished
+        self._events: Iterator[Event] | None = None  # the other events of ``_out``; None for a batch
         self._done: dict[Place, int] = {}  # finished by the caller, not committed yet
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics that are read now; new ones that fit the config's rule are picked up."""
+        """The topics that are read now. New topics that match the config's rule are added."""
         return self._group.topics
 
     def stop(self) -> None:
@@ -362,17 +362,17 @@ class EventConsumer:
         return self
 
     def __next__(self) -> Event:
-        """The next event, waiting for it.
+        """Wait for the next event and return it.
 
         Raises:
-            StopIteration: ``stop`` was called, or nothing came for ``stop_after_idle`` seconds.
-            DecodeError: the next record is bad and its table's policy is ``pause``: all before it is
-                committed, and the next call comes to it again.
+            StopIteration: ``stop`` was called, or nothing arrived for ``stop_after_idle`` seconds.
+            DecodeError: the next record is bad and its table's policy is ``pause``. All earlier records are
+                committed, and the next call reads the record again.
             RegistryUnavailableError, SourceUnavailableError: call again later, nothing is lost.
             SourceError, RegistryError: a person has to solve it.
         """
         if self._events is None:
-            self._put_back()  # a batch that was left by break
+            self._put_back()  # a batch whose loop was left by break
         while not self._stopped.is_set():
             event = next(self._events or iter(()), None)
             if event is not None:
@@ -392,20 +392,21 @@ class EventConsumer:
         self._out, self._events = records, None
 
     def _finished(self) -> None:
-        """The caller has finished what it was given; a record only if it was given all of its events."""
+        """Mark the returned records as finished; a record only if all of its events were returned."""
         if next(self._events or iter(()), None) is None:
             self._done.update(_offsets(self._out))
             self._hand_out([])
 
     def _put_back(self) -> None:
-        """What the caller was given and did not finish comes next."""
+        """Put unfinished records back, so that they come next."""
         self._waiting.extendleft(reversed(self._out))
         self._hand_out([])
 
     def batches(self) -> Iterator[EventBatch]:
-        """Batches of events; one is committed when the next one is asked for, or on a clean end.
+        """Yield batches of events. A batch is committed when the next one is requested, or on a clean end.
 
-        Raises: as iterating over events does.
+        Raises:
+            DecodeError, SourceError, RegistryError: as in ``__next__``.
         """
         self._put_back()
         while not self._stopped.is_set():
@@ -421,7 +422,7 @@ class EventConsumer:
         self.close()
 
     def _decode_more(self) -> bool:
-        """Wait for records and decode them, up to one that fails; False at a clean end."""
+        """Wait for records and decode them, up to the first that fails. Returns False at a clean end."""
         if not self._fetched and not self._fetch():
             return False
         while self._fetched:
@@ -430,7 +431,7 @@ class EventConsumer:
                 events = self._decoded(message)
             except TidesinkError:
                 if self._waiting:
-                    return True  # what came before first; then this record is tried again
+                    return True  # return the earlier records first; then this record is tried again
                 raise
             self._fetched.popleft()
             self._waiting.append(_Decoded(message, events))
@@ -442,7 +443,7 @@ class EventConsumer:
             self._fetched.extend(self._group.fetch(self._batch_records))
             if self._fetched:
                 return True
-            # The time in which the group assigns partitions, also within a fetch, is not idle time.
+            # While the group assigns partitions, also within a fetch, time does not count as idle.
             since = max(began, self._group.waits_since())
             if self._stop_after_idle is not None and time.monotonic() - since >= self._stop_after_idle:
                 return False
@@ -461,15 +462,15 @@ class EventConsumer:
             return ()
 
     def _commit(self) -> None:
-        """Commit what the caller has finished; the next call retries a failed commit."""
+        """Commit what the caller has finished. The next call retries a failed commit."""
         self._group.commit(self._done)
         self._done = {}
 
     def close(self, *, commit: bool = True) -> None:
-        """Leave the group; ``commit``: what the caller was given counts as done.
+        """Leave the group. ``commit``: the returned events count as done.
 
         Raises:
-            SourceUnavailableError: the brokers do not answer, so what was done will be given again.
+            SourceUnavailableError: the brokers do not answer, so finished events will be returned again.
         """
         if self._closed:
             return
@@ -489,7 +490,7 @@ class EventConsumer:
         self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if kind is None and not self._closed:
-            self._finished()  # by leaving the block
+            self._finished()  # leaving the block finishes the events
         self.close(commit=kind is None)
 
 
@@ -503,23 +504,25 @@ def consume(
     stop_after_idle: float | None = None,
     refresh: float = 10.0,
 ) -> EventConsumer:
-    """The events of a pipeline's topics, at least once: ``for event in tidesink.consume("tidesink.yaml")``.
+    """Return the events of a pipeline's topics, at least once.
 
-    ``group`` is the consumer group, the pipeline's name if not given. A partition that the group has not
-    committed yet begins at ``start``. ``on_bad_record`` gets the records that cannot be decoded, of tables
-    whose policy is ``bad-record: dead-letter``; when it returns, reading goes on. ``stop_after_idle`` ends
-    the iteration after so many seconds without a record. New topics that fit the rule are found within
-    ``refresh`` seconds.
+    Use it as ``for event in tidesink.consume("tidesink.yaml")``.
+
+    ``group``: the consumer group; the pipeline's name if not given. Partitions that the group has not
+    committed yet begin at ``start``. ``on_bad_record``: called for records that cannot be decoded, in tables
+    with ``bad-record: dead-letter``; reading continues when it returns. ``stop_after_idle``: ends the
+    iteration after this many seconds without a record. ``refresh``: seconds within which new topics that
+    match the rule are found.
 
     Raises:
-        ConfigError: the config is wrong, or asks for dead letters and there is no ``on_bad_record``.
+        ConfigError: the config is wrong, or has ``bad-record: dead-letter`` without an ``on_bad_record``.
         SourceUnavailableError: the brokers do not answer.
     """
     loaded = config if isinstance(config, Config) else load_config(config)
     if keeps_bad_records(loaded) and on_bad_record is None:
         raise ConfigError(
-            "bad-record: dead-letter needs somewhere to put bad records: give on_bad_record, or set "
-            "bad-record: pause",
+            "bad-record: dead-letter needs a place for bad records. Give on_bad_record, or set "
+            "bad-record: pause.",
             key="bad-record",
         )
     registry = loaded.source.open_registry() if loaded.source.schema_registry else None

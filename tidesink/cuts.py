@@ -33,16 +33,16 @@ _EPOCH: Final = datetime.fromtimestamp(0, timezone.utc)
 
 
 def open(spark: SparkSession, config: Config | Path | str, *, at: At | None = None) -> dict[str, DataFrame]:
-    """The tables of a pipeline, ``schema.table`` of the source, as of one cut.
+    """Return the tables of a pipeline as of one cut, by ``schema.table`` of the source.
 
-    ``config`` is the pipeline's, or its file. ``at``: the newest cut that is not later; a commit_ts (TiDB
-    TSO, or a connector's position), or a time of the source, also as ISO text, which is UTC if it names no
-    zone. None: the newest cut.
+    ``config``: the pipeline's config, or its file. ``at``: chooses the newest cut up to this commit_ts (TiDB
+    TSO, or a connector's position) or time of the source, also as ISO text, which is UTC without a zone.
+    None: the newest cut.
     ``spark`` must have the lake's format and file system.
 
     Raises:
-        ConfigError: the config has no lake, or no cut is as old.
-        TargetError: a version that the cut names is gone, with what may have removed it.
+        ConfigError: the config has no lake, or all stored cuts are later.
+        TargetError: a version of the cut no longer exists; the message says what may have removed it.
     """
     from tidesink.sinks.targets.lake.cuts import frame_of
 
@@ -52,39 +52,39 @@ def open(spark: SparkSession, config: Config | Path | str, *, at: At | None = No
 
 
 def cut_log(spark: SparkSession, config: Config) -> CutLog:
-    """The cuts of a pipeline.
+    """Return the log of a pipeline's cuts.
 
     Raises:
-        ConfigError: its target is no lake.
+        ConfigError: its target is not a lake.
     """
     from tidesink.sinks.targets import target_module
 
     check_lake(config)
-    # Nothing of the state store is asked where tables are only read.
+    # The state store is not needed to read tables.
     target = target_module(config.target).open_target(config, spark, cast("StateStore", None))
     return cast("CutLog", cast("CutTarget", target).cut_log(config.pipeline))
 
 
 def check_lake(config: Config) -> None:
-    """See that a pipeline's target keeps versions.
+    """Check that a pipeline's target stores versions of tables.
 
     Raises:
         ConfigError: it does not.
     """
     if not isinstance(config.target, DeltaSettings | IcebergSettings):
         raise ConfigError(
-            f"a target of type {config.target.type} keeps no versions of tables that could be read as of a "
-            "cut: with cuts a database has all tables as of the last one (docs/cuts.md)",
+            f"A target of type {config.target.type} stores no versions of tables that could be read as of a "
+            "cut. With cuts a database has all tables as of the last one (docs/cuts.md).",
             key="target.type",
         )
 
 
 @contextmanager
 def started_spark(config: Config) -> Iterator[SparkSession]:
-    """The Spark session that runs, or one of the config's, stopped at the end.
+    """Yield the running Spark session, or one from the config, which is stopped at the end.
 
     Raises:
-        ConfigError: the target is no lake.
+        ConfigError: the target is not a lake.
     """
     check_lake(config)
     from tidesink.sinks.spark.session import session_of
@@ -94,36 +94,36 @@ def started_spark(config: Config) -> Iterator[SparkSession]:
 
 
 def chosen(cuts: Sequence[Cut], at: At | None) -> Cut:
-    """The newest of cuts that is not later than a moment; the newest first.
+    """Return the newest cut up to a moment. ``cuts`` are sorted, the newest first.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such cut.
     """
     if not cuts:
         raise ConfigError(
-            "the pipeline has published no cut yet: set cuts in the config and run it", key="cuts"
+            "The pipeline has published no cut yet. Set cuts in the config and run it.", key="cuts"
         )
     found = next((cut for cut in cuts if at is None or _is_by(cut, at)), None)
     if found is None:
         raise ConfigError(
-            f"no cut is as old as {at}: the oldest that is kept is of {cuts[-1].time.isoformat()} "
-            f"(commit_ts {cuts[-1].commit_ts})",
+            f"No stored cut is as old as {at}. The oldest one is of {cuts[-1].time.isoformat()} "
+            f"(commit_ts {cuts[-1].commit_ts}).",
             key="cuts.keep",
         )
     return found
 
 
 def _is_by(cut: Cut, at: At) -> bool:
-    """Whether a cut is not later than a moment, to the millisecond, or than a commit_ts."""
+    """Return True if a cut is not later than a moment, to the millisecond, or than a commit_ts."""
     moment = _moment(at)
     return cut.commit_ts <= moment if isinstance(moment, int) else _ms(cut.time) <= _ms(moment)
 
 
 def commit_ts_of(at: At) -> int:
-    """A moment as TiDB's TSO: the last one of its millisecond.
+    """Convert a moment to a TiDB TSO: the last one of its millisecond.
 
     Raises:
-        ConfigError: the text is no time.
+        ConfigError: the text is not a time.
     """
     moment = _moment(at)
     return moment if isinstance(moment, int) else (_ms(moment) + 1 << LOGICAL_BITS) - 1
@@ -136,7 +136,7 @@ def _moment(at: At) -> int | datetime:
         try:
             at = time_of(at)
         except ValueError as error:
-            raise ConfigError(f"{at!r} is no time: give a commit_ts, or 2026-11-26T12:00:00Z") from error
+            raise ConfigError(f"{at!r} is not a time. Give a commit_ts, or 2026-11-26T12:00:00Z.") from error
     if isinstance(at, int) or at.tzinfo is not None:
         return at
     return at.replace(tzinfo=timezone.utc)

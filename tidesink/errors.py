@@ -1,36 +1,36 @@
-"""Every error tidesink raises on purpose.
+"""Every error that tidesink raises on purpose.
 
-TidesinkError                        .context says where, .remedy says what happens next
+TidesinkError                        .context has the location, .remedy says who acts next
 ├── ConfigError               fix    a setting is wrong or unknown: key, value, what is allowed
 ├── DecodeError               reject this record only: dead letter or pause, by policy
 │   ├── FramingError                 the bytes before the payload are not this codec's
-│   ├── SchemaMismatchError          the payload is not what its schema or shape says
-│   ├── ValueOutOfRangeError         a value its column's type cannot hold
-│   ├── UnnamedRowError              a change that names no row
-│   ├── ChecksumError                a row whose checksum says that it was damaged
-│   ├── RowUnavailableError          a row that lies elsewhere, and cannot be had
-│   ├── FilterError                  a row that the table's filter cannot be asked about
-│   ├── HorizonError                 a change older than the deletes still remembered
-│   └── UnsupportedMessageError      a message this version does not read yet
-├── EncodeError               fix    an event the codec cannot write
-├── RegistryError             fix    the registry refused, for good
+│   ├── SchemaMismatchError          the payload does not fit its schema or shape
+│   ├── ValueOutOfRangeError         a value that its column's type cannot hold
+│   ├── UnnamedRowError              a change that identifies no row
+│   ├── ChecksumError                a row that does not match its checksum: it was damaged
+│   ├── RowUnavailableError          a row that is stored elsewhere, and was not found
+│   ├── FilterError                  a row that the table's filter cannot be evaluated for
+│   ├── HorizonError                 a change older than the remembered deletes
+│   └── UnsupportedMessageError      a message that this version cannot read yet
+├── EncodeError               fix    an event that the codec cannot write
+├── RegistryError             fix    the registry refused, and will refuse again
 │   ├── SchemaNotFoundError   fix    no such schema id, subject or version
-│   ├── UnusableSchemaError   fix    a schema is no Avro, or its references cannot be followed
+│   ├── UnusableSchemaError   fix    a schema is not Avro, or its references cannot be followed
 │   ├── IncompatibleSchemaError stop the registry refuses a schema: names the field
 │   └── RegistryUnavailableError retry  no answer, or 408/429/5xx
-├── SourceError               stop   Kafka no longer holds what progress points at
+├── SourceError               stop   Kafka no longer holds the records after the progress
 │   └── SourceUnavailableError retry the broker does not answer
 ├── TargetError               stop
 │   ├── TransientTargetError  retry
 │   ├── CommitUnknownError    re-read progress  the commit may or may not have happened
-│   ├── SchemaRefusedError    stop   the target's schema cannot take the change
-│   └── ValueNotStoredError   stop   a value to be kept that the target does not have
+│   ├── SchemaRefusedError    stop   the target's schema cannot hold the change
+│   └── ValueNotStoredError   stop   a stored value should stay, but the target does not have it
 ├── ProgressError             stop
 │   ├── StaleProgressError    stop   another worker holds this table, or progress moved back
 │   └── MixedPartitionsError  stop   one key in two partitions: order is lost
 ├── AccountingError           stop   read ≠ applied + superseded + without-row + dead-lettered
 ├── StateStoreError           retry  the worker's own state store failed
-├── NotKeptError              fix    no dead letter or DDL event where one was asked for
+├── NotKeptError              fix    the requested dead letter or DDL event is not stored
 └── DevStackError             fix    the local broker or registry cannot start
 
 The meanings of ``remedy``: ``fix`` (a person changes something), ``retry`` (with backoff),
@@ -47,26 +47,26 @@ Remedy = Literal["fix", "retry", "reject", "stop", "re-read progress"]
 ContextValue = str | int | None
 
 
-# What an error names of what is known: all, or of many the nearest.
+# Number of known names in a message: all of them, or the nearest ones of many.
 _MOST_NAMED: Final = 12
 _NEAREST: Final = 4
-# What the message says in words already.
+# Context that the message contains already.
 _OF_A_CHANGE: Final = frozenset({"change", "before", "after"})
 
 
-# What a message says where rows that are there cannot go on as they are: the page has the steps.
-LOAD_AGAIN: Final = 'load the table again beside it (docs/schema-changes.md, "Load a table again")'
+# Advice for existing rows that cannot be continued; the page has the steps.
+LOAD_AGAIN: Final = 'load the table again under another name (docs/schema-changes.md, "Load a table again")'
 
 
 class TidesinkError(Exception):
-    """An error that says what, where, and what to do next.
+    """An error that reports what happened, where, and what to do next.
 
     ``context`` holds any of: topic, partition, offset, table, column, schema_id, subject, url, key.
-    It never holds a secret. ``change`` (its kind), ``before`` and ``after`` tell a change of the schema.
+    It never holds a secret. ``change`` (its kind), ``before`` and ``after`` describe a schema change.
     """
 
     remedy: ClassVar[Remedy] = "stop"
-    # What a person is to do next, where the words for the remedy do not say it.
+    # Next step for a person, if the text for the remedy does not fit.
     next_step: str = ""
 
     def __init__(self, message: str, **context: ContextValue) -> None:
@@ -79,7 +79,7 @@ class TidesinkError(Exception):
         return f"{where}: {self.message}" if where else self.message
 
     def where(self) -> str:
-        """The place as ``topic[partition]@offset``, then any other context, or an empty string."""
+        """Return the location as ``topic[partition]@offset`` with other context, or an empty string."""
         rest = {k: v for k, v in self.context.items() if k not in _OF_A_CHANGE}
         topic, partition, offset = (rest.pop(name, None) for name in ("topic", "partition", "offset"))
         place = "" if topic is None else str(topic)
@@ -88,7 +88,7 @@ class TidesinkError(Exception):
         return " ".join([place, *(f"{k}={v}" for k, v in rest.items())]).strip()
 
     def with_context(self, **context: ContextValue) -> TidesinkError:
-        """The same error with places added; those already said win."""
+        """Add context to this error and return it. Existing context is not replaced."""
         self.context = {**{k: v for k, v in context.items() if v is not None}, **self.context}
         return self
 
@@ -97,11 +97,14 @@ class TidesinkError(Exception):
 
 
 def error_text(error: BaseException) -> str:
-    """An error's class and text. Some of Spark's ask the JVM for theirs, and fail where that has ended."""
+    """Return an error's class and text.
+
+    Some of Spark's errors ask the JVM for their text, which may have ended.
+    """
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001  (whatever keeps it from speaking, its class is known)
-        text = "it cannot say more, since the process it asks has ended"
+    except Exception:  # noqa: BLE001  (whatever fails here, the class is known)
+        text = "the text is lost, since the process that has it has ended"
     return f"{type(error).__name__}: {text}"
 
 
@@ -126,55 +129,55 @@ class FramingError(DecodeError):
 
 
 class SchemaMismatchError(DecodeError):
-    """The payload is not what its schema or shape says."""
+    """The payload does not fit its schema or shape."""
 
 
 class ValueOutOfRangeError(DecodeError):
-    """A value which its column's type cannot hold."""
+    """A value that its column's type cannot hold."""
 
 
 class UnnamedRowError(DecodeError):
-    """A row change that names no row; the message says which producer option mends it."""
+    """A row change that identifies no row; the message names the producer option that helps."""
 
 
 class ChecksumError(DecodeError):
-    """A row whose checksum says that it is not what the source stored; names both sums."""
+    """A row whose checksum differs from the source's; the message has both checksums."""
 
 
 class RowUnavailableError(DecodeError):
-    """A row that the message leaves out, and that is not to be had where it lies; says what to do."""
+    """A row that is stored outside its message, and was not found; the message has the next step."""
 
 
 class HorizonError(DecodeError):
-    """A change from before the deletes that the table still remembers; says what to compare."""
+    """A change older than the deletes that the table remembers; the message has the next step."""
 
 
 class FilterError(DecodeError):
-    """A row that the table's filter fails on, or needs a value of that was not sent; says which filter."""
+    """A row that the table's filter fails on, or that lacks a value for it; the message has the filter."""
 
 
 class UnsupportedMessageError(DecodeError):
-    """A message which carries a row change in a form this version does not read yet."""
+    """A message with a row change in a form that this version cannot read yet."""
 
 
 class EncodeError(TidesinkError):
-    """An event the codec cannot write."""
+    """An event that the codec cannot write."""
 
     remedy: ClassVar[Remedy] = "fix"
 
 
 class RegistryError(TidesinkError):
-    """The schema registry refused, and would refuse again."""
+    """The schema registry refused, and will refuse again."""
 
     remedy: ClassVar[Remedy] = "fix"
 
 
 class SchemaNotFoundError(RegistryError):
-    """No such schema id, subject or version."""
+    """The schema id, subject or version does not exist."""
 
 
 class UnusableSchemaError(RegistryError):
-    """The registry has a schema that cannot be used: no Avro, or its references cannot be followed."""
+    """A schema of the registry cannot be used: it is not Avro, or its references cannot be followed."""
 
 
 class IncompatibleSchemaError(RegistryError):
@@ -184,19 +187,19 @@ class IncompatibleSchemaError(RegistryError):
 
 
 class RegistryUnavailableError(RegistryError):
-    """No answer, or an answer that asks to come back later."""
+    """The registry does not answer, or asks to try again later."""
 
     remedy: ClassVar[Remedy] = "retry"
 
 
 class SourceError(TidesinkError):
-    """Kafka no longer holds what progress points at."""
+    """Kafka no longer holds the records after the progress."""
 
     remedy: ClassVar[Remedy] = "stop"
 
 
 class SourceUnavailableError(SourceError):
-    """What the rows come from does not answer: the database, a task that reads, the broker."""
+    """The origin of the rows does not answer: the database, a task that reads, or the broker."""
 
     remedy: ClassVar[Remedy] = "retry"
 
@@ -210,7 +213,7 @@ class TargetError(TidesinkError):
 
 
 class TransientTargetError(TargetError):
-    """The target may take the same batch a little later."""
+    """The target may accept the same batch a little later."""
 
     remedy: ClassVar[Remedy] = "retry"
 
@@ -222,11 +225,11 @@ class CommitUnknownError(TargetError):
 
 
 class SchemaRefusedError(TargetError):
-    """The target's schema cannot take the change."""
+    """The target's schema cannot hold the change."""
 
 
 class ValueNotStoredError(TargetError):
-    """The source did not send a value, since it is to be kept, and the target has none; says what to do."""
+    """The source omitted a value so that the stored one stays, but the target has none; see the message."""
 
 
 class ProgressError(TidesinkError):
@@ -234,15 +237,15 @@ class ProgressError(TidesinkError):
 
 
 class StaleProgressError(ProgressError):
-    """Another worker holds this table, or the target moved back behind its own progress."""
+    """Another worker holds this table, or the target is older than its own progress."""
 
 
 class MixedPartitionsError(ProgressError):
-    """One key arrived in two partitions, so Kafka's order says nothing about it."""
+    """One key arrived in two partitions, so Kafka's order does not apply to it."""
 
 
 class AccountingError(TidesinkError):
-    """Rows read are not the rows accounted for."""
+    """The number of rows read differs from the number of rows accounted for."""
 
 
 class StateStoreError(TidesinkError):
@@ -252,19 +255,19 @@ class StateStoreError(TidesinkError):
 
 
 class UnusableStateStoreError(StateStoreError):
-    """The state store's file cannot be opened or written, and no later try will find otherwise."""
+    """The state store's file cannot be opened or written, and a retry does not help."""
 
     remedy: ClassVar[Remedy] = "fix"
 
 
 class SparkEndedError(TidesinkError):
-    """Spark's JVM has ended under a worker, which cannot go on without it."""
+    """Spark's JVM has ended while a worker needs it."""
 
     remedy: ClassVar[Remedy] = "retry"
 
 
 class NotKeptError(TidesinkError):
-    """No dead letter, or DDL event, is kept where one was asked for; says what was looked for."""
+    """The requested dead letter or DDL event is not stored; the message has the request."""
 
     remedy: ClassVar[Remedy] = "fix"
 
@@ -276,25 +279,25 @@ class DevStackError(TidesinkError):
 
 
 def shown(value: object, most: int = 80) -> str:
-    """The value as Python writes it, of long text or bytes the first ``most`` characters and ``…``."""
+    """Return a value as Python writes it; of long text or bytes the first ``most`` characters and ``…``."""
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= most else f"{value[:most]!r}…"
     try:
         text = repr(value)
     except RecursionError:
-        # orjson reads deeper nested values than Python writes.
+        # orjson reads values that are nested more deeply than Python can write.
         text = f"{type(value).__name__} nested too deep to be shown"
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean x?)``, or an empty text where nothing is near."""
+    """Return `` (did you mean x?)``, or an empty text if no known word is similar."""
     found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
     return f" (did you mean {found[0]}?)" if found else ""
 
 
 def one_of(word: str, known: Iterable[str]) -> str:
-    """What to write instead: all known names, or the nearest of many and where the rest is listed."""
+    """Return the advice to use a known name: lists all, or the nearest ones and where the rest is listed."""
     names = sorted(known)
     if len(names) <= _MOST_NAMED:
         return f"use one of {', '.join(names)}"

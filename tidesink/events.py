@@ -1,13 +1,13 @@
-"""What a decoder yields and an encoder takes: frozen values, no I/O.
+"""Events, the output of decoders and the input of encoders: frozen values, no I/O.
 
-Values in ``key``, ``before`` and ``after`` are Python's nearest exact type for the column:
+Values in ``key``, ``before`` and ``after`` have Python's nearest exact type for the column:
 
 =====================================  ==========================================================
 integers, YEAR, BIT                    ``int`` (unsigned 64-bit too, never negative)
 FLOAT, DOUBLE                          ``float`` (FLOAT: the exact value of the 32-bit number)
 DECIMAL                                ``decimal.Decimal`` with the column's scale kept
 text, JSON, VECTOR                     ``str``
-ENUM, SET                              ``str`` labels, or ``int`` where the wire has no labels
+ENUM, SET                              ``str`` labels, or ``int`` if the wire has no labels
 DATE, TIME, DATETIME, TIMESTAMP        ``str``, MySQL's text, since 0000-00-00 and 838:59:59 are
                                        values; ``typemap.values`` turns them into dates and times
 binary                                 ``bytes``
@@ -28,11 +28,11 @@ from typing import Final, Literal, NamedTuple
 SequenceBy = Literal["kafka", "source"]
 
 
-# The member of an event's extension that names the columns whose value the source did not send.
+# Member of an event's extension that lists the columns whose value the source did not send.
 UNAVAILABLE: Final = "unavailable"
-# The same of the row before the change.
+# The same for the row before the change.
 UNAVAILABLE_BEFORE: Final = "unavailable_before"
-# Between the numbers of a place at the source, as text.
+# Separator between the numbers of a source position, as text.
 SOURCE_SEPARATOR: Final = ":"
 
 Value = int | float | Decimal | str | bytes | None
@@ -40,7 +40,7 @@ Row = Mapping[str, Value]
 
 
 class Op(str, Enum):
-    """What happened to a row. ``UPSERT``: the wire cannot tell an insert from an update."""
+    """Kind of a row change. ``UPSERT``: the wire does not distinguish an insert from an update."""
 
     INSERT = "insert"
     UPDATE = "update"
@@ -60,7 +60,7 @@ class TableId(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where one event stands: in Kafka, and at its source where the event says so.
+    """Position of one event in Kafka and, if the event has one, at its source.
 
     ``index`` counts the events of one message. ``source`` is compared number by number
     (TiCDC: ``(commit_ts,)``; a binlog: ``(file number, pos, row)``), never as text.
@@ -69,17 +69,17 @@ class Position(NamedTuple):
     topic: str
     partition: int
     offset: int
-    index: int = 0  # type: ignore[assignment]  # the field hides tuple.index, which nobody wants here
+    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which is not used here
     source: tuple[int, ...] | None = None
 
     @property
     def source_text(self) -> str | None:
-        """``source`` as text, its numbers with a colon between them; what a metadata column has."""
+        """``source`` as text for metadata columns: its numbers with a colon between them."""
         return None if self.source is None else SOURCE_SEPARATOR.join(map(str, self.source))
 
 
 class SchemaIds(NamedTuple):
-    """Registry ids a message was written with; None where it carries none."""
+    """Registry ids of a message's schemas; None for a message without an id."""
 
     key: int | None
     value: int | None
@@ -87,11 +87,11 @@ class SchemaIds(NamedTuple):
 
 @dataclass(frozen=True)
 class ColumnType:
-    """One column's type; ``name`` is a logical type of ``typemap.table``.
+    """The type of a column. ``name`` is a logical type of ``typemap.table``.
 
-    ``sql`` is the full MySQL text where it is known (``decimal(10,2) unsigned``). Precision, scale
-    and fsp are None where the wire does not say. ``named`` is the name that a Kafka Connect schema gives the
-    type where tidesink does not know it and reads the values by the Connect type alone.
+    ``sql``: the full MySQL text, if known (``decimal(10,2) unsigned``). Precision, scale and fsp are None if
+    the wire does not have them. ``named``: the type's name in a Kafka Connect schema, if tidesink does not
+    know that name and reads the values by the Connect type only.
     """
 
     name: str
@@ -105,13 +105,13 @@ class ColumnType:
 
 
 class EarlierType(NamedTuple):
-    """A type that a column had; rows committed before ``until`` (a TiDB TSO) were written with it."""
+    """A former type of a column; rows committed before ``until`` (a TiDB TSO) were written with it."""
 
     type: ColumnType
     until: int
 
 
-# Of a column that was added: nothing tells what the database wrote into rows that were there.
+# Default of an added column if the values that the database wrote into existing rows are unknown.
 UNTOLD_DEFAULT: Final = "(computed by the database)"
 
 
@@ -119,11 +119,12 @@ UNTOLD_DEFAULT: Final = "(computed by the database)"
 class Column:
     """A column of a table at the source.
 
-    ``default`` is the default's text as TiDB holds it now (None: no default, or NULL). Where rows from
-    before the column have another value (``redefaulted``), that is ``origin_default``: the default was
-    changed since, or the column was added NOT NULL without one.
-    ``handle`` marks the handle key (primary key, or the not-null unique key TiCDC chose).
-    ``earlier`` are the types before this one, oldest first, as far as rows of them read differently.
+    ``default``: the text of the present default in TiDB (None: no default, or NULL). If earlier rows have
+    another value (``redefaulted``), ``origin_default`` is that value: the default was changed since, or the
+    column was added NOT NULL without one.
+    ``handle``: True for columns of the handle key (the primary key, or the not-null unique key that TiCDC
+    chose).
+    ``earlier``: former types whose rows read differently, oldest first.
     """
 
     name: str
@@ -139,16 +140,16 @@ class Column:
     earlier: tuple[EarlierType, ...] = ()
 
     def type_at(self, commit_ts: int) -> ColumnType:
-        """The type a row of this commit ts (a TiDB TSO) was written with."""
+        """Return the type that a row of this commit_ts (a TiDB TSO) was written with."""
         return next((was.type for was in self.earlier if commit_ts < was.until), self.type)
 
     @property
     def backfill(self) -> str | None:
-        """The default when the column was added, as text: rows from before have it, whatever came later."""
+        """The default when the column was added, as text, which earlier rows have despite later changes."""
         return self.origin_default if self.redefaulted else self.default
 
     def redefined_by(self, new: Column) -> Column:
-        """What a new definition makes of the column: its rows from before stay as they are."""
+        """Return the column with a new definition. Rows from before the change stay unchanged."""
         first = self.backfill
         changed = first != new.default
         return replace(
@@ -178,15 +179,15 @@ class TableSchema:
 
     @property
     def primary_key(self) -> tuple[Column, ...]:
-        """The primary key, in column order; empty where there is none."""
+        """The primary key, in column order; empty for a table without one."""
         return tuple(column for column in self.columns if column.primary_key)
 
 
 class ChangeEvent(NamedTuple):
     """One row change.
 
-    ``schema`` holds the columns the writer knew, as far as the wire tells. ``extension`` holds the
-    wire's own extras (``_tidb_…`` fields and envelope members) that are no columns.
+    ``schema``: those of the writer's columns that the wire shows. ``extension``: members of the wire format
+    (``_tidb_…`` fields and envelope members) that are not columns.
     """
 
     op: Op
@@ -202,7 +203,7 @@ class ChangeEvent(NamedTuple):
 
 
 class DdlEvent(NamedTuple):
-    """A schema change as the topic carries it. ``kind`` is the codec's own word for it."""
+    """A schema change in a topic. ``kind``: the codec's name for it."""
 
     table: TableId
     query: str
@@ -220,10 +221,10 @@ class WatermarkEvent(NamedTuple):
 
 
 class MessageEvent(NamedTuple):
-    """Something a topic carries that changes neither rows nor tables; nothing is to be applied.
+    """A message that changes neither rows nor tables; nothing is applied.
 
     ``kind``: ``logical`` (Postgres' ``pg_logical_emit_message``, with its ``prefix`` and ``content``),
-    ``transaction`` (where one begins or ends), ``heartbeat`` or ``notification``, whose members are in
+    ``transaction`` (its begin or end), ``heartbeat`` or ``notification``, whose members are in
     ``extension``.
     """
 
@@ -250,32 +251,32 @@ class Message:
     headers: tuple[tuple[str, bytes | None], ...] = field(default=())
 
 
-# A TiDB TSO is ms since 1970, and so many bits that count within one.
+# Low bits of a TiDB TSO, which count within one millisecond since 1970.
 LOGICAL_BITS: Final = 18
 
 
 def physical_ms(commit_ts: int) -> int:
-    """The wall clock of a TiDB TSO, in ms since 1970."""
+    """Return the wall clock of a TiDB TSO, in ms since 1970."""
     return commit_ts >> LOGICAL_BITS
 
 
 def time_of(text: str) -> datetime:
-    """A moment that a person gives as ISO 8601, which is UTC if it names no zone.
+    """Parse a moment in ISO 8601, which is UTC without a zone.
 
     Raises:
-        ValueError: the text is no such time.
+        ValueError: the text is not such a time.
     """
-    # Before Python 3.11 Z is not read.
+    # Before Python 3.11 the Z is not accepted.
     moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
 
 
-@lru_cache(maxsize=4096)  # asked for each column of a row; half the time
+@lru_cache(maxsize=4096)  # called for each column of a row; saves half the time
 def fold_name(name: str) -> str:
-    """The name of a schema, table or column in lower case, as TiDB compares it: by Go's ``strings.ToLower``.
+    """Return a schema's, table's or column's name in lower case, like Go's ``strings.ToLower`` in TiDB.
 
-    Go takes each character by itself. ``str.lower`` looks at its neighbours, and makes ς of the last Σ of
-    a word; and of İ, which is i to Go, it makes two characters.
+    Go converts each character separately. ``str.lower`` depends on its neighbours: it makes ς of the last Σ
+    of a word, and two characters of İ, which is i in Go.
     """
     if name.isascii():
         return name.lower()
@@ -297,11 +298,11 @@ class _FoldApart:
 
 
 def folding(*lists: Iterable[str]) -> NameFold:
-    """Returns the function under which the column names of these lists are compared.
+    """Return the function by which the column names of these lists are compared.
 
     It is ``fold_name``, unless one list has two names that differ only in case, as Postgres and Oracle allow:
-    such names are compared exactly in all the lists. So a column that one side spells otherwise is found
-    wherever only one column can be meant.
+    such names are compared exactly in all lists. So a column that one side spells differently is found if it
+    is the only candidate.
     """
     apart = set[str]()
     for names in lists:

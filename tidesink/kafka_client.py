@@ -1,10 +1,10 @@
-"""Kafka client properties: librdkafka's own names, and Java's where they mean exactly the same.
+"""Kafka client properties: librdkafka's own names, and Java's if they mean exactly the same.
 
 Names and meanings: librdkafka's CONFIGURATION.md; Java's from Apache Kafka's ``SslConfigs`` and
-``SaslConfigs`` (PEM stores: KIP-651; OAuth with a token endpoint: KIP-768). A name of Java's without an
-equivalent is refused, and the error says what to write instead. ``sasl.jaas.config`` is read as Java's
-``StreamTokenizer`` reads it in Apache Kafka's ``JaasConfig``: ``module flag name=value name="value" ... ;``,
-strings in single or double quotes with backslash escapes.
+``SaslConfigs`` (PEM stores: KIP-651; OAuth with a token endpoint: KIP-768). A Java name without an
+equivalent is refused, and the error names the replacement. ``sasl.jaas.config`` is read like Java's
+``StreamTokenizer`` in Apache Kafka's ``JaasConfig``: ``module flag name=value name="value" ... ;``, strings
+in single or double quotes with backslash escapes.
 
 Every value is a secret to pydantic: no error and no repr of a config shows one.
 """
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError, KafkaException
 
 
-# librdkafka writes to stderr by itself otherwise; what matters comes back as an error.
+# Keep librdkafka from writing to stderr: what matters is returned as an error.
 SILENT: Final = logging.getLogger("tidesink.librdkafka")
 SILENT.addHandler(logging.NullHandler())
 SILENT.propagate = False
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-# confluent-kafka's name for the function that returns tokens, here as ``module:function``.
+# confluent-kafka's name for the function that returns tokens, given as ``module:function``.
 TOKEN_CALLBACK: Final = "oauth_cb"  # noqa: S105 - a name
 
 _GENERAL: Final = (
@@ -60,7 +60,7 @@ _SASL: Final = (
     f"sasl.kerberos.keytab sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin {TOKEN_CALLBACK}"
 )
 KNOWN: Final = frozenset(f"{_GENERAL} {_FETCH} {_TLS} {_SASL}".split())
-# In the order of their names, without the one that a config has a setting for.
+# Sorted, without the property that has its own setting in a config.
 NAMES: Final = tuple(sorted(KNOWN - {"bootstrap.servers"}))
 FILES: Final = (
     "ssl.ca.location",
@@ -91,10 +91,10 @@ _ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "ssl.endpoint.identification.algorithm": ("https", "none"),
 }
 
-# Properties that name a file, under any name that is accepted.
+# Properties that name a file, under all accepted names.
 PATHS: Final = frozenset({*FILES, "ssl.truststore.location"})
 
-# What a read of a range and its progress depend on.
+# Properties on which the read of a range, and its progress, depend.
 _OWNED: Final[Mapping[str, str]] = {
     "group.id": "remove it: progress is stored in the target, not in a consumer group",
     "auto.offset.reset": "remove it: offsets that Kafka no longer holds are always an error",
@@ -104,7 +104,7 @@ _OWNED: Final[Mapping[str, str]] = {
     "enable.partition.eof": "remove it: it is always on",
     "debug": "remove it: librdkafka's debug log may show secrets",
 }
-# Java's names that mean the same under another name.
+# Java's names of properties with another name in librdkafka.
 _RENAMED: Final[Mapping[str, str]] = {
     "sasl.mechanisms": "sasl.mechanism",
     "fetch.max.wait.ms": "fetch.wait.max.ms",
@@ -114,10 +114,10 @@ _RENAMED: Final[Mapping[str, str]] = {
     "ssl.keystore.certificate.chain": "ssl.certificate.pem",
     "ssl.keystore.key": "ssl.key.pem",
 }
-_TLS_BY_OPENSSL: Final = "remove it: OpenSSL negotiates TLS; ssl.cipher.suites takes OpenSSL's names"
+_TLS_BY_OPENSSL: Final = "remove it: OpenSSL negotiates TLS; ssl.cipher.suites uses OpenSSL's names"
 _CALLBACK: Final = (
     f"use {TOKEN_CALLBACK}: module:function, a Python function that returns (token, expiry in seconds "
-    "since 1970), for Amazon MSK with IAM one around aws_msk_iam_sasl_signer"
+    "since 1970); for Amazon MSK with IAM a function around aws_msk_iam_sasl_signer"
 )
 # Java's names without an equivalent.
 _REFUSED: Final[Mapping[str, str]] = {
@@ -161,7 +161,7 @@ _LOGIN_HANDLERS: Final = frozenset(
 
 
 class PropertyProblem(NamedTuple):
-    """A property that is refused: why, and what to write instead. Never holds a value."""
+    """A refused property: the reason, and the replacement. Never contains a value."""
 
     name: str
     reason: str
@@ -169,19 +169,19 @@ class PropertyProblem(NamedTuple):
 
 
 class ClientSettings(dict[str, Any]):
-    """What confluent-kafka's clients take; its repr hides secrets."""
+    """Settings for confluent-kafka's clients; the repr hides secrets."""
 
     def __repr__(self) -> str:
         return repr(shown(self))
 
 
 def shown(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """The properties for a log or an error, with ``***`` for each secret."""
+    """Return the properties for a log or an error, with ``***`` for each secret."""
     return {name: "***" if name in _SECRETS else value for name, value in properties.items()}
 
 
 def redacted(text: str, properties: Mapping[str, Any]) -> str:
-    """``text`` without the secrets of ``properties``."""
+    """Return ``text`` without the secrets of ``properties``."""
     for name in _SECRETS & properties.keys():
         if properties[name]:
             text = text.replace(str(properties[name]), "***")
@@ -189,10 +189,10 @@ def redacted(text: str, properties: Mapping[str, Any]) -> str:
 
 
 def librdkafka_settings(properties: Mapping[str, str]) -> ClientSettings:
-    """librdkafka's settings for a user's properties, Java's names translated; they can be pickled.
+    """Return librdkafka's settings for a user's properties, with Java's names translated; can be pickled.
 
     Raises:
-        ConfigError: the first property that is refused, under ``key``; it never shows a value.
+        ConfigError: the first refused property, under ``key``; it never shows a value.
     """
     translation = _Translation(properties)
     for problem in translation.problems:
@@ -206,9 +206,9 @@ C = TypeVar("C")
 def open_client(
     kind: Callable[..., C], properties: Mapping[str, str], own: Mapping[str, Any] | None = None, **more: Any
 ) -> C:
-    """A client of confluent-kafka with a user's properties, and with the caller's ``own``, which win.
+    """Open a client of confluent-kafka with a user's properties, and the caller's ``own``, which win.
 
-    ``kind``: ``Consumer``, ``Producer`` or ``AdminClient``. ``more``: what it takes besides.
+    ``kind``: ``Consumer``, ``Producer`` or ``AdminClient``. ``more``: further arguments of ``kind``.
 
     Raises:
         ConfigError: the properties are refused, here or by librdkafka.
@@ -224,15 +224,15 @@ def open_client(
 
 
 def property_problems(properties: Mapping[str, str]) -> list[PropertyProblem]:
-    """Each property that is refused."""
+    """Return each refused property."""
     return _Translation(properties).problems
 
 
 def client_settings(properties: Mapping[str, str]) -> ClientSettings:
-    """``librdkafka_settings`` for a client of this process: the token callback is imported.
+    """Return ``librdkafka_settings`` for a client of this process, with the token callback imported.
 
     Raises:
-        ConfigError: as ``librdkafka_settings``, or the callback cannot be imported.
+        ConfigError: a property is refused, or the callback cannot be imported.
     """
     settings = librdkafka_settings(properties)
     name = settings.get(TOKEN_CALLBACK)
@@ -242,29 +242,29 @@ def client_settings(properties: Mapping[str, str]) -> ClientSettings:
 
 
 def _token_function(name: str) -> Callable[[str], Any]:
-    """The function named ``module:function``, whose errors show no token."""
+    """Return the function named ``module:function``, wrapped so that its errors show no token."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"{TOKEN_CALLBACK} {name!r} cannot be imported here ({type(error).__name__}): give "
-            "module:function, of a module that workers and executors have",
+            f"{TOKEN_CALLBACK} {name!r} cannot be imported here ({type(error).__name__}). Give "
+            "module:function, of a module that workers and executors have.",
             key=TOKEN_CALLBACK,
         ) from error
 
     def give(config: str) -> Any:
         try:
             return found(config)
-        except Exception as error:  # noqa: BLE001 - it is someone else's code
-            # Whatever a signer raises may hold what it signs with: only the class is shown.
-            raise SourceUnavailableError(f"{name} gave no token: it raised {type(error).__name__}") from None
+        except Exception as error:  # noqa: BLE001 - the callback is not our code
+            # A signer's error may contain what it signs with: only its class is shown.
+            raise SourceUnavailableError(f"{name} gave no token: it raised {type(error).__name__}.") from None
 
     return give
 
 
 def refused_settings(error: KafkaException, settings: Mapping[str, Any]) -> ConfigError:
-    """librdkafka's reason for refusing to create a client, without secrets."""
+    """Return librdkafka's reason for refusing to create a client, without secrets."""
     from confluent_kafka import KafkaError
 
     if settings.get("sasl.mechanism") == "GSSAPI" and not _has_gssapi():
@@ -274,11 +274,11 @@ def refused_settings(error: KafkaException, settings: Mapping[str, Any]) -> Conf
 
 
 def no_answer(brokers: str, error: KafkaException) -> SourceUnavailableError:
-    """The error that no broker answers, with librdkafka's reason and what a connection comes to."""
+    """Return the error that no broker answers, with librdkafka's reason and the result of a connection."""
     from confluent_kafka import KafkaError
 
     reason = error.args[0].str() if isinstance(error.args[0], KafkaError) else str(error)
-    return SourceUnavailableError(f"no answer from {brokers} ({reason}): {why_silent(brokers)}")
+    return SourceUnavailableError(f"No answer from {brokers} ({reason}): {why_silent(brokers)}")
 
 
 class ConnectionErrors:
@@ -307,14 +307,16 @@ _PROBE_SECONDS: Final = 2.0
 
 
 def why_silent(brokers: str, setting: str = "source") -> str:
-    """Why no broker answers, and what to do: librdkafka has one code for all reasons. It connects to each.
+    """Return why no broker answers, and what to do.
+
+    It connects to each: librdkafka has one code for all reasons.
 
     ``setting``: the section that has ``brokers`` and ``kafka``.
     """
     found = {broker.strip(): _connected(broker.strip()) for broker in brokers.split(",")}
     if None in found.values():
         return (
-            "a connection is accepted, and not answered as Kafka does. Check security.protocol and sasl "
+            "a connection is accepted, but the answer is not Kafka's. Check security.protocol and sasl "
             f"under {setting}.kafka, and that the brokers' advertised.listeners can be reached from here"
         )
     reasons = ", ".join(dict.fromkeys(reason for reason in found.values() if reason is not None))
@@ -322,7 +324,7 @@ def why_silent(brokers: str, setting: str = "source") -> str:
 
 
 def _connected(broker: str) -> str | None:
-    """Why nothing listens at an address; None where something does."""
+    """Return why a connection to an address fails, or None if it succeeds."""
     host, _, port = broker.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS):
@@ -338,7 +340,7 @@ def _connected(broker: str) -> str | None:
 
 
 def _has_gssapi() -> bool:
-    """Whether librdkafka was built with it: a client says so when it is created."""
+    """Return True if librdkafka was built with it, which a client reports when it is created."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
@@ -350,7 +352,7 @@ def _has_gssapi() -> bool:
 
 
 class _Translation:
-    """A user's properties as librdkafka's, and what is wrong with them."""
+    """Translates a user's properties to librdkafka's, and collects the problems."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._given = dict(properties)
@@ -368,9 +370,9 @@ class _Translation:
         self.problems.append(PropertyProblem(name, reason, remedy))
 
     def _set(self, name: str, value: str, source: str) -> None:
-        """Set librdkafka's property, once."""
+        """Set librdkafka's property; refuse a second value."""
         if name in self.settings and self.settings[name] != value:
-            self._refuse(source, f"means {name}, which has another value already", "remove one of them")
+            self._refuse(source, f"means {name}, which already has another value", "remove one of them")
         self.settings[name] = value
 
     def _plain(self, name: str, value: str) -> None:
@@ -380,10 +382,10 @@ class _Translation:
             self._refuse(name, "is a property of the Java client without an equivalent", _REFUSED[name])
         elif name in _RENAMED or name in KNOWN:
             if name == "ssl.endpoint.identification.algorithm" and value == "":
-                value = "none"  # how the Java client spells "no check"
+                value = "none"  # the Java client's spelling of "no check"
             self._set(_RENAMED.get(name, name), value, name)
         else:
-            reason = f"is not a client property that tidesink takes{nearest(name, NAMES)}"
+            reason = f"is not a client property that tidesink supports{nearest(name, NAMES)}"
             self._refuse(name, reason, one_of(name, NAMES))
 
     def _truststore(self) -> None:
@@ -401,7 +403,7 @@ class _Translation:
         kind = self._given.pop("ssl.keystore.type", None)
         location = self._given.get("ssl.keystore.location")
         if _is_pem(kind):
-            if location is not None:  # one file with the chain and the key
+            if location is not None:  # one file with both the chain and the key
                 del self._given["ssl.keystore.location"]
                 for name in ("ssl.certificate.location", "ssl.key.location"):
                     self._set(name, location, "ssl.keystore.location")
@@ -422,7 +424,7 @@ class _Translation:
         mechanism = self._mechanism()
         expected, names = _LOGIN_MODULES.get(entry.module.rpartition(".")[2], ((), {}))
         if entry.module.endswith("Krb5LoginModule"):
-            self._refuse("sasl.jaas.config", "is of Kerberos", "use sasl.kerberos.keytab and .principal")
+            self._refuse("sasl.jaas.config", "is for Kerberos", "use sasl.kerberos.keytab and .principal")
         elif not expected:
             self._refuse("sasl.jaas.config", f"names the login module {entry.module}", _CALLBACK)
         elif mechanism not in expected:
@@ -440,15 +442,15 @@ class _Translation:
                 self._refuse(
                     "sasl.jaas.config",
                     f"has the option {option}, which has no equivalent",
-                    f"remove it; there are {', '.join(names)}",
+                    f"remove it; supported options are {', '.join(names)}",
                 )
 
     def _login_handler(self) -> None:
         handler = self._given.pop("sasl.login.callback.handler.class", None)
         if handler is not None and handler not in _LOGIN_HANDLERS:
-            self._refuse("sasl.login.callback.handler.class", "is a class of Java", _CALLBACK)
+            self._refuse("sasl.login.callback.handler.class", "is a Java class", _CALLBACK)
         elif self._mechanism() == "OAUTHBEARER" and "sasl.oauthbearer.token.endpoint.url" in self._given:
-            # Java has no such property: it follows from the token endpoint.
+            # Java has no such property: the token endpoint implies it.
             self._given.setdefault("sasl.oauthbearer.method", "oidc")
 
     def _mechanism(self) -> str:
@@ -467,7 +469,7 @@ class _Translation:
             self._refuse(TOKEN_CALLBACK, "names no function", "give module:function")
 
 
-# Java's login modules: the mechanisms they are for, and what their options mean.
+# Java's login modules: their mechanisms, and the meaning of their options.
 _PASSWORD_PROPERTIES: Final = {"username": "sasl.username", "password": "sasl.password"}
 _LOGIN_MODULES: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]]] = {
     "PlainLoginModule": (("PLAIN",), _PASSWORD_PROPERTIES),
@@ -496,7 +498,7 @@ _CONTROL: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "
 
 
 class JaasSyntaxError(ValueError):
-    """The text is not an entry of JAAS; the message shows nothing of it."""
+    """The text is not a JAAS entry; the message shows nothing of it."""
 
 
 class JaasEntry(NamedTuple):
@@ -510,10 +512,10 @@ class JaasEntry(NamedTuple):
 
 
 def parse_jaas(text: str) -> JaasEntry:
-    """The one entry of ``text``.
+    """Parse the only entry of ``text``.
 
     Raises:
-        JaasSyntaxError: it is not one entry.
+        JaasSyntaxError: the text is not exactly one entry.
     """
     tokens = list(_tokens(text))
     if len(tokens) < 3 or tokens[-1] != (";", True):
@@ -525,7 +527,7 @@ def parse_jaas(text: str) -> JaasEntry:
 
 
 def _tokens(text: str) -> Iterator[tuple[str, bool]]:
-    """Each word with whether it is a sign."""
+    """Yield each word, and True if it is a punctuation mark."""
     at, text = 0, text.strip()
     while at < len(text):
         found = _TOKEN.match(text, at)

@@ -191,7 +191,7 @@ def test_no_error_shows_a_secret(tmp_path: Path, uri: str, toml: str) -> None:
         ("kafka://k:1/t?protocol=open-protocol", "", "protocol is open-protocol"),
         ("kafka://k:1/a/b?protocol=canal-json", "", "source.topics"),
         ("kafka://k/t?protocol=canal-json", "", "give host:port"),
-        ("mysql://k:1/", "", "writes to mysql, and tidesink reads Kafka"),
+        ("mysql://k:1/", "", "writes to mysql, but tidesink reads Kafka"),
         ("kafka://k:1/?protocol=canal-json", "", "names no topic"),
         ("kafka://k:1/t?protocol=cnal-json", "", "did you mean canal-json?"),
         (
@@ -282,7 +282,7 @@ def test_a_filter_that_leaves_several_tables_is_refused(tmp_path: Path, rules: s
     toml = (
         f"[filter]\nrules={rules}\n[sink]\ndispatchers=[{{matcher=['shop.*'],topic='{{schema}}_{{table}}'}}]"
     )
-    assert "tables that no dispatcher fits share the topic rest" in refused(tmp_path, AVRO, toml)
+    assert "tables that no dispatcher matches share the topic rest" in refused(tmp_path, AVRO, toml)
 
 
 def test_a_dispatcher_that_leaves_tables_out_does_not_cover_them(tmp_path: Path) -> None:
@@ -290,4 +290,4 @@ def test_a_dispatcher_that_leaves_tables_out_does_not_cover_them(tmp_path: Path)
         "[filter]\nrules=['shop.*']\n"
         "[sink]\ndispatchers=[{matcher=['shop.*','!shop.a'],topic='{schema}_{table}'}]"
     )
-    assert "tables that no dispatcher fits" in refused(tmp_path, AVRO, toml)
+    assert "tables that no dispatcher matches" in refused(tmp_path, AVRO, toml)

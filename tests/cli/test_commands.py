@@ -54,7 +54,7 @@ def test_wrong_use_ends_with_2_and_says_what_to_do(args: tuple[str, ...], messag
 def test_an_unreachable_broker_is_a_failure_at_run_time() -> None:
     result = run("decode", "--protocol", "canal-json", "--topic", "t", "--brokers", "127.0.0.1:1")
     assert result.exit_code == 1
-    assert "no answer from 127.0.0.1:1" in result.stderr
+    assert "No answer from 127.0.0.1:1" in result.stderr
 
 
 @pytest.mark.parametrize("protocol", CODECS)

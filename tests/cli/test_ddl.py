@@ -79,7 +79,7 @@ def test_a_decision_is_heeded_and_stays_known(shop: Shop, verb: str, policy: Any
     code, output = shop.run("ddl", verb, DIGEST[:8])
     assert (code, shop.asked().accepted, shop.asked().resumed) == (0, {DIGEST: policy}, 1)
     assert f"shop.orders: truncate (TRUNCATE TABLE orders): {state}" in output
-    assert "the next one heeds it" in output
+    assert "The next one handles the request" in output
     (still,) = _listed(shop)
     assert (still["state"], still["waits"], still["digest"]) == (state, True, DIGEST)
     shop.waits()
@@ -138,7 +138,7 @@ def test_a_decision_leaves_a_table_paused_that_a_person_paused(shop: Shop) -> No
     shop.run("pause", "shop.orders")
     code, output = shop.run("ddl", "approve", "shop.orders")
     assert (code, shop.asked().rests) == (0, True)
-    assert f"tidesink resume --config {shop.path} shop.orders goes on" in output
+    assert f"Run `tidesink resume --config {shop.path} shop.orders` to continue" in output
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,12 @@ def test_a_decision_leaves_a_table_paused_that_a_person_paused(shop: Shop) -> No
         (("shop.orders",), "price: cannot be approved: no type holds both"),
         (("--all-of", "type"), "no type holds both"),
         (("--all-of", "ad"), "there is no such kind (did you mean add?)"),
-        (("--all-of", "widen"), "no change of kind widen waits"),
-        ((), "give either tables (schema.table) and digests, or --all-of KIND"),
+        (("--all-of", "widen"), "No change of kind widen waits"),
+        ((), "Give either tables (schema.table) and digests, or --all-of KIND"),
         (("shop.items", "--all-of", "add"), "give either"),
         (("shop.item",), "did you mean shop.items?"),
-        (("shop.items",), "no change of shop.items waits"),
-        (("abcd1234",), "no change of abcd1234 waits"),
+        (("shop.items",), "No change of shop.items waits"),
+        (("abcd1234",), "No change of abcd1234 waits"),
     ],
 )
 def test_what_cannot_be_decided_is_refused_and_nothing_is_asked(
@@ -170,7 +170,7 @@ def test_a_change_that_several_tables_have_is_decided_by_their_names(shop: Shop)
     shop.waits(ADDED, table=ITEMS)
     code, output = shop.run("ddl", "reject", ADDED.change.short_digest)
     assert (code, shop.asked()) == (2, TableControl())
-    assert "waits in several tables (shop.items, shop.orders): name the tables" in output
+    assert "waits in several tables (shop.items, shop.orders). Name the tables" in output
     assert shop.run("ddl", "reject", "shop.items", "shop.orders")[0] == 0
 
 
@@ -184,7 +184,7 @@ def test_digests_that_begin_alike_are_not_guessed(shop: Shop) -> None:
     shop.waits(one, other)
     code, output = shop.run("ddl", "approve", one.change.digest[:4])
     assert (code, shop.asked()) == (2, TableControl())
-    assert "give more of it" in output
+    assert "Give more of it" in output
     assert shop.run("ddl", "approve", one.change.digest)[0] == 0
 
 

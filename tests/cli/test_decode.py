@@ -111,14 +111,14 @@ def test_bad_canal_json_is_an_error_line(value: bytes | None, error: str, reason
 @pytest.mark.parametrize(
     ("stdin", "message"),
     [
-        ('{"topic":', "line 1 is no JSON"),
-        ("\n\n[1]\n", "line 3 is no JSON object"),
+        ('{"topic":', "line 1 is not JSON"),
+        ("\n\n[1]\n", "line 3 is not a JSON object"),
         ('{"topic":"t","partition":0,"offset":1,"key_b64":null}', "value_b64 is missing"),
         (
             '{"topic":"t","partition":0,"offset":"1","key_b64":null,"value_b64":null}',
             "offset must be an integer, not '1'",
         ),
-        ('{"topic":"t","partition":0,"offset":1,"key_b64":"??","value_b64":null}', "key_b64 is no base64"),
+        ('{"topic":"t","partition":0,"offset":1,"key_b64":"??","value_b64":null}', "key_b64 is not base64"),
     ],
 )
 def test_a_line_that_is_no_record_is_wrong_use(stdin: str, message: str) -> None:
@@ -153,8 +153,9 @@ def test_options_that_the_bytes_contradict_are_a_warning(schemas: str, spelling:
     assert result.exit_code == 0
     assert lines(result)[0]["after"]["d"] == "-0.0001"
     assert result.stderr.splitlines() == [
-        "warning: enable-tidb-extension is declared as true, the bytes say false: the bytes win",
-        "warning: avro-decimal-handling-mode is declared as string, the bytes say precise: the bytes win",
+        "warning: enable-tidb-extension is declared as true, but the bytes have false. The bytes win",
+        "warning: avro-decimal-handling-mode is declared as string, but the bytes have precise. The bytes "
+        "win",
     ]
 
 
@@ -208,9 +209,9 @@ def test_ddl_in_the_topic_gives_types_to_what_follows() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{\n  "type": "record"\n}', "line 1 is no JSON"),
-        ('[{"id": 1, "schema": "\\"int\\""}]', "line 1 is no JSON object"),
-        ('{"type": "record", "name": "r", "fields": []}', "line 1 is no schema with its id"),
+        ('{\n  "type": "record"\n}', "line 1 is not JSON"),
+        ('[{"id": 1, "schema": "\\"int\\""}]', "line 1 is not a JSON object"),
+        ('{"type": "record", "name": "r", "fields": []}', "line 1 is not a schema with its id"),
     ],
 )
 def test_a_schemas_file_of_another_form(tmp_path: Path, text: str, words: str) -> None:

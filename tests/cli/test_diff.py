@@ -119,9 +119,9 @@ def test_a_cut_is_one_of_a_lake_and_of_no_other_pipeline(tmp_path: Path) -> None
     SqlStateStore(str(tmp_path / "state.db")).save_status(TableStatus("shop", ORDERS, "IDLE"))
     path = diff_config(tmp_path)
     code, output = run_diff(path, "--at", "yesterday")
-    assert (code, "'yesterday' is no time" in output) == (2, True)
+    assert (code, "'yesterday' is not a time" in output) == (2, True)
     code, output = run_diff(path, "--at", "2026-11-26", "--against", str(diff_config(tmp_path, name="other")))
-    assert (code, "give either --at or --against" in output) == (2, True)
+    assert (code, "Give either --at or --against" in output) == (2, True)
     target = {"type": "postgres", "url": "postgresql://127.0.0.1:1/d", "user": "u"}
     code, output = run_diff(diff_config(tmp_path, target=target), "--at", "2026-11-26")
-    assert (code, "keeps no versions of tables" in output) == (2, True)
+    assert (code, "stores no versions of tables" in output) == (2, True)

@@ -74,8 +74,11 @@ def test_a_report_goes_on_behind_the_last_table_that_is_done(tmp_path: Path) -> 
         report.done(TableDiff(OTHERS, 1, 2, only_at_target=1))
     assert _kinds(path) == ["different", "only_at_target"]
     assert [one.name for one in tmp_path.iterdir()] == ["report.jsonl"]
-    # Nothing is left to go on with.
-    with pytest.raises(ConfigError, match="no comparison to go on with"), kept(path, of=OF, resume=True):
+    # No interrupted comparison is left.
+    with (
+        pytest.raises(ConfigError, match="There is no comparison to continue"),
+        kept(path, of=OF, resume=True),
+    ):
         pass
     assert _kinds(path) == ["different", "only_at_target"]
 
@@ -103,7 +106,7 @@ def test_tables_that_are_done_are_shown_and_not_compared_again(tmp_path: Path) -
     path, report = diff_config(tmp_path), tmp_path / "report.jsonl"
     SqlStateStore(str(tmp_path / "state.db")).save_status(TableStatus("shop", ORDERS, "IDLE"))
     code, output = run_diff(path, "--resume")
-    assert (code, "give --report FILE" in output) == (2, True)
+    assert (code, "Give --report FILE" in output) == (2, True)
     code, output = run_diff(path, "--resume", "--report", str(report))
     assert (code, "cannot be written: No such file" in output) == (2, True), output
     _cut_off(report)

@@ -49,9 +49,9 @@ def test_the_lines_are_right_before_they_are_made_wrong(line: dict[str, Any]) ->
         ({**ROW, "position": [1]}, "position must be an object, not [1]"),
         ({**ERROR, "position": {**PLACE, "topic": None}}, "position.topic must be a text"),
         ({**ERROR, "position": None}, "position is missing: topic, partition and offset"),
-        ({**ERROR, "value_b64": "A!Q=I="}, "value_b64 is no base64"),
-        ({**ERROR, "value_b64": "ä"}, "value_b64 is no base64"),
-        ({**ERROR, "key_b64": 7}, "key_b64 is no base64"),
+        ({**ERROR, "value_b64": "A!Q=I="}, "value_b64 is not base64"),
+        ({**ERROR, "value_b64": "ä"}, "value_b64 is not base64"),
+        ({**ERROR, "key_b64": 7}, "key_b64 is not base64"),
         ({**ROW, "table": {**ROW["table"], "zzz": 1}}, "table.zzz is unknown: a table has schema and name"),
         ({**ROW, "table": None}, "table must be an object, not None"),
         ({**ROW, "table": {"schema": "a"}}, "table.name is missing"),
@@ -61,7 +61,7 @@ def test_the_lines_are_right_before_they_are_made_wrong(line: dict[str, Any]) ->
         ({**ROW, "schema_id": {"key": "7"}}, "schema_id.key must be an integer, not '7'"),
         ({**ROW, "extension": {"mysqlType": {"id": 5}}}, "extension.mysqlType.id must be a text, not 5"),
         ({**ROW, "extension": {"pkNames": [None]}}, "extension.pkNames must hold texts, not None"),
-        ({**ROW, "extension": {"x": {"base64": "?"}}}, "extension.x is no base64"),
+        ({**ROW, "extension": {"x": {"base64": "?"}}}, "extension.x is not base64"),
     ],
 )
 def test_a_wrong_member_is_told_by_name(line: dict[str, Any], message: str) -> None:
@@ -89,7 +89,7 @@ def test_offsets_that_are_gone_are_told_at_once() -> None:
     from tidesink.cli.sources import gone_before, parse_start
 
     assert gone_before(parse_start("5"), {1: 9, 0: 7}) == (
-        "--from 5: the broker has removed earlier records; it holds partition 0 from 7, partition 1 from 9"
+        "--from 5: the broker has removed earlier records. It holds partition 0 from 7, partition 1 from 9"
     )
 
 
@@ -98,8 +98,8 @@ def test_a_start_behind_the_end_is_told() -> None:
 
     ends = {1: 9, 0: 7}
     assert nothing_from(parse_start("10"), ends) == (
-        "--from 10: the topic holds no record from there on (partition 0 at 7, partition 1 at 9); "
-        "begin earlier, or omit --from"
+        "--from 10: the topic holds no record from there on (partition 0 at 7, partition 1 at 9). "
+        "Begin earlier, or omit --from"
     )
     assert nothing_from(parse_start("@5"), ends).startswith("--from @5: the topic holds no record")
     assert nothing_from(parse_start("earliest"), {0: 0}) == "the topic holds no record (partition 0 at 0)"
@@ -113,4 +113,4 @@ def test_a_debezium_line_has_no_types() -> None:
     }
     result = run("encode", "--protocol", "debezium", stdin=json.dumps(line))
     assert result.exit_code == 1
-    assert "a Debezium line has none; give --table-definition FILE" in result.stderr
+    assert "a Debezium line has none. Give --table-definition FILE" in result.stderr

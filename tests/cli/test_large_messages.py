@@ -94,7 +94,7 @@ def test_secrets_come_from_the_environment_or_a_file_and_are_not_shown(
     assert "SECRET" not in found.output + other.output
     missing = run(*given, "--upstream-url", "nothing://u:${env:NOT_THERE}@h", stdin=stdin)
     assert missing.exit_code == 2
-    assert "the environment has no NOT_THERE" in missing.stderr
+    assert "the environment variable NOT_THERE is not set" in missing.stderr
 
 
 DEBEZIUM: Final = ("--protocol", "debezium", "--time-zone", "UTC")

@@ -61,7 +61,7 @@ def _asked(config: Path, *words: str) -> tuple[int, str]:
         (("replay", "shop.orders", "--error", "FramingErr"), "did you mean FramingError?"),
         (("replay", "shop.log"), "A table with mode: append cannot replay dead letters"),
         (("drop", "shop.orders", "--error", "FramingErr", "--yes"), "did you mean FramingError?"),
-        (("drop", "--all", "--error", "no", "--yes"), "--error no: there is no such error;"),
+        (("drop", "--all", "--error", "no", "--yes"), "--error no: there is no such error."),
     ],
 )
 def test_arguments_are_judged_before_spark_starts(config: Path, words: tuple[str, ...], said: str) -> None:
@@ -73,7 +73,7 @@ def test_arguments_are_judged_before_spark_starts(config: Path, words: tuple[str
 def test_a_name_that_is_none_is_refused_before_any_worker_ran(config: Path) -> None:
     code, output = _asked(config, "replay", "orders")
     assert code == 2
-    assert "'orders' is not a table's name: give it as schema.table" in output
+    assert "'orders' is not a table's name. Give it as schema.table" in output
 
 
 def test_a_worker_at_work_is_met_before_spark_starts(config: Path) -> None:

@@ -104,7 +104,7 @@ def test_where_a_table_stands(bed: Bed) -> None:
     assert "2026-11-26 08:00:00.000" in shown
     assert "rewound" not in shown
     bed.applies(4, 20, again_to=20)
-    assert "rewound, and read again: partition 0 from 4 to 20" in bed.run("show")
+    assert "rewound, and reads again: partition 0 from 4 to 20" in bed.run("show")
     assert "no table shop.others is known" in bed.run("show", "shop.others", code=2)
 
 
@@ -117,7 +117,7 @@ def test_a_topic_that_is_gone_or_another_one(bed: Bed) -> None:
     bed.topic += "-gone"
     bed.applies(15, 20)
     (table,) = json.loads(bed.run("show", "-o", "json"))["tables"]
-    assert table["reason"] == "the topic is not there"
+    assert table["reason"] == "the topic does not exist"
     assert table["partitions"][0] | {"commit_ts": None} == {
         "partition": 0,
         "applied": 15,
@@ -127,7 +127,7 @@ def test_a_topic_that_is_gone_or_another_one(bed: Bed) -> None:
         "waiting": None,
         "commit_ts": None,
     }
-    assert "is not there" in bed.run("rewind", "shop.orders", "--to-beginning", code=2)
+    assert "does not exist" in bed.run("rewind", "shop.orders", "--to-beginning", code=2)
     assert bed.asked is None
 
 
@@ -157,8 +157,8 @@ def test_a_place_to_go_back_to(bed: Bed, words: list[str], offsets: dict[int, in
     for number, offset in offsets.items():
         end = (15, 20)[number]
         assert f"partition {number} is read again from {offset} to {end}, {end - offset} offsets" in output
-    assert "rows may be older than they were until then" in output
-    assert "the next worker heeds it" in output
+    assert "until then rows may have earlier values" in output
+    assert "The next one handles the request" in output
 
 
 def test_another_one_replaces_what_was_asked(bed: Bed) -> None:
@@ -189,8 +189,8 @@ def test_what_is_refused(bed: Bed) -> None:
         (["--to-time", "2026-11-26T09:00:00Z"], "already about to continue from there"),
         (["--to-commit-ts", str(TSO + 8)], "which is older"),
         (["--to-commit-ts", str(EIGHT * 1000)], "is not a commit_ts"),
-        ([], "say in one way where to go back to"),
-        (["--to-beginning", "--to-offset", "0=1"], "say in one way"),
+        ([], "Give exactly one of --to-offset"),
+        (["--to-beginning", "--to-offset", "0=1"], "Give exactly one of"),
     ):
         assert reason in bed.run("rewind", "shop.orders", *words, code=2), words
     assert "twice" in bed.run("rewind", "shop.orders", "--to-beginning", code=2, defaults={"mode": "append"})
@@ -211,5 +211,5 @@ def test_what_expired_is_refused(bed: Bed) -> None:
     bed.run("rewind", "shop.orders", "--to-time", "2026-11-26T08:08:00Z")
     assert bed.asked is not None
     assert bed.asked.offsets == {0: 8, 1: 8}
-    assert "is not read again: partition 0 with 6" in bed.run("rewind", "shop.orders", "--to-beginning")
+    assert "cannot be read again: partition 0 with 6" in bed.run("rewind", "shop.orders", "--to-beginning")
     assert bed.asked.offsets == {0: 6, 1: 0}

@@ -26,8 +26,8 @@ def test_a_table_is_asked_to_rest_and_to_go_on(shop: Shop) -> None:
     shop.store.save_status(TableStatus("shop", ORDERS, "IDLE"))
     code, output = shop.run("pause", "SHOP.orders")
     assert (code, shop.asked().rests) == (0, True)
-    assert "the next one heeds it" in output
-    assert "shop.orders: asked to rest" in shop.run("status")[1]
+    assert "The next one handles the request" in output
+    assert "shop.orders: asked to pause" in shop.run("status")[1]
     shown = json.loads(shop.run("status", "-o", "json")[1])
     assert shown["asked_to_rest"] == [{"schema": "shop", "name": "orders"}]
     assert shown["worker"] == {"alive": False, "seconds_since_turn": None, "failure": None}

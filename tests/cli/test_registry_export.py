@@ -68,5 +68,5 @@ def test_an_export_that_may_be_cut_is_refused(start: Start) -> None:
         server.registry.memory.register(f"s{number:04d}", '"int"')
     result = run("registry", "export", "--schema-registry", server.url)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "the export would be incomplete" in " ".join(result.stderr.split())
+    assert "The export would be incomplete" in " ".join(result.stderr.split())
     assert len(exported(server, "s0007").splitlines()) == 1

@@ -100,11 +100,11 @@ def test_mutual_tls_with_an_authority_of_ones_own(serve: Serve, settings: Any, t
         (f"url: http://h\npasword: {SECRET!r}", "unknown setting"),
         (
             "url: http://h\nauth: {token: '${env:NO_SUCH_VARIABLE}'}",
-            "the environment has no NO_SUCH_VARIABLE",
+            "the environment variable NO_SUCH_VARIABLE is not set",
         ),
-        ("url: http://h\ntls: {ca: gone.pem}", "no such file"),
+        ("url: http://h\ntls: {ca: gone.pem}", "the file does not exist"),
         ("- a", "is not a mapping of settings"),
-        ("url: [", "is no YAML"),
+        ("url: [", "is not YAML"),
     ],
 )
 def test_wrong_settings_are_listed_without_secrets(settings: Any, text: str, words: str) -> None:

@@ -58,7 +58,7 @@ def test_the_report_for_people(capsys: object) -> None:
     ]
     assert out.splitlines()[-1] == "shop: done after 1.2 s"
     assert err.splitlines() == [
-        "shop.orders: 2 dates of column d that no calendar has became NULL (zero-date: null)",
+        "shop.orders: 2 invalid dates of column d became NULL (zero-date: null)",
         "shop.bad: error: FramingError: no JSON",
         "shop.bad: warning: w",
     ]
@@ -83,7 +83,7 @@ def test_the_report_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert (refused["event"], refused["error"], refused["next"]) == (
         "a setting is wrong",
         "ConfigError",
-        "correct this and run it again",
+        "Correct this and run it again.",
     )
     assert "topics" in refused["where"]
 

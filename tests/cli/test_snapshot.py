@@ -72,7 +72,7 @@ def test_a_snapshot_is_asked_for_rests_goes_on_and_ends(tmp_path: Path, store: S
     path = _config(tmp_path)
     code, output = _run(path, "snapshot", "start", "SHOP.orders")
     assert code == 0
-    assert "shop.orders: snapshot asked for" in output
+    assert "shop.orders: snapshot requested" in output
     first = _asked(store).started
     assert _run(path, "snapshot", "pause", "shop.orders")[0] == 0
     assert _asked(store) == SnapshotControl(first, rests=True)
@@ -106,7 +106,7 @@ def test_a_resync_is_a_snapshot_that_deletes(tmp_path: Path, store: SqlStateStor
     path = _config(tmp_path)
     code, output = _run(path, "resync", "SHOP.orders")
     assert code == 0
-    assert "shop.orders: resync asked for" in output
+    assert "shop.orders: resync requested" in output
     first = _asked(store).started
     assert _asked(store) == SnapshotControl(first, deletes=True)
     assert _run(path, "snapshot", "pause", "shop.orders")[0] == 0
@@ -127,8 +127,8 @@ def test_a_resync_of_the_keys_of_a_report(tmp_path: Path, store: SqlStateStore) 
     report.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     code, output = _run(path, *words)
     assert code == 0
-    assert "shop.orders: resync of the report's keys asked for" in output
-    assert "1 keys with a NULL are left alone" in output
+    assert "shop.orders: resync of the report's keys requested" in output
+    assert "1 keys with a NULL are left unchanged" in output
     first = _asked(store)
     assert first.deletes
     assert first.keys is not None
@@ -143,14 +143,14 @@ def test_a_resync_of_the_keys_of_a_report(tmp_path: Path, store: SqlStateStore) 
     report.write_text("")
     code, output = _run(path, *words, "-o", "json")
     assert code == 0
-    assert "names no key of it" in output
+    assert "has no key of it" in output
     assert _asked(store) == second
     # A snapshot of the whole table would not go on.
     shown = {"state": "running", "rows": 5, "estimate": 20}
     store.save_status(TableStatus("shop", ORDERS, "RUNNING", batch=1, details={"snapshot": shown}))
     code, output = _run(path, *words)
     assert code == 2
-    assert "is not over (running)" in output
+    assert "has not finished (running)" in output
 
 
 def test_one_of_all_rows_that_no_worker_has_begun_is_not_replaced(
@@ -187,7 +187,9 @@ def test_a_range_that_is_none_is_refused(
     assert "Use comparisons of columns of the source's key" in output
     if command == ("resync",):
         both = ("--where", "id > 1", "--differing", "report.jsonl")
-        assert "give one of --differing, --key and --where" in _run(path, *command, "shop.orders", *both)[1]
+        assert (
+            "Give only one of --differing, --key and --where" in _run(path, *command, "shop.orders", *both)[1]
+        )
     assert read_controls(store, "shop") == {}
 
 
@@ -217,14 +219,14 @@ def test_a_resync_of_keys_that_are_given(tmp_path: Path, store: SqlStateStore, m
         assert read_controls(store, "shop") == {}
         code, output = _run(path, "resync", str(table), "--key", "word=b,id=7", "--key", "id=8,word=")
         assert code == 0, output
-        assert "resync of 2 keys asked for" in output
+        assert "resync of 2 keys requested" in output
         asked = read_controls(store, "shop")[table].snapshot
         assert asked.deletes
         assert load_keys(store, asked.keys or "") == AskedKeys(("Id", "word"), (("7", "b"), ("8", "")))
         code, output = _run(path, "resync", str(table), "--key", "id=7,word=b", "--where", "id < 7")
-        assert (code, "give one of --differing, --key and --where" in output) == (2, True)
+        assert (code, "Give only one of --differing, --key and --where" in output) == (2, True)
         code, output = _run(path, "resync", str(table), "shop.orders", "--key", "id=7,word=b")
-        assert (code, "name a single table" in output) == (2, True)
+        assert (code, "Name a single table" in output) == (2, True)
 
 
 _HISTORY: Final = {"source__enable_tidb_extension": True, "defaults": {"mode": "history"}}
@@ -270,7 +272,7 @@ def test_how_far_snapshots_are(tmp_path: Path, store: SqlStateStore) -> None:
     assert "snapshot running: 500 rows of about 2000" in _run(path, "status")[1]
     assert "2000" in _run(path, "snapshot", "status")[1]
     for deletes, said in (
-        ({"parts": 0, "done": 0, "deletes": 0}, "deletes come behind the rows"),
+        ({"parts": 0, "done": 0, "deletes": 0}, "deletes follow after the rows"),
         ({"parts": 4, "done": 1, "deletes": 7}, "7 deletes, part 1 of 4"),
     ):
         details = {"snapshot": {**shown, "deletes": deletes}}

@@ -134,12 +134,12 @@ def test_a_topic_decodes_validates_and_plans(stack: Stack, tmp_path: Path, proto
     }
     reported = {
         "flat-avro": ("avro", "inferred from the Avro"),
-        "canal-json": ("ddl", "of the topic's own DDL"),
+        "canal-json": ("ddl", "from the topic's own DDL"),
     }
     assert plan["types_from"] == reported[protocol][0]
     notes = {column["name"]: column["note"] for column in plan["columns"]}
     assert "more than 38 digits" in notes["price"]
-    assert "no calendar has: null" in notes["made"]
+    assert "invalid dates: null" in notes["made"]
     text = run("plan", config).stdout
     assert "shop.order_items" in text
     assert "warning: column price" in text
@@ -215,7 +215,7 @@ def test_a_topic_that_is_not_there(stack: Stack) -> None:
     options = ("--protocol", "canal-json", "--brokers", stack.brokers)
     result = run("decode", *options, "--topic", f"{stack.prefix}none")
     assert result.exit_code == 2
-    assert "the broker has no topic" in result.stderr
+    assert "The broker has no topic" in result.stderr
 
 
 def test_the_workload_is_written_and_its_final_state_saved(stack: Stack, tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def test_why_a_lake_is_merged_is_known_until_it_is_not(
         sql(bed, f"ALTER TABLE {location} {change}")
         table.take(first, FIRST + 1)
         assert _status(table).details["left_to_spark"] == f"merged by MERGE: {reason}"
-        assert planned() == [f"batches of the table that is there are merged by MERGE: {reason}"]
+        assert planned() == [f"batches of the existing table are merged by MERGE: {reason}"]
         assert planned("elsewhere") == []
     with table.table_task() as second:
         table.offer(second, FIRST + 1)

@@ -340,7 +340,7 @@ def test_a_round_that_fails_is_said_and_the_next_call_goes_on(
 @FULL
 def test_a_broker_that_does_not_answer_is_said(tmp_path: Path, servers: Servers) -> None:
     nowhere = Servers(brokers="127.0.0.1:1", registry_url=servers["registry_url"], prefix="p-")
-    with pytest.raises(SourceUnavailableError, match=r"no answer from 127\.0\.0\.1:1"):
+    with pytest.raises(SourceUnavailableError, match=r"No answer from 127\.0\.0\.1:1"):
         consumer(tmp_path, nowhere)
 
 

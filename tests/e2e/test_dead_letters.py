@@ -85,7 +85,7 @@ def _check_letters(config: Path, topic: str) -> None:
     nothing = CliRunner().invoke(app, ["dlq", "show", "shop.kept", "0@3", "--config", str(config)])
     assert nothing.exit_code == 1
     assert "no dead letter of table shop.kept at partition 0, offset 3 of any topic" in nothing.output
-    assert "this table stops" not in nothing.output
+    assert "This table stops" not in nothing.output
     asked(config, "dlq", "show", "shop.kept", "nowhere", code=2)
     for refused in (["shop.kept"], [], ["shop.kept", "--all"], ["shop.kept", "0@2", "--error", "x", "--yes"]):
         asked(config, "dlq", "drop", *refused, code=2)

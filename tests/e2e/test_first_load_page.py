@@ -86,6 +86,6 @@ def test_the_page_does_what_it_says(
         assert f"(id={UNTOUCHED}) differs in total" in _run(differing, code=3)
         (line,) = Path("differing.jsonl").read_text(encoding="utf-8").splitlines()
         assert json.loads(line)["key"] == {"id": str(UNTOUCHED)}
-        assert "snapshot asked for" in _run(again)
+        assert "snapshot requested" in _run(again)
         for command in after.splitlines():
             _run(command)

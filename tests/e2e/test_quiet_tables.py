@@ -177,7 +177,7 @@ def test_a_table_is_planned_and_its_snapshot_asked_for_before_a_record_names_it(
         assert planned.exit_code == 0, planned.output
         assert f"{table.name}  from topic {table.topic}" in planned.output
         assert re.search(r"snapshot: about [1-9]\d* rows .* in \d ranges of \(region, id\)", planned.output)
-        assert "its columns are those of the database" in planned.output
+        assert "Its columns come from the source database" in planned.output
         assert f"Topic {table.topic} does not exist yet" in " ".join(planned.output.split())
         settings = yaml.safe_load((tmp_path / "shop.yaml").read_text())
         (tmp_path / "shop.yaml").write_text(yaml.safe_dump({**settings, "tables": []}))

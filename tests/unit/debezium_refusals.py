@@ -62,7 +62,7 @@ DEBEZIUM: list[tuple[str, dict[str, Any], str, str, str]] = [
         "cuts of a connector without its offsets",
         changed(CONNECTOR, cuts={}),
         "cuts",
-        "need watermarks in the topics",
+        "need watermarks, which the topics do not have",
         "source.debezium.offsets-topic and connector-name",
     ),
     (
@@ -81,8 +81,8 @@ DEBEZIUM: list[tuple[str, dict[str, Any], str, str, str]] = [
             "remove",
         )
         for name, value, reason in (
-            ("mode", "history", "needs the commit_ts of each change"),
-            ("sequence_by", "source", "needs the commit_ts of each change"),
+            ("mode", "history", "needs a commit_ts in each change"),
+            ("sequence_by", "source", "needs a commit_ts in each change"),
             ("snapshot", "initial", "reads rows as of now"),
         )
     ),

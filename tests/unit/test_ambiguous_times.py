@@ -262,7 +262,7 @@ def test_plan_warns_where_nothing_says_which_time_is_meant(zone: str, summed: bo
     assert len(told) == warned
     assert all("of made, paid" in line for line in told)
     notes = {column.name: column.note for column in plan.columns}
-    assert ("times that come twice: first" in notes["made"]) == (zone != "UTC")
+    assert ("times that occur twice: first" in notes["made"]) == (zone != "UTC")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,8 @@ def test_which_zones_set_their_clocks_back(zone: str, found: bool) -> None:
 def test_status_says_how_often_the_policy_chose() -> None:
     status = TableStatus("shop", TableId("shop", "orders"), "RUNNING", ambiguous_times={"made": 2, "paid": 0})
     assert list(count_remarks(status, right(FLAT_AVRO).source)) == [
-        "2 times of column made come twice and may be the other (ambiguous-time)"
+        "2 times of column made occur twice when clocks go back, so the other one may be meant "
+        "(ambiguous-time)"
     ]
 
 

@@ -63,16 +63,16 @@ _BILLION = "a0: &a0 [1, 1]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("pipeline: [", "is no YAML in line 1"),
+        ("pipeline: [", "is not YAML in line 1"),
         ("pipeline: a\npipeline: b", "pipeline is given twice"),
         ("", "is not a mapping of settings"),
         ("- a", "is not a mapping of settings"),
         ("a: \x07b", "character 4 has the code 7, which is not allowed"),
         ("a: 2020-13-45", "line 1, column 4: the value looks like a date or a number"),
-        ("a: !!timestamp 3", "looks like a date or a number and is none: put it in quotes"),
+        ("a: !!timestamp 3", "looks like a date or a number, but is neither: put it in quotes"),
         ("a: &a [*a]", "an anchor is used inside itself"),
         ("a: &a\n  <<: *a", "an anchor is used inside itself"),
-        (_BILLION, "stands for more than 200,000 values"),
+        (_BILLION, "expands to more than 200,000 values"),
         ("[" * 5000, "nested too deeply"),
         ("password: *s3cr3t", "a text that begins with \\* must be in quotes"),
         ("password: !s3cr3t x", "a text that begins with ! must be in quotes"),
@@ -160,4 +160,4 @@ def test_the_message_lists_every_problem(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         load_config(file)
     assert "2 settings are wrong in t.yaml" in raised.value.message
-    assert "batch.max-records: 'x' is no number" in raised.value.message
+    assert "batch.max-records: 'x' is not a number" in raised.value.message

@@ -277,7 +277,7 @@ def topic(name: str, replicas: int | None = None) -> dict[str, Any]:
     [
         ({"defaults__bad_record": "dead-letter"}, SETTING, "required by bad-record"),
         (topic("shop-dlq"), SETTING, "has no effect"),
-        ({"defaults__bad_record": "dead-letter", **topic("app")}, SETTING, "app is a source topic"),
+        ({"defaults__bad_record": "dead-letter", **topic("app")}, SETTING, "app matches source.topics"),
         ({"defaults__bad_record": "dead-letter", **topic("no/name")}, SETTING, "wrong form"),
         ({"dead_letters__path": "./kept"}, "dead-letters.path", "unknown setting"),
     ],

@@ -125,7 +125,7 @@ def test_decode_reads_glue_by_a_schemas_file(tmp_path: Path) -> None:
     line = json.loads(found.stdout)
     assert (line["type"], line["after"]["id"], line["after"]["d"]) == ("upsert", 7, "-0.0001")
     file.write_text('{"id": "no uuid", "schema": "x"}')
-    assert "line 1 is no schema with its id; give JSON Lines" in run(*args, stdin="").stderr
+    assert "line 1 is not a schema with its id. Give JSON Lines" in run(*args, stdin="").stderr
 
 
 def test_decode_without_glues_schemas_says_what_to_do() -> None:

@@ -93,7 +93,11 @@ def test_the_nearest_list_and_filter_hold() -> None:
 @pytest.mark.parametrize(
     ("defaults", "field", "reason"),
     [
-        ({"columns": ["id"], "except_column_list": ["a"]}, "except_column_list", "beside a list of columns"),
+        (
+            {"columns": ["id"], "except_column_list": ["a"]},
+            "except_column_list",
+            "but a list of columns is given",
+        ),
         ({"columns": ["id", "ID"]}, "columns", "id is listed twice"),
         ({"columns": []}, "columns", "wrong form"),
         ({"rename": {"a": "x", "b": "X"}}, "rename", "two columns would be called x"),
@@ -175,13 +179,13 @@ def test_metadata_is_named_or_has_its_own_names() -> None:
         (
             {"defaults": {"ignore_null_updates": True}, "source__protocol": "debezium-json"},
             "ignore_null_updates",
-            "leave a value out",
+            "omit a value",
         ),
         ({"defaults": {"mode": "append", "filter": "a > 1"}}, "filter", "stores every change"),
         (
             {"defaults": {"mode": "append", "ignore_null_updates": True}},
             "ignore_null_updates",
-            "keeps each row as it was",
+            "stores each row unchanged",
         ),
         (
             {
@@ -189,7 +193,7 @@ def test_metadata_is_named_or_has_its_own_names() -> None:
                 "target": {"type": "http", "url": "http://127.0.0.1:1/x"},
             },
             "ignore_null_updates",
-            "stores no values",
+            "has no stored values",
         ),
     ],
 )

@@ -34,8 +34,8 @@ def _config(defaults: dict[str, Any], *tables: dict[str, Any]) -> dict[str, Any]
     [
         (_config({}, {**ALL, "filter": "a <> 1"}, {**NAMED, **LOG}), "filter", "stores every change"),
         (_config({"filter": "a <> 1"}, {**NAMED, **LOG}), "filter", "stores every change"),
-        (_config({}, {**ALL, **LOG}, {**NAMED, **NULLS}), "ignore_null_updates", "keeps each row as it was"),
-        (_config({}, {**ALL, **BY_SOURCE}, {**NAMED, **NULLS}), "ignore_null_updates", "may come late"),
+        (_config({}, {**ALL, **LOG}, {**NAMED, **NULLS}), "ignore_null_updates", "stores each row unchanged"),
+        (_config({}, {**ALL, **BY_SOURCE}, {**NAMED, **NULLS}), "ignore_null_updates", "may arrive late"),
         (_config({}, {**ALL, **LOG}, {**NAMED, **BY_SOURCE}), "sequence_by", "mode append"),
         (_config({}, {**ALL, **LOG}, {**NAMED, "deletes": "soft"}), "deletes", "mode append"),
         (_config({}, {**ALL, **HISTORY}, {**NAMED, "deletes": "soft"}), "deletes", "ends a version"),

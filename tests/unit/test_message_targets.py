@@ -105,7 +105,7 @@ def test_protocols_have_the_names_of_the_codecs() -> None:
         (
             {"kafka": {"security.protocol": "SSL", "ssl.ca.location": "/nowhere.pem"}},
             "target.kafka.ssl.ca.location",
-            "no such file",
+            "the file does not exist",
         ),
         (
             {
@@ -141,7 +141,7 @@ def test_what_is_wrong_with_a_kafka_target_is_said(more: dict[str, Any], field: 
         ({"url": "http://h/#a"}, "target.url", "fragment"),
         ({"auth": {"token": "s3cr3t", "username": "me"}}, "target.auth", "exclude each other"),
         ({"auth": {"username": "me"}}, "target.auth", "give username and password"),
-        ({"tls": {"ca": "/nowhere.pem"}}, "target.tls.ca", "no such file"),
+        ({"tls": {"ca": "/nowhere.pem"}}, "target.tls.ca", "the file does not exist"),
         ({"method": "GET"}, "target.method", "POST"),
         ({"batch-rows": 0}, "target.batch-rows", "1 or more"),
     ],

@@ -212,11 +212,11 @@ def test_a_failing_table_says_what_comes_next(tmp_path: Path, *, ends: bool) -> 
     (table,) = found["tables"]
     assert table["state"] == "FAILING"
     again = "shop.orders: next: the worker tries again by itself, "
-    run = f"remove the cause, then `tidesink run --config {shop.file}`"
+    run = f"Remove the cause, then run `tidesink run --config {shop.file}`"
     assert ((again in shown.stdout), (run in shown.stdout)) == (not ends, ends)
     assert (table["failure"]["next_try"] is None) is ends
     assert "Nothing is lost" in shown.stdout
-    # Once it is stopped, nothing is tried any more.
+    # Once it is stopped, nothing is tried again.
     assert shop.json()["tables"][0]["failure"]["next_try"] is None
     assert run in shop.asked().stdout
 

@@ -92,9 +92,9 @@ def test_settings_say_where_and_hide_the_password() -> None:
         ({"table": "{schema}_{table}"}, "two names with a dot"),
         ({"table": "{schema}.{table}.{x}"}, "another placeholder"),
         ({"tls": {"mode": "sometimes"}}, "verify-ca"),
-        ({"view": "live"}, "one name with {table} and more in it"),
-        ({"view": "{schema}.{table}"}, "one name with {table} and more in it"),
-        ({"view": "{table}"}, "one name with {table} and more in it"),
+        ({"view": "live"}, "a name that contains {table} and more"),
+        ({"view": "{schema}.{table}"}, "a name that contains {table} and more"),
+        ({"view": "{table}"}, "a name that contains {table} and more"),
     ],
 )
 def test_settings_are_refused_with_the_reason(change: dict[str, Any], said: str) -> None:

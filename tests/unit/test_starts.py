@@ -95,7 +95,7 @@ def test_what_is_no_start_is_refused_under_defaults(start: Any) -> None:
 
 def test_offsets_are_of_one_table() -> None:
     found = wrong(changed(FLAT_AVRO, tables=[{"match": "shop.*", "start": {0: 5}}]))
-    assert found["tables[0].start"].remedy == "give name in place of match, or a time"
+    assert found["tables[0].start"].remedy == "use name instead of match, or a time"
 
 
 def _start(store: SqlStateStore, start: Any, place: str = "here") -> Start:
@@ -308,12 +308,12 @@ def test_plan_says_where_a_table_begins_and_why_it_rests() -> None:
 
     assert warnings("earliest") == ()
     assert warnings("latest") == (
-        "start: latest: a table of which nothing is applied begins there; earlier records of its topic are "
-        "not applied",
+        "start: latest: a table without applied records begins there. Earlier records of its topic are not "
+        "applied",
     )
     begun = TableStatus("shop", T, "PAUSED", batch=3, error="A schema change waits")
     assert warnings("latest", begun) == (
-        "start: latest changes nothing: the table has begun. tidesink offsets rewind has it read its topic "
-        "again",
-        "The table is PAUSED, as its worker reported last: A schema change waits",
+        "start: latest has no effect: the table has begun already. `tidesink offsets rewind` makes it "
+        "read its topic again",
+        "The table is PAUSED, as its worker last reported: A schema change waits",
     )

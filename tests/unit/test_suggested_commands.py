@@ -57,7 +57,7 @@ def test_every_command_takes_the_config_in_one_way_and_is_completed() -> None:
 
 
 def test_an_error_of_a_command_names_its_config_in_what_it_suggests() -> None:
-    error = ConfigError("no change waits: tidesink ddl list shows those that do")
+    error = ConfigError("no change waits: tidesink ddl list shows the waiting changes")
     error.next_step = "tidesink ddl reject abcd"
     shown = []
 
@@ -69,7 +69,7 @@ def test_an_error_of_a_command_names_its_config_in_what_it_suggests() -> None:
     command()
     shown.append(error_block(error))
     assert shown[0] == (
-        "ConfigError: no change waits: tidesink ddl list --config pg.yaml shows those that do\n"
+        "ConfigError: no change waits: tidesink ddl list --config pg.yaml shows the waiting changes\n"
         "  next:  tidesink ddl reject --config pg.yaml abcd\n"
     )
     assert "--config" not in shown[1]
@@ -77,7 +77,7 @@ def test_an_error_of_a_command_names_its_config_in_what_it_suggests() -> None:
 
 def test_no_config_at_all_says_how_to_name_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="give one with --config FILE"):
+    with pytest.raises(ConfigError, match="Give one with --config FILE"):
         chosen_config(None, None)
 
 

@@ -21,7 +21,7 @@ def test_rows_are_kept_as_at_the_source_where_nothing_is_said() -> None:
 @pytest.mark.parametrize("mode", ["append", "history"])
 def test_a_target_without_the_mode_refuses_it(mode: TableMode) -> None:
     config = changed(FLAT_AVRO, target={"type": "http", "url": "http://127.0.0.1:1/"}, defaults__mode=mode)
-    assert "holds no table in mode" in wrong(config)["defaults.mode"].reason
+    assert "does not support mode" in wrong(config)["defaults.mode"].reason
 
 
 DATED = changed(FLAT_AVRO, source__enable_tidb_extension=True)

@@ -22,11 +22,11 @@ def test_records_that_become_dead_letters_are_a_warning_and_others_a_problem() -
     assert set_aside.problem is None
     assert set_aside.warnings == (
         "first",
-        "2 of the 200 records that were looked at cannot be decoded; the first: FramingError: no JSON. The "
-        "worker makes them dead letters (bad-record: dead-letter)",
+        "2 of the 200 sampled records cannot be decoded. The first error: FramingError: no JSON. The "
+        "worker stores them as dead letters (bad-record: dead-letter).",
     )
     stopped = bad.told(right(changed(CANAL_JSON)), plan)
-    assert "2 of the 200 records that were looked at cannot be decoded" in str(stopped.problem)
+    assert "2 of the 200 sampled records cannot be decoded" in str(stopped.problem)
     assert "bad-record: dead-letter" in str(stopped.problem)
     known = TablePlan(ORDERS, "app", problem="no key")
     assert bad.told(right(changed(CANAL_JSON)), known).problem == "no key"
@@ -40,7 +40,7 @@ _KEPT = {
 
 
 def test_a_topic_of_which_nothing_can_be_decoded_is_a_problem_under_either_policy() -> None:
-    plan = TablePlan(None, "app", warnings=("no row change in the records that were looked at",))
+    plan = TablePlan(None, "app", warnings=("None of the sampled records changes a row.",))
     told = Undecodable(1, ["FramingError: x"]).told(right(changed(CANAL_JSON, **_KEPT)), plan)
     assert (told.warnings, "1 of the 1 records" in str(told.problem)) == ((), True)
 
@@ -84,13 +84,14 @@ def test_a_plan_by_the_first_records_says_whether_the_topic_has_more(
     warning = sample_warning([plan, TablePlan(ORDERS, "other")])
     assert (warning is not None) == more
     if warning is not None:
-        assert "only the first 10 records of each topic were looked at, and there are more (app)" in warning
-        assert "tidesink plan --sample 100 " in warning
+        assert "Only the first 10 records of each topic were read" in warning
+        assert "these topics have more: app." in warning
+        assert "`tidesink plan --sample 100` " in warning
 
 
 def test_of_many_topics_some_are_named() -> None:
     planned = [TablePlan(ORDERS, f"t{number}", sampled=5) for number in range(8)]
-    assert "(t0, t1, t2, t3, t4 and 3 more)" in str(sample_warning(planned))
+    assert ": t0, t1, t2, t3, t4 and 3 more." in str(sample_warning(planned))
 
 
 def test_policies_have_a_line_for_each_decision() -> None:

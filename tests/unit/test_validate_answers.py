@@ -28,8 +28,8 @@ def test_topics_that_are_not_read_are_named_with_the_reason() -> None:
     )
     assert topics_read(config, TOPICS) == (
         "2 of 10 topics are read: shop_a, shop_b; not read (Kafka's own): __consumer_offsets; "
-        "not read (the dead letters' own): letters; "
-        "not read (no rule of source.topics fits): other, x1, x2, x3, x4, …"
+        "not read (the topic of dead letters): letters; "
+        "not read (no rule of source.topics matches): other, x1, x2, x3, x4, …"
     )
 
 
@@ -41,11 +41,11 @@ def test_failures_stand_in_order_on_stdout(tmp_path: Path) -> None:
     result = run("validate", str(file), "--connect")
     assert (result.exit_code, result.stderr) == (1, "")
     lines = result.stdout.splitlines()
-    assert lines[0] == f"{file}: every setting is right; asking what it names:"
+    assert lines[0] == f"{file}: all settings are correct. Asking the servers:"
     assert lines[1].startswith("kafka: FAILED, ")
     assert lines[-1] == "FAILED: kafka"
 
 
 def test_only_an_error_of_a_table_stops_a_table() -> None:
-    assert "this table stops here" in error_block(TargetError("no", table="shop.a"))
-    assert "correct this and run it again" in error_block(SourceError("no", topic="letters"))
+    assert "This table stops here" in error_block(TargetError("no", table="shop.a"))
+    assert "Correct this and run it again" in error_block(SourceError("no", topic="letters"))

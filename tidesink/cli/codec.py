@@ -1,12 +1,12 @@
-"""``tidesink decode`` and ``encode``: the events in Kafka records, and decoded lines back to records.
+"""``tidesink decode`` and ``encode``: Kafka records to events, and decoded lines back to records.
 
-For people an event is one head line, then a line per column, with changes marked. What the bytes say about
-the producer's options is compared with what was declared: the bytes win.
+For people an event is a head line, followed by a line per column, with changes marked. The producer options
+that were declared are compared with the bytes; if they differ, the bytes win.
 
-A flat-avro line that carries schema ids is written with those very schemas, and so under the options they
-were built with. The width of BIT, which no schema says, is in the line's extension. A canal-json line shows
-the TiDB extension by its ``commit_ts``, and full types by ``extension.mysqlType``. Of a JSON protocol
-``extension.compression`` says how the record was compressed.
+A flat-avro line with schema ids is written with exactly those schemas, and so under the options they were
+built with. The width of BIT, which no schema has, is in the line's extension. The ``commit_ts`` of a
+canal-json line shows the TiDB extension, and ``extension.mysqlType`` has full types. In JSON protocols
+``extension.compression`` is the record's compression.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def decode(
     *,
     found: Setting,
     file: sources.Input = None,
-    topic: Annotated[str | None, typer.Option(help="A topic to read, in place of --input.")] = None,
+    topic: Annotated[str | None, typer.Option(help="A topic to read, instead of --input.")] = None,
     start: Annotated[
         str | None,
         typer.Option(
@@ -74,14 +74,16 @@ def decode(
     brokers: Annotated[str | None, typer.Option(help="Kafka bootstrap servers, for --topic.")] = None,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Check each canal-json message against the published JSON Schema too."),
+        typer.Option(
+            "--strict", help="Also check each canal-json message against the published JSON Schema."
+        ),
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show the events in Kafka records.
 
-    The records come from a topic, a capture file or stdin. The exit code is 1 if a record cannot be
-    decoded. Its line has the reason and the bytes.
+    The records come from a topic, a capture file or stdin. A record that cannot be decoded becomes a line
+    with the reason and the bytes; the exit code is then 1.
     """
     codec = found.open_codec()
     checked = _strict(found) if strict else None
@@ -104,14 +106,14 @@ def decode(
 def _strict(found: sources.Setting) -> CanalJsonSchema:
     if found.protocol != "canal-json":
         raise ConfigError(
-            f"--strict has no effect with {found.protocol}: its records are always read by their own schema; "
-            "remove it"
+            f"--strict has no effect with {found.protocol}, whose records are always read by their own "
+            "schema. Remove it."
         )
     return CanalJsonSchema(found.options)
 
 
 class _Reported(logging.Handler):
-    """What a codec warns of while it decodes, such as a wrong checksum, on stderr."""
+    """Prints a codec's warnings, such as a wrong checksum, on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one warning."""
@@ -124,7 +126,7 @@ _REPORTED = _Reported()
 def decoded_lines(
     codec: Codec, message: Message, observed: Observed, *, checked: CanalJsonSchema | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The lines of one record: its events, or why it has none; ``checked`` checks it first.
+    """Yield the lines of one record: its events, or the error. ``checked`` validates the record first.
 
     Raises:
         RegistryError: the registry does not answer, or refuses access, so that no record can be checked.
@@ -147,7 +149,7 @@ def _may_compress(codec: Codec) -> bool:
 
 
 def _with_compression(lines: list[dict[str, Any]], value: bytes | None) -> list[dict[str, Any]]:
-    """Lines that say how their record was compressed, so that ``encode`` writes it so again."""
+    """Add the record's compression to its lines, so that ``encode`` writes it the same way."""
     kind = compression_of(value or b"")
     if kind != "none":
         for line in lines:
@@ -156,7 +158,7 @@ def _with_compression(lines: list[dict[str, Any]], value: bytes | None) -> list[
 
 
 def _writer(output: OutputFormat, *, at_once: bool) -> Callable[[dict[str, Any]], None]:
-    """What writes a line; ``at_once``: each is flushed, since someone waits for it."""
+    """Return the function that writes a line. ``at_once``: flush each line, since a reader waits for it."""
     if output is OutputFormat.TEXT:
         return _text_writer()
     stream = sys.stdout.buffer
@@ -198,7 +200,7 @@ _LONGEST = 200
 
 
 def human_lines(line: dict[str, Any]) -> Iterator[str]:
-    """One decoded line, in rich's markup."""
+    """Format one decoded line in rich's markup."""
     yield _head(line)
     if line["type"] == "error":
         yield f"  {escape(line['error'])}: {escape(line['reason'])}"
@@ -257,14 +259,14 @@ def _size(text: str | None) -> str:
 
 
 def record_line(message: Message) -> str:
-    """A record in one plain line: where it goes, and its bytes in hex."""
+    """Format a record as one plain line: its location, and its bytes in hexadecimal digits."""
     parts = [f"{message.topic}[{message.partition}]@{message.offset}"]
     for name, data in (("key", message.key), ("value", message.value)):
         parts.append(f"{name} {'null' if data is None else data.hex()}")
     return "  ".join(parts)
 
 
-# How TiCDC writes a type in an Avro field, and the option that says so (tiflow c7b2588).
+# Types in Avro fields, and the option values that write them (tiflow c7b2588).
 _MODES = {
     ("DECIMAL", "bytes"): ("avro_decimal_handling_mode", "precise"),
     ("DECIMAL", "string"): ("avro_decimal_handling_mode", "string"),
@@ -275,7 +277,7 @@ _MARKS = {"enable_tidb_extension": "_tidb_commit_ts", "avro_include_before_value
 
 
 class Observed:
-    """Collects what was seen of each declared option; a difference is shown once."""
+    """Compares each declared option with the bytes; a difference is shown once."""
 
     def __init__(self, setting: Setting) -> None:
         self._declared = setting.declared
@@ -285,7 +287,7 @@ class Observed:
         self._seen: dict[str, set[Any]] = {}
 
     def see(self, event: Event) -> None:
-        """Take note of one event."""
+        """Record the options that one event shows."""
         if not self._declared or not isinstance(event, ChangeEvent) or self._is_debezium:
             return
         if event.schema_id is None:
@@ -300,7 +302,7 @@ class Observed:
         try:
             record = json.loads(self._registry.schema_by_id(schema_id))
         except (RegistryError, ValueError):
-            return  # decoding has shown it already
+            return  # decoding has reported it already
         fields = {field["name"]: field for field in record.get("fields", ())}
         for option, mark in _MARKS.items():
             self._note(option, mark in fields)
@@ -313,17 +315,17 @@ class Observed:
         self._seen.setdefault(option, set()).add(value)
 
     def warnings(self) -> Iterator[str]:
-        """One text for each declared option that the bytes contradict."""
+        """Yield one text for each declared option that the bytes contradict."""
         for option, declared in self._declared.items():
             others = self._seen.get(option, set()) - {declared}
             if others:
                 name = option.replace("_", "-")
                 found = _word(others.pop())
-                yield f"{name} is declared as {_word(declared)}, the bytes say {found}: the bytes win"
+                yield f"{name} is declared as {_word(declared)}, but the bytes have {found}. The bytes win"
 
 
 def _spelling(field: dict[str, Any]) -> tuple[str, str]:
-    """``tidb_type`` and Avro type of a field, out of its union where it has one."""
+    """Return a field's ``tidb_type`` and Avro type, without its union."""
     branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
     for branch in branches:
         if isinstance(branch, dict) and "connect.parameters" in branch:
@@ -335,14 +337,14 @@ def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# TiCDC's default terminator where several canal-json objects share a value (tiflow c7b2588).
+# TiCDC's default terminator between canal-json objects that share a value (tiflow c7b2588).
 _TERMINATOR = b"\r\n"
-# Refusals that are shown one by one; a capture may hold a million lines of one kind.
+# Number of refusals that are shown one by one; a capture may have a million of one kind.
 _MOST_REPORTED: Final = 20
 
 
 class Encoded(NamedTuple):
-    """A line and what it gave: a record, None where the protocol sends nothing, or why it cannot."""
+    """A line and its result: a record, None if the protocol sends nothing for it, or an error."""
 
     number: int
     line: Line
@@ -361,8 +363,9 @@ def encode(
 ) -> None:
     """Turn lines of decode -o json back into records.
 
-    It reads JSON Lines and writes capture lines. A line of type error gives its bytes unchanged. The exit
-    code is 1 if a line cannot be written: stderr has its number and the reason; the others are written.
+    It reads JSON Lines and writes capture lines. The bytes of a line of type error are written unchanged. The
+    exit code is 1 if a line cannot be written. Its number and the reason are on stderr; the others are
+    written.
     """
     name = file or "-"
     unsent = refused = 0
@@ -379,7 +382,7 @@ def encode(
     if unsent:
         warn(f"{unsent} lines have no record: {found.protocol} sends nothing for them under these options")
     if refused:
-        warn(f"lines that cannot be written as {found.protocol}: {refused}; the others were written")
+        warn(f"lines that cannot be written as {found.protocol}: {refused}. The others were written")
         raise typer.Exit(terminal.FAILED)
 
 
@@ -387,14 +390,14 @@ def _show_refusal(error: EncodeError, count: int) -> None:
     if count <= _MOST_REPORTED:
         sys.stderr.write(error_block(error))
     elif count == _MOST_REPORTED + 1:
-        sys.stderr.write(f"more lines cannot be written: the first {_MOST_REPORTED} were shown\n")
+        sys.stderr.write(f"more lines cannot be written. Only the first {_MOST_REPORTED} were shown\n")
 
 
 def encoded(name: str, encode_line: EncodeLine) -> Iterator[Encoded]:
-    """Each line of a file with its record, or why it has none.
+    """Yield each line of a file with its record or its error.
 
     Raises:
-        ConfigError: a line is none that ``decode -o json`` prints; the message has its number.
+        ConfigError: a line was not printed by ``decode -o json``; the message has its number.
         RegistryError: the registry does not answer, or refuses access, so that no line can be checked.
     """
     for number, line in json_lines(name):
@@ -412,21 +415,21 @@ def encoded(name: str, encode_line: EncodeLine) -> Iterator[Encoded]:
 
 
 def given_bytes(line: Line) -> EncodedRecord:
-    """The bytes that an error line carries.
+    """Return the bytes of an error line.
 
     Raises:
-        ConfigError: it carries none, or what is no base64, or it has no position.
+        ConfigError: the line has no bytes, no valid base64, or no position.
     """
     if "key_b64" not in line or "value_b64" not in line:
-        raise ConfigError("an error line needs key_b64 and value_b64")
+        raise ConfigError("an error line needs key_b64 and value_b64.")
     position_of(line)
     return EncodedRecord(*(line_bytes(name, line[name]) for name in ("key_b64", "value_b64")))
 
 
 def joined(lines: Iterable[Encoded]) -> Iterator[Message | EncodeError | None]:
-    """One message a record: events that shared a record (index 1, 2, …) are put into one again.
+    """Yield one message per record: events that shared a record (index 1, 2, …) are joined again.
 
-    A record of which some line cannot be encoded is not written at all: each of its lines gives an error.
+    If a line of a record cannot be encoded, the record is not written, and each of its lines yields an error.
     """
     shared: list[Encoded] = []
     for one in lines:
@@ -461,7 +464,7 @@ def _refusal(one: Encoded) -> EncodeError:
         return one.record
     position = position_of(one.line)
     return EncodeError(
-        "another line of the same record cannot be written, and a record is written whole or not at all",
+        "Another line of the same record cannot be written, and a record is only written whole.",
         topic=position.topic,
         partition=position.partition,
         offset=position.offset,
@@ -489,25 +492,25 @@ EncodeLine = Callable[[Line], EncodedRecord | None]
 
 
 def line_encoder(setting: Setting, *, register: bool) -> EncodeLine:
-    """What turns a decoded line of the setting's protocol into its record.
+    """Return the function that turns a decoded line of the setting's protocol into its record.
 
-    It gives None where the protocol sends nothing for the line. ``register`` lets it register the
-    schemas of lines that carry no ids.
+    It returns None if the protocol sends nothing for the line. With ``register`` it may register the schemas
+    of lines without ids.
 
     Raises:
-        ConfigError: no line of this protocol carries ids, and ``register`` is False.
+        ConfigError: lines of this protocol have no ids, and ``register`` is False.
     """
     if setting.protocol == "canal-json":
         return CanalJsonLines(setting.options, setting.definitions, setting.declared).encode
     if setting.protocol == "debezium-avro" and not register:
         raise ConfigError(
-            f"{setting.protocol} registers the schemas that --table-definition makes: give --register"
+            f"{setting.protocol} registers the schemas that --table-definition makes. Give --register."
         )
     return SchemaLines(setting, register=register).encode
 
 
 class SchemaLines:
-    """Encodes lines whose columns have the types of the schema they name (flat-avro), or of a definition."""
+    """Encodes lines with the types of their schema (flat-avro) or of a table definition."""
 
     def __init__(self, setting: Setting, *, register: bool) -> None:
         self._setting = setting
@@ -515,17 +518,17 @@ class SchemaLines:
         self._register = register
         self._codec = open_codec(setting.protocol, registry=setting.registry, options=setting.options)
         self._codecs: dict[tuple[bool, Compression], Codec] = {}
-        # Without a registry DDL is sent with the extension or without, which only the option says.
+        # Without a registry only the option shows whether DDL is sent with the extension.
         in_avro = CODECS[setting.protocol].registry
         self._sent = (WatermarkEvent, DdlEvent) if in_avro else (WatermarkEvent,)
         self._schemas: dict[tuple[int, tuple[str, ...]], TableSchema] = {}
 
     def encode(self, line: Line) -> EncodedRecord | None:
-        """The record of one line.
+        """Return the record of one line.
 
         Raises:
-            ConfigError: the line is none that ``decode -o json`` prints.
-            EncodeError: the line does not fit its schema, has none to be written with, or cannot be written.
+            ConfigError: the line was not printed by ``decode -o json``.
+            EncodeError: the line does not fit its schema, has no schema, or cannot be written.
             RegistryError: a schema cannot be read or registered.
         """
         event = event_of(line, self._schema_of)
@@ -537,14 +540,14 @@ class SchemaLines:
                 return codec.encode_with_ids(event)
             if not self._register:
                 raise EncodeError(
-                    "the line has no schema_id: give --register to register the schema that "
-                    "--table-definition makes",
+                    "The line has no schema_id. Give --register to register the schema that "
+                    "--table-definition makes.",
                     table=str(event.table),
                 )
         return codec.encode(event, topic=topic)
 
     def _codec_of(self, line: Line, *, control: bool) -> Codec:
-        """The codec of a line, which tells how its record was compressed where no option does."""
+        """Return the codec of a line. The line has the record's compression if no option sets it."""
         options = self._setting.options
         if "large_message_handle_compression" not in self._setting.declared:
             kind = _compression(line.get("extension") or {})
@@ -590,11 +593,11 @@ class CanalJsonLines:
         self._codecs: dict[CodecOptions, CanalJsonCodec] = {}
 
     def encode(self, line: Line) -> EncodedRecord | None:
-        """The record of one line.
+        """Return the record of one line.
 
         Raises:
-            ConfigError: the line is none that ``decode -o json`` prints.
-            EncodeError: canal-json cannot carry the line.
+            ConfigError: the line was not printed by ``decode -o json``.
+            EncodeError: canal-json cannot express the line.
         """
         event = event_of(line, self._schema_of)
         return self._codec(line).encode(event, topic=event.position.topic)
@@ -638,7 +641,7 @@ class CanalJsonLines:
 def _compression(extension: Mapping[str, Any]) -> Compression:
     kind = extension.get("compression", "none")
     if kind not in get_args(Compression):
-        raise ConfigError(f"extension.compression must be {' or '.join(get_args(Compression))}")
+        raise ConfigError(f"extension.compression must be {' or '.join(get_args(Compression))}.")
     return cast("Compression", kind)
 
 
@@ -650,7 +653,7 @@ def _defined(definitions: TableDefinitions, line: Line, *, reported: str = _NO_T
     schema = definitions.get(table)
     if schema is None:
         raise EncodeError(
-            f"the column types are unknown: {reported}; give --table-definition FILE",
+            f"The column types are unknown: {reported}. Give --table-definition FILE.",
             table=str(table),
         )
     return schema

@@ -1,4 +1,4 @@
-"""``tidesink cut``: the cuts of a pipeline, and whether what they name can still be read."""
+"""``tidesink cut``: the cuts of a pipeline, and whether their versions can still be read."""
 
 from __future__ import annotations
 
@@ -35,10 +35,7 @@ def list_cuts(
     limit: Annotated[int, typer.Option(min=1, help="Show the newest N cuts.")] = 20,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """List the cuts that are kept, the newest first.
-
-    It also says what the next one waits for.
-    """
+    """List the stored cuts, the newest first, and what the next one waits for."""
     settings = chosen_config(None, config_option)
     note(f"{settings.pipeline}: starting Spark")
     with started_spark(settings) as spark:
@@ -66,15 +63,14 @@ def list_cuts(
 def show(
     at: Annotated[
         str | None,
-        typer.Argument(help="A commit_ts, or a time of the source (UTC): the newest cut that is not later."),
+        typer.Argument(help="A commit_ts, or a time of the source (UTC); chooses the newest cut up to it."),
     ] = None,
     config_option: ConfigOption = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show the version of each table in a cut.
+    """Show the version of each table in a cut, and whether it can still be read.
 
-    It says for each whether the version can still be read. The newest cut if no time is given. The exit
-    code is 3 if a version is gone.
+    Without a time it shows the newest cut. The exit code is 3 if a version can no longer be read.
     """
     settings = chosen_config(None, config_option)
     note(f"{settings.pipeline}: starting Spark")

@@ -1,4 +1,4 @@
-"""``tidesink ddl``: changes of tables that wait for a person, what was decided of them, and the DDL read."""
+"""``tidesink ddl``: changes of tables that wait for a decision, past decisions, and DDL events."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from tidesink.sinks.worker.control import TableControl
 
 app = typer.Typer(
-    help="Changes of tables: those that wait, and the DDL read.",
+    help="Changes of tables that wait for a decision, and DDL events.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 AnyTables = Annotated[
-    list[str] | None, typer.Argument(metavar="[TABLE]...", help="schema.table; all if none is given.")
+    list[str] | None, typer.Argument(metavar="[TABLE]...", help="schema.table; the default is all.")
 ]
 Limit = Annotated[int, typer.Option("--max", min=1, help="Show at most this many DDL events.")]
 Named = Annotated[str, typer.Argument(metavar="DIGEST|TABLE", help="A change's digest, or schema.table.")]
@@ -58,28 +58,31 @@ Chosen = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[TABLE|DIGEST]...",
-        help="A change, by its digest, or all that a table's status shows, by schema.table.",
+        help="A change's digest, or schema.table for all changes that the table's status shows.",
     ),
 ]
 AllOf = Annotated[
     str | None,
-    typer.Option(metavar="KIND", help="The waiting changes of this kind, such as add, of all tables."),
+    typer.Option(metavar="KIND", help="All waiting changes of this kind, such as add, in all tables."),
 ]
-# A start of a digest that is shorter is taken for a mistake.
+# Shorter starts of a digest are refused as mistakes.
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{4,16}")
 _STATES: Final[Mapping[str | None, str]] = {None: "waits", "apply": "approved", "ignore": "rejected"}
 _CHOICES: Final[Mapping[str | None, str]] = {"apply": "applied by policy", "ignore": "ignored by policy"}
-# Of what was decided nothing more is possible.
+# A decided change offers no further choices.
 _WAITS_NOT: Final = {"accepts": [], "reason": ""}
 
 
 @dataclass(frozen=True)
 class TableChange:
-    """A change that a table's status shows, or that was decided; ``change`` is as the status has it.
+    """A change that a table's status shows, or that was decided.
 
-    ``policy``: what was made of it. ``decided`` is when, in seconds since 1970. ``waits``: the status shows
-    it as pending; a change that is decided still does until a worker heeds that. ``by_policy``: the config
-    decided it, and no person.
+    change: The change, as the status has it.
+    policy: The decision, or None.
+    decided: Time of the decision, in seconds since 1970.
+    waits: True if the status shows it as pending; a decided change is pending until a worker has read the
+        decision.
+    by_policy: True if the config decided it, and not a person.
     """
 
     table: TableId
@@ -91,16 +94,16 @@ class TableChange:
 
     @property
     def digest(self) -> str:
-        """Tells it from any other change."""
+        """Identifies the change."""
         return str(self.change["digest"])
 
     @property
     def state(self) -> str:
-        """Whether it waits for a person, or what was made of it, and by whom."""
+        """The decision and who made it, or that the change waits for a person."""
         return (_CHOICES if self.by_policy else _STATES)[self.policy]
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the change as JSON."""
         moment = None if self.decided is None else _moment(self.decided)
         return {
             "table": self.table._asdict(),
@@ -125,10 +128,9 @@ def list_changes(
 ) -> None:
     """List changes and DDL events.
 
-    The changes that wait are first, then what was decided of others, then the DDL events that workers read.
-    A change is shown with its digest, by which it is approved or rejected, and with what is possible. What
-    people decided comes before what the policies of the config did by themselves. Of DDL events, which are
-    for information, the oldest of each table are first.
+    Waiting changes come first, then decided ones, then the DDL events that workers read. Each change has a
+    digest, by which it is approved or rejected, and the possible decisions. Decisions by people come before
+    those by the config's policies. DDL events are for information; the oldest of each table come first.
     """
     settings = chosen_config(None, config)
     statuses = {entry.table: entry for entry in read_statuses(settings)}
@@ -189,7 +191,7 @@ def _shown_digest() -> int:
 
 
 def _what(change: Mapping[str, Any]) -> str:
-    """The statement, or the column with what it was and is."""
+    """Return the change's statement, or its column with the former and new definition."""
     if "statement" in change:
         return str(change["statement"])
     turned = " -> ".join(filter(None, (change["from"], change["to"])))
@@ -203,14 +205,14 @@ def _ways(one: TableChange) -> list[str]:
 @app.command()
 @guarded
 def show(named: Named, config: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
-    """Show a change whole, or all changes of a table. The exit code is 1 if there is none."""
+    """Show one change in full, or all changes of a table. The exit code is 1 if no change is found."""
     settings = chosen_config(None, config)
     statuses = {entry.table: entry for entry in read_statuses(settings)}
     found = _of_name(named, settings, statuses, _changes(settings, statuses, ()))
     if not found:
         raise NotKeptError(
-            f"no change of {named} waits, and none is stored that was decided: tidesink ddl list lists those "
-            "there are"
+            f"No change of {named} waits, and no decided one is stored. `tidesink ddl list` lists all "
+            "changes."
         )
     if output is OutputFormat.JSON:
         write_json({"pipeline": settings.pipeline, "changes": [one.as_json() for one in found]})
@@ -221,7 +223,7 @@ def show(named: Named, config: ConfigOption = None, output: Output = OutputForma
 
 
 def _lines(one: TableChange) -> Iterator[str]:
-    """A change in words, with the commands that decide it."""
+    """Yield a change as text, with the commands that decide it."""
     change = one.change
     decided = "" if one.decided is None else shown_moment(_moment(one.decided))
     yield f"{one.table}: {change['kind']}, {one.state}{f' at {decided} UTC' if decided else ''}"
@@ -251,8 +253,8 @@ def approve(
 ) -> None:
     """Apply changes that wait.
 
-    They are named by table, by digest, or with --all-of by kind. It holds for exactly what the status
-    shows. A table with other changes that wait goes on waiting.
+    They are named by table, by digest, or with --all-of by kind. The decision is only for what the status
+    shows. A table with other waiting changes still waits.
     """
     _decide(config, named, all_of, "apply", output)
 
@@ -266,10 +268,10 @@ def reject(
     all_of: AllOf = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Go on without changes that wait.
+    """Let tables continue without changes that wait.
 
-    They are named by table, by digest, or with --all-of by kind. It holds for exactly what the status
-    shows. A table with other changes that wait goes on waiting.
+    They are named by table, by digest, or with --all-of by kind. The decision is only for what the status
+    shows. A table with other waiting changes still waits.
     """
     _decide(config, named, all_of, "ignore", output)
 
@@ -278,7 +280,7 @@ def _decide(
     option: Any, named: Collection[str] | None, kind: str | None, policy: ChangePolicy, output: OutputFormat
 ) -> None:
     if bool(named) == (kind is not None):
-        raise ConfigError("give either tables (schema.table) and digests, or --all-of KIND")
+        raise ConfigError("Give either tables (schema.table) and digests, or --all-of KIND.")
     settings = chosen_config(None, option)
     statuses = {entry.table: entry for entry in read_statuses(settings)}
     waiting = [one for one in _changes(settings, statuses, ()) if one.waits]
@@ -286,36 +288,39 @@ def _decide(
     for name in named or ():
         found = _of_name(name, settings, statuses, waiting)
         if not found:
-            raise ConfigError(f"no change of {name} waits: tidesink ddl list shows those that do")
+            raise ConfigError(f"No change of {name} waits. `tidesink ddl list` shows the waiting changes.")
         if len({one.table for one in found}) > 1:
             tables = ", ".join(str(one.table) for one in found)
-            raise ConfigError(f"the change {name} waits in several tables ({tables}): name the tables")
+            raise ConfigError(f"The change {name} waits in several tables ({tables}). Name the tables.")
         chosen += found
     _ask(settings, chosen, policy, output)
 
 
 def _of_kind(kind: str, waiting: Iterable[TableChange]) -> list[TableChange]:
-    """The waiting changes of a kind.
+    """Return the waiting changes of a kind.
 
     Raises:
-        ConfigError: there is no such kind, or none waits.
+        ConfigError: the kind does not exist, or no change of it waits.
     """
     kinds = [word for part in get_args(ChangeKind) for word in get_args(part) or (part,)]
     if kind not in kinds:
-        raise ConfigError(f"--all-of {kind}: there is no such kind{nearest(kind, kinds)}: {', '.join(kinds)}")
+        raise ConfigError(
+            f"--all-of {kind}: there is no such kind{nearest(kind, kinds)}: {', '.join(kinds)}."
+        )
     found = [one for one in waiting if one.change["kind"] == kind]
     if not found:
-        raise ConfigError(f"no change of kind {kind} waits: tidesink ddl list shows those that do")
+        raise ConfigError(f"No change of kind {kind} waits. `tidesink ddl list` shows the waiting changes.")
     return found
 
 
 def _of_name(
     name: str, config: Config, statuses: Collection[TableId], changes: Sequence[TableChange]
 ) -> list[TableChange]:
-    """The changes of a table, or those of a digest, among some; there may be none.
+    """Return those of the changes that belong to a table or have a digest; possibly none.
 
     Raises:
-        ConfigError: the name is neither a table's nor the start of a digest, or several digests begin so.
+        ConfigError: the name is neither a table's nor the start of a digest, or several digests begin with
+            it.
     """
     known = (*(entry.table for entry in config.tables if entry.table is not None), *statuses)
     if fold_name(name) not in {fold_name(str(table)) for table in known} and _DIGEST.fullmatch(name):
@@ -325,19 +330,21 @@ def _of_name(
 
 
 def _of_digest(start: str, changes: Iterable[TableChange]) -> list[TableChange]:
-    """The change of a digest; several where tables have the very same one."""
+    """Return the change with a digest, or several if tables have the same change."""
     found = [one for one in changes if one.digest.startswith(start)]
     if len({one.digest for one in found}) > 1:
         shown = ", ".join(f"{one.digest} ({one.table})" for one in found)
-        raise ConfigError(f"several changes have a digest that begins with {start}: {shown}: give more of it")
+        raise ConfigError(
+            f"Several changes have a digest that begins with {start}: {shown}. Give more of it."
+        )
     return found
 
 
 def _ask(config: Config, chosen: Iterable[TableChange], policy: ChangePolicy, output: OutputFormat) -> None:
-    """Decide changes, and show what was asked; nothing is where one of them cannot be decided so.
+    """Decide changes, and show the requests. If one change does not allow the decision, nothing is decided.
 
     Raises:
-        ConfigError: one cannot.
+        ConfigError: a change does not allow the decision.
         StateStoreError: the store does not answer.
     """
     now, digests = time.time(), dict[TableId, dict[str, ChangePolicy]]()
@@ -361,7 +368,7 @@ def _ask(config: Config, chosen: Iterable[TableChange], policy: ChangePolicy, ou
     for one in decided:
         typer.echo(f"{one.table}: {change_words(one.change)}: {one.state}")
     for table in rests:
-        echo(f"{table}: rests as it was asked to: tidesink resume {table} goes on")
+        echo(f"{table}: paused by request. Run `tidesink resume {table}` to continue")
     typer.echo(WHERE_IT_ENDS[alive])
 
 
@@ -374,8 +381,8 @@ def _store(config: Config, decided: Iterable[TableChange], policy: ChangePolicy,
 
 
 _NO_WAY: Final = (
-    "do what the message says; no decision helps. The table goes on by itself once a worker starts with the "
-    "changed config, or on tidesink resume {} where the source was changed back"
+    "Follow the message; no decision helps. The table continues by itself once a worker starts with "
+    "the changed config, or after `tidesink resume {}` if the source was changed back."
 )
 
 
@@ -394,9 +401,9 @@ def _check(one: TableChange, policy: ChangePolicy) -> None:
 def _changes(
     config: Config, statuses: Mapping[TableId, TableStatus], asked: Collection[TableId]
 ) -> list[TableChange]:
-    """The changes of tables (of all if none is asked for): those that are pending, and those decided.
+    """Return the pending and the decided changes of tables, or of all tables if none is named.
 
-    What people decided is before what policies did.
+    Decisions by people come before those by policies.
     """
     from tidesink.sinks.batch.schema_changes import read_choices
     from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls, read_decisions
@@ -427,7 +434,7 @@ def _changes(
 
 
 def _events(config: Config, tables: Sequence[TableId]) -> list[dict[str, Any]]:
-    """The DDL events of tables."""
+    """Return the DDL events of tables."""
     from tidesink.sinks.kafka.dead_letters import moment
     from tidesink.sinks.state.progress import load_ddl
 

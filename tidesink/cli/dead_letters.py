@@ -1,4 +1,4 @@
-"""``tidesink dlq``: lists, shows, replays and drops records that could not be decoded."""
+"""``tidesink dlq``: commands that list, show, replay and drop records that could not be decoded."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ if TYPE_CHECKING:
 
 TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="The source table, schema.table.")]
 AnyTable = Annotated[
-    str | None, typer.Argument(metavar="[TABLE]", help="The source table, schema.table; all if not given.")
+    str | None, typer.Argument(metavar="[TABLE]", help="The source table, schema.table; the default is all.")
 ]
 PlaceArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[PLACE]",
-        help="PARTITION@OFFSET, or TOPIC[PARTITION]@OFFSET; without it the places are listed.",
+        help="PARTITION@OFFSET, or TOPIC[PARTITION]@OFFSET; without it the command lists the places.",
     ),
 ]
 TopicId = Annotated[
     str | None,
     typer.Option(
         metavar="ID",
-        help="Kafka's id of the topic, if it was made again under its name: list -o json has it.",
+        help="Kafka's id of the topic, if it was created again under its name; list -o json shows it.",
     ),
 ]
 
@@ -83,7 +83,7 @@ def list_letters(
 ) -> None:
     """Count the dead letters.
 
-    A line for each table, error and partition has the time and the place of the first and the last letter.
+    Each line is for a table, error and partition, with the time and the place of the first and last letter.
     """
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
@@ -112,8 +112,8 @@ def show(
 ) -> None:
     """Show one dead letter.
 
-    It shows the reason, the bytes, what the codec makes of them today, and what can be done. Without a place
-    it lists the places of the table's letters, the newest 20. The exit code is 1 if there is none at the
+    It shows the reason, the bytes, the result of decoding them today, and what can be done. Without a place
+    it lists the places of the table's newest 20 letters. The exit code is 1 if there is no letter at the
     place.
     """
     settings = chosen_config(None, config)
@@ -140,19 +140,19 @@ def show(
 
 
 def remedy_lines(table: str, place: str, *, decodes: bool) -> Iterator[str]:
-    """What to do about a letter; ``decodes``: the codec can decode it today."""
+    """Yield the next steps for a letter. ``decodes``: True if the codec can decode it today."""
     letter = f" {shlex.quote(table)} {shlex.quote(place)}"
     if decodes:
-        yield f"next: it can be decoded now: `tidesink dlq replay{letter}` applies it"
+        yield f"next: it can be decoded now. `tidesink dlq replay{letter}` applies it"
         return
     yield (
-        "next: if its cause can be removed (a schema, a definition, a policy), do so, then "
+        "next: if the cause can be removed (a schema, a definition, a policy), remove it, then run "
         f"`tidesink dlq replay{letter}`"
     )
     yield (
-        "      if its bytes are broken, no replay can read them: have the row sent again (change it at the "
+        "      If its bytes are broken, no replay can read them. Have the row sent again (change it at the "
         f"source, as by an UPDATE of one column, or `tidesink resync {shlex.quote(table)} --key ...`), "
-        f"then `tidesink dlq drop{letter}`"
+        f"then run `tidesink dlq drop{letter}`"
     )
 
 
@@ -160,7 +160,7 @@ _MOST_PLACES: Final = 20
 
 
 def _show_places(config: Config, table: str, topic_id: str | None, output: OutputFormat) -> None:
-    """List the newest letters of a table, each with the place by which it is shown."""
+    """List the newest letters of a table, each with its place."""
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     letters = dead_letters_of(config)
@@ -175,9 +175,9 @@ def _show_places(config: Config, table: str, topic_id: str | None, output: Outpu
         newest = found[-_MOST_PLACES:]
         show_table(None, ("place", "time", "error", "reason"), map(_place_row, newest), folded=("reason",))
         if len(found) > len(newest):
-            typer.echo(f"and {len(found) - len(newest)} earlier ones: -o json has them all")
+            typer.echo(f"and {len(found) - len(newest)} earlier ones. -o json shows them all")
         last = place_of(newest[-1]._asdict())
-        terminal.echo(f"one of them: tidesink dlq show {shlex.quote(table)} {shlex.quote(last)}")
+        terminal.echo(f"to show one: tidesink dlq show {shlex.quote(table)} {shlex.quote(last)}")
 
 
 def _place_row(letter: Letter) -> tuple[Any, ...]:
@@ -187,7 +187,7 @@ def _place_row(letter: Letter) -> tuple[Any, ...]:
 
 
 def letter_json(letter: Letter, known: Iterable[TableId]) -> dict[str, Any]:
-    """A letter as JSON, without its bytes; ``known`` are the pipeline's tables."""
+    """Return a letter as JSON without its bytes. ``known``: the pipeline's tables."""
     from tidesink.sinks.kafka.dead_letters import moment
 
     shown = {name: value for name, value in letter._asdict().items() if name != "at"}
@@ -204,9 +204,11 @@ def drop(
     *,
     config: ConfigOption = None,
     everything: Annotated[bool, typer.Option("--all", help="The letters of every table.")] = False,
-    error: Annotated[str | None, typer.Option(help="Only those of this error, such as FramingError.")] = None,
+    error: Annotated[
+        str | None, typer.Option(help="Only letters of this error, such as FramingError.")
+    ] = None,
     below: Annotated[
-        int | None, typer.Option(help="Only those of offsets below this one, in every partition.")
+        int | None, typer.Option(help="Only letters at offsets below this one, in every partition.")
     ] = None,
     topic_id: TopicId = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -214,19 +216,19 @@ def drop(
 ) -> None:
     """Drop dead letters for good, after a question.
 
-    It drops those of a table, one of them, or with --all those of every table. If stdin is no terminal,
-    nobody can be asked: without --yes nothing is dropped and the exit code is 2.
+    It drops those of a table, one of them, or with --all those of every table. If stdin is not a terminal,
+    the question cannot be asked: without --yes nothing is dropped and the exit code is 2.
     """
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     settings = chosen_config(None, config)
     if (table is None) != everything:
-        raise ConfigError("give either a table, as schema.table, or --all")
+        raise ConfigError("Give either a table, as schema.table, or --all.")
     chosen = chosen_records(settings.pipeline, table, place, topic_id)
     if place is None:
         chosen = replace(chosen, below=below, kind=error_name(error))
     elif (error, below) != (None, None):
-        raise ConfigError("a place names one letter: --error and --below have no effect with it; remove them")
+        raise ConfigError("A place names one letter, so --error and --below have no effect. Remove them.")
     letters = dead_letters_of(settings)
     groups = letters.groups(chosen)
     if place is not None:
@@ -250,14 +252,16 @@ def replay(
     ] = None,
     *,
     config: ConfigOption = None,
-    error: Annotated[str | None, typer.Option(help="Only those of this error, such as FramingError.")] = None,
+    error: Annotated[
+        str | None, typer.Option(help="Only letters of this error, such as FramingError.")
+    ] = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Decode a table's dead letters again, and apply them.
 
-    The config and the schemas of today are used. If a newer change of the same row was applied, it wins,
-    and so does a resync that read the row later. Letters that were applied, superseded or settled are
-    removed; the others stay, with today's reason. No worker may run. The exit code is 3 if letters stay.
+    It uses the present config and schemas. If a newer change of the same row was applied, the newer change
+    wins; so does a resync that read the row later. Letters that were applied, superseded or settled are
+    removed; the others stay, with the new reason. No worker may run. The exit code is 3 if letters stay.
     """
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
     from tidesink.sinks.worker.replay import replay as replayed
@@ -278,16 +282,16 @@ def replay(
 
 
 def _note_open(config: Config, table: str | None, groups: Callable[[], Iterable[RecordGroup]]) -> None:
-    """Keep how many letters are open, for ``tidesink status``."""
+    """Store the number of open letters for ``tidesink status``."""
     with suppress(ConfigError, StateStoreError), worked_with(config) as store:
         note_open(store, config.pipeline, table, groups)
 
 
 def _replayable_table(config: Config, name: str) -> str:
-    """The table of a name, checked as far as possible without Spark: its mode, and whether a worker runs.
+    """Return the table with this name, after the checks that need no Spark: its mode, and a running worker.
 
     Raises:
-        ConfigError: it is none, or takes no replay.
+        ConfigError: the name is not a table's, or the table does not support a replay.
         StaleProgressError: a worker of the pipeline runs.
     """
     from tidesink.sinks.worker.replay import refuse_replay
@@ -295,10 +299,10 @@ def _replayable_table(config: Config, name: str) -> str:
     worked_on = tables_worked_on(config)
     if worked_on:
         table = known_table(name, config, worked_on)
-    else:  # the state store is new, or was lost: letters may be there all the same
+    else:  # the state store is new, or was lost: the table may have letters
         table = TableId(*name.partition(".")[::2])
         if not all(table):
-            raise ConfigError(f"{name!r} is not a table's name: give it as schema.table")
+            raise ConfigError(f"{name!r} is not a table's name. Give it as schema.table.")
     refuse_replay(config, table, seconds_since_turn(config))
     return str(table)
 
@@ -326,24 +330,24 @@ def _show_replay(report: ReplayReport) -> None:
 
 _SETTLED: Final = "a resync read their rows from the source after their changes, so nothing was applied"
 _LEFT: Final = (
-    ("still_bad", "they cannot be decoded today either; tidesink dlq show says why"),
-    ("waiting", "they come after what is applied, so the worker will read them by itself"),
+    ("still_bad", "they still cannot be decoded. `tidesink dlq show` shows the reason"),
+    ("waiting", "they come after the applied records, so the worker will read them by itself"),
     (
         "expired",
-        "Kafka no longer holds everything that was applied after them, so it is unknown whether that had a "
-        "newer change of their row. Compare the row with the source, write it again there, and drop the "
+        "Kafka no longer holds all records that were applied after them, so a newer change of their rows may "
+        "have been applied. Compare the row with the source, write it again there, and drop the "
         "letter",
     ),
     (
         "former",
-        "their topic was deleted and made again under its name, so it is unknown whether a newer change of "
-        "their row was applied. Compare the row with the source, and drop the letter "
-        "(dlq drop TABLE --topic-id ID)",
+        "their topic was deleted and created again under its name, so a newer change of their row may have "
+        "been applied. Compare the row with the source, and drop the letter "
+        "(tidesink dlq drop TABLE --topic-id ID)",
     ),
     (
         "unsure",
-        "a snapshot or resync read rows from the source, and it is unknown whether it read theirs before or "
-        "after their changes. Wait until it is done, repair their rows (tidesink resync TABLE, or --key for "
+        "a snapshot or resync read rows from the source, and may have read theirs before or after their "
+        "changes. Wait until it is done, repair their rows (tidesink resync TABLE, or --key for "
         "some of them), and run the replay again, which settles them",
     ),
     (
@@ -354,18 +358,20 @@ _LEFT: Final = (
 
 
 def _confirmed(count: int, place: str) -> bool:
-    """Whether a person agrees; asked on stderr, since stdout is for the result."""
+    """Ask the user for confirmation, on stderr since stdout is for the result."""
     if not sys.stdin.isatty():
-        raise ConfigError(f"{count} dead letters in {place} would be dropped for good: give --yes to do it")
+        raise ConfigError(
+            f"{count} dead letters in {place} would be dropped for good. Give --yes to drop them."
+        )
     return typer.confirm(f"Drop {count} dead letters in {place} for good?", err=True)
 
 
 def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
-    """The letter at a place.
+    """Return the letter at a place.
 
     Raises:
-        ConfigError: there are several.
-        NotKeptError: there is none.
+        ConfigError: several topics have a letter there.
+        NotKeptError: no letter is there.
     """
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
@@ -378,7 +384,7 @@ def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
 
 
 def _decoded(row: dict[str, Any], config: Path) -> list[dict[str, Any]]:
-    """What the codec makes of a letter's bytes today, or why it cannot decode them."""
+    """Decode a letter's bytes with the present codec; return the events or the error."""
     message = Message(row["topic"], row["partition"], row["offset"], row["key"], row["value"])
     found = setting({"config": config})
     codec = found.open_codec()
@@ -393,26 +399,29 @@ _DUMPED: Final = 256
 
 
 def check_one_topic(topics: Iterable[tuple[str, str | None]], place: str) -> None:
-    """Refuse a place that several topics have, since it names no single record.
+    """Refuse a place that several topics have, since it does not identify a record.
 
-    Topics differ by name, or by id where one was made again under its name. Raises: ConfigError.
+    Topics differ by name, or by id if one was created again under its name.
+
+    Raises:
+        ConfigError: several topics have the place.
     """
     found = sorted({(topic, topic_id or "") for topic, topic_id in topics})
     if len(found) > 1:
         shown = ", ".join(f"{topic} ({topic_id or 'id not stored'})" for topic, topic_id in found)
         raise ConfigError(
             f"several topics have a record at {place}: {shown}. Give TOPIC[PARTITION]@OFFSET, and --topic-id "
-            "for a topic that was made again under its name"
+            "for a topic that was created again under its name."
         )
 
 
 def chosen_records(
     pipeline: str, table: str | None, place: str | None = None, topic_id: str | None = None
 ) -> Chosen:
-    """The records of a table, or of all; with ``place`` the one record there.
+    """Return the records of a table or of all tables; with ``place`` only the record there.
 
     Raises:
-        ConfigError: the text is not a place.
+        ConfigError: ``place`` is not a place.
     """
     from tidesink.sinks.kafka.dead_letters import Chosen
 
@@ -420,23 +429,23 @@ def chosen_records(
         return Chosen(pipeline, table, topic_id=topic_id)
     found = _PLACE.fullmatch(place)
     if found is None:
-        raise ConfigError(f"{place!r} is not a place: give PARTITION@OFFSET, such as 0@17, or topic[0]@17")
+        raise ConfigError(f"{place!r} is not a place. Give PARTITION@OFFSET, such as 0@17, or topic[0]@17.")
     partition, offset = int(found["inner"] or found["partition"] or 0), int(found["offset"])
     return Chosen(pipeline, table, found["topic"], topic_id, partition=partition, offset=offset)
 
 
 def error_name(text: str | None) -> str | None:
-    """The error class that a person named; None where none is.
+    """Return the error class with this name, or None for None.
 
     Raises:
-        ConfigError: there is no such class.
+        ConfigError: the class does not exist.
     """
     known = {name.lower(): name for name in _names_below(TidesinkError)}
     if text is None or text.lower() in known:
         return None if text is None else known[text.lower()]
     raise ConfigError(
-        f"--error {text}: there is no such error{nearest(text, known.values())}; tidesink dlq list shows "
-        "those of the letters, and docs/errors.md lists all"
+        f"--error {text}: there is no such error{nearest(text, known.values())}. `tidesink dlq list` shows "
+        "the errors of the letters, and docs/errors.md lists all errors."
     )
 
 
@@ -447,21 +456,21 @@ def _names_below(error: type[TidesinkError]) -> Iterator[str]:
 
 
 def not_stored(chosen: Chosen, store: str) -> NotKeptError:
-    """The error that no letter is at the chosen place."""
+    """Return the error for a place without a letter."""
     place = f"partition {chosen.partition}, offset {chosen.offset} of {chosen.topic or 'any topic'}"
     return NotKeptError(
-        f"pipeline {chosen.pipeline} stores no dead letter of table {chosen.table} at {place} in {store}: "
-        "tidesink dlq list lists those it has"
+        f"Pipeline {chosen.pipeline} stores no dead letter of table {chosen.table} at {place} in {store}. "
+        "`tidesink dlq list` lists its letters."
     )
 
 
 def moment_json(moment: datetime | None) -> str | None:
-    """A moment for programs."""
+    """Format a moment for JSON."""
     return moment.astimezone(timezone.utc).isoformat() if moment else None
 
 
 def record_json(row: Mapping[str, Any], known: Iterable[TableId]) -> dict[str, Any]:
-    """A stored record as JSON, its bytes as base64; ``known`` are the pipeline's tables."""
+    """Return a stored record as JSON, its bytes as base64. ``known``: the pipeline's tables."""
     shown = {name: value for name, value in row.items() if name not in ("key", "value")}
     parts = {f"{name}_b64": base64_text(row[name]) for name in ("key", "value") if name in row}
     table = named_table(row["table"], known)._asdict()
@@ -469,12 +478,12 @@ def record_json(row: Mapping[str, Any], known: Iterable[TableId]) -> dict[str, A
 
 
 def place_of(row: Mapping[str, Any]) -> str:
-    """Where a stored record is in Kafka."""
+    """Return a stored record's location in Kafka."""
     return f"{row['topic']}[{row['partition']}]@{row['offset']}"
 
 
 def group_json(group: RecordGroup, known: Iterable[TableId]) -> dict[str, Any]:
-    """Letters of one table, partition and error as JSON; ``known`` are the pipeline's tables."""
+    """Return letters of one table, partition and error as JSON. ``known``: the pipeline's tables."""
     shown = asdict(group)
     times = {name: moment_json(shown[name]) for name in ("first_time", "last_time")}
     return {
@@ -486,7 +495,7 @@ def group_json(group: RecordGroup, known: Iterable[TableId]) -> dict[str, Any]:
 
 
 def group_row(group: RecordGroup) -> tuple[Any, ...]:
-    """The same as a row of a table: table, kind, count, first, last, and where."""
+    """Return a group of letters as a table row: table, kind, count, first, last, and location."""
     offsets = f"{group.first_offset}" + (f"-{group.last_offset}" if group.count > 1 else "")
     where = f"{group.topic}[{group.partition}]@{offsets}"
     times = shown_moment(group.first_time), shown_moment(group.last_time)
@@ -494,7 +503,7 @@ def group_row(group: RecordGroup) -> tuple[Any, ...]:
 
 
 def bytes_lines(name: str, data: bytes | None) -> Iterator[str]:
-    """A record's key or value: as text where it is one, else in hexadecimal digits."""
+    """Yield a record's key or value: as text if possible, otherwise in hexadecimal digits."""
     if data is None:
         yield f"{name}: null"
         return
@@ -502,7 +511,7 @@ def bytes_lines(name: str, data: bytes | None) -> Iterator[str]:
     if data:
         yield f"  {_text(data) or data[:_DUMPED].hex(' ')}"
     if _text(data) is None and len(data) > _DUMPED:
-        yield f"  … {len(data) - _DUMPED} bytes more: -o json has them all"
+        yield f"  … {len(data) - _DUMPED} more bytes. -o json shows them all"
 
 
 def _text(data: bytes) -> str | None:

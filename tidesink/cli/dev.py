@@ -1,6 +1,6 @@
-"""``tidesink dev``: a broker and a registry on this machine, something to write to them, and the demo.
+"""``tidesink dev``: a broker and a registry on this machine, a workload for them, and the demo.
 
-``dev demo`` runs the main job from nothing, with a line per step; ``dev jars`` downloads what it needs.
+``dev demo`` runs the main job from nothing, with a line per step; ``dev jars`` downloads the jars.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Directory = Annotated[Path, typer.Option("--dir", help="Where data, logs and pid files are kept.")]
+Directory = Annotated[Path, typer.Option("--dir", help="Folder for data, logs and pid files.")]
 KafkaPort = Annotated[int, typer.Option(min=1, max=65535, help="The broker's port on 127.0.0.1.")]
 ControllerPort = Annotated[int, typer.Option(min=1, max=65535, help="The broker's controller port.")]
 RegistryPort = Annotated[int, typer.Option(min=1, max=65535, help="The registry's port on 127.0.0.1.")]
@@ -70,10 +70,7 @@ def up(
     registry_port: RegistryPort = REGISTRY_PORT,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Start the servers that do not run yet.
-
-    It waits until all of them answer.
-    """
+    """Start the servers that do not run yet, and wait until all of them answer."""
     addresses = DevStack(
         directory, kafka_port=kafka_port, controller_port=controller_port, registry_port=registry_port
     ).up(note)
@@ -86,7 +83,7 @@ def up(
 @app.command()
 @guarded
 def down(directory: Directory = DIRECTORY, output: Output = OutputFormat.TEXT) -> None:
-    """Stop the servers that run; the data stay."""
+    """Stop the servers that run. Their data stay."""
     stopped = DevStack(directory).down()
     if output is OutputFormat.JSON:
         write_json({"stopped": stopped})
@@ -95,7 +92,7 @@ def down(directory: Directory = DIRECTORY, output: Output = OutputFormat.TEXT) -
 
 
 class Protocol(str, Enum):
-    """The protocols the workload can be written in."""
+    """Protocols of the workload."""
 
     FLAT_AVRO = "flat-avro"
     CANAL_JSON = "canal-json"
@@ -108,26 +105,30 @@ def workload(
     *,
     given: Given,
     protocol: Annotated[Protocol, typer.Option(help="The codec to write with.")] = Protocol.FLAT_AVRO,
-    events: Annotated[int, typer.Option(min=1, help="About how many row events to write.")] = 20_000,
+    events: Annotated[int, typer.Option(min=1, help="Approximate number of row events.")] = 20_000,
     seed: Annotated[int, typer.Option(help="The same seed writes the same changes.")] = 1,
     rate: Annotated[
-        float | None, typer.Option(min=0.1, help="Records a second; as fast as possible if not given.")
+        float | None, typer.Option(min=0.1, help="Records per second; the default is as fast as possible.")
     ] = None,
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of new topics.")] = 4,
     topics: Annotated[str, typer.Option(help="The topic rule.")] = "{schema}_{table}",
-    brokers: Annotated[str | None, typer.Option(help="Kafka bootstrap servers; the local stack's.")] = None,
+    brokers: Annotated[
+        str | None, typer.Option(help="Kafka bootstrap servers; the default is the local stack.")
+    ] = None,
     schema_registry: Annotated[
-        str | None, typer.Option(help="The registry's URL, for flat-avro; the local stack's.")
+        str | None, typer.Option(help="The registry's URL, for flat-avro; the default is the local stack.")
     ] = None,
     expected: Annotated[
-        Path | None, typer.Option(help="Where the expected final state goes; expected.json in --dir.")
+        Path | None,
+        typer.Option(help="File for the expected final state; the default is expected.json in --dir."),
     ] = None,
     directory: Directory = DIRECTORY,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Write the changes of a shop to the topics.
 
-    They come from a seed through tidesink's own encoders. The expected final state is written too.
+    They follow from a seed, and are written by tidesink's own encoders. The expected final state is written
+    to a file.
     """
     from tidesink.dev.workload import WorkloadOptions, write_workload
     from tidesink.schema_registry import open_registry
@@ -174,48 +175,52 @@ _ROWS: Final = 40_000
 def demo(
     *,
     snapshot: Annotated[
-        bool, typer.Option("--snapshot", help="Show a first load from a database, the stream, and diff.")
+        bool, typer.Option("--snapshot", help="Show a first load from a database, changes, and a diff.")
     ] = False,
     events: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="About how many row events to write: 20,000; with --snapshot 3,000, or until all is loaded.",
+            help="Approximate number of row events; the default is 20,000, or with --snapshot 3,000 or as "
+            "many as fit into the load.",
         ),
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option(min=100, help="With --snapshot: orders that are there before; 40,000."),
+        typer.Option(
+            min=100, help="With --snapshot: number of orders before the load; the default is 40,000."
+        ),
     ] = None,
     protocol: Annotated[
-        Protocol | None, typer.Option(help="The codec to show: flat-avro; with --snapshot canal-json.")
+        Protocol | None,
+        typer.Option(help="The codec; the default is flat-avro, or canal-json with --snapshot."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same changes.")] = 1,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same changes.")] = 1,
     batch_records: Annotated[
         int | None,
-        typer.Option(min=1, help="The most records of one batch: 4,000; with --snapshot 10,000."),
+        typer.Option(min=1, help="Most records of a batch; the default is 4,000, or 10,000 with --snapshot."),
     ] = None,
     directory: Directory = DIRECTORY,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Copy from Kafka to Delta here, and check every value.
+    """Copy from Kafka to Delta on this machine, and check every value.
 
     It starts a broker and a registry, writes a workload, runs the worker until the topics are drained, and
     checks every column of every row. The exit code is 1 if a value is wrong. It leaves nothing running.
 
-    With --snapshot it starts a broker and a MariaDB (of the system's package) whose rows are not in Kafka.
-    The worker loads them while they change, and `tidesink diff` compares both sides. Then it has to find a
-    row that was altered in the lake; the exit code is 1 if it does not.
+    With --snapshot it starts a broker and a MariaDB (from the system's package) whose rows are not in Kafka.
+    The worker loads them while they change, and `tidesink diff` compares both sides. Then a row of the lake
+    is altered, which the comparison must find; the exit code is 1 if it does not.
     """
     from tidesink.dev.demo import DemoOptions
     from tidesink.dev.snapshot_demo import SnapshotDemoOptions
 
-    # A terminal that is closed ends the demo as Ctrl-C does: it must not leave a broker behind.
+    # Closing the terminal ends the demo like Ctrl-C: no broker may be left running.
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     if rows is not None and not snapshot:
-        raise ConfigError("the demo writes no rows before the topics without --snapshot", key="--rows")
+        raise ConfigError("Only the demo with --snapshot writes rows before the topics.", key="--rows")
     if snapshot and protocol is Protocol.FLAT_AVRO:
-        raise ConfigError("the demo with --snapshot shows canal-json alone", key="--protocol")
+        raise ConfigError("The demo with --snapshot only supports canal-json.", key="--protocol")
     started = time.monotonic()
 
     def say(text: str) -> None:
@@ -235,7 +240,7 @@ def demo(
 
 
 def _shown_demo(options: DemoOptions, say: Say, output: OutputFormat) -> bool:
-    """Run the demo and show it; whether every value is right."""
+    """Run the demo and show its result. Returns True if every value is right."""
     from tidesink.dev.demo import run_demo
 
     result = run_demo(options, say, listener=_progress(say))
@@ -244,7 +249,7 @@ def _shown_demo(options: DemoOptions, say: Say, output: OutputFormat) -> bool:
 
 
 def _shown_snapshot_demo(options: SnapshotDemoOptions, say: Say, output: OutputFormat) -> bool:
-    """Run the demo of a first load and show it; whether the comparisons found what they had to."""
+    """Run the demo of a first load and show its result. Returns True if both comparisons were as expected."""
     from tidesink.dev.snapshot_demo import run_snapshot_demo
 
     result = run_snapshot_demo(options, say, listener=_progress(say))
@@ -268,8 +273,8 @@ def _progress(say: Say) -> ProgressLines:
 def jars(output: Output = OutputFormat.TEXT) -> None:
     """Fetch the jars of Spark and of every target.
 
-    A worker then starts without a network. It also stores an archive of Spark's classes, with which the
-    JVM starts in two thirds of the time.
+    A worker then starts without a network. It also stores an archive of Spark's classes, which reduces the
+    JVM's start to two thirds of the time.
     """
     found = all_connector_jars(progress=note)
     archive = make_class_archive(note)
@@ -281,7 +286,7 @@ def jars(output: Output = OutputFormat.TEXT) -> None:
 
 
 def snapshot_demo_json(result: SnapshotDemoResult) -> dict[str, Any]:
-    """What the demo of a first load found, as JSON."""
+    """Return the result of the demo of a first load as JSON."""
     return {
         "right": result.right,
         "rows": result.rows,
@@ -311,7 +316,7 @@ def _show_snapshot(result: SnapshotDemoResult) -> None:
         )
     else:
         typer.echo(f"\nNOT right: see above. ({took})")
-    typer.echo(f"The lake stays in {_from_here(result.lake)}; the database is gone. How the tables stood:")
+    typer.echo(f"The lake stays in {_from_here(result.lake)}; the database was removed. State of the tables:")
     typer.echo(f"  {shlex.join(['tidesink', 'status', str(_from_here(result.config))])}")
 
 
@@ -320,7 +325,7 @@ def _took(seconds: Mapping[str, float]) -> str:
 
 
 def demo_json(result: DemoResult) -> dict[str, Any]:
-    """What the demo found, as JSON."""
+    """Return the result of the demo as JSON."""
     return {
         "right": result.right,
         "workload": {**dataclasses.asdict(result.workload), "expected": str(result.workload.expected)},
@@ -339,7 +344,7 @@ def _table_json(check: TableCheck, report: TableReport | None) -> dict[str, Any]
 
 
 def _pairs(result: DemoResult) -> Iterator[tuple[TableCheck, TableReport | None]]:
-    """Each table's check with what the worker says of it; None where the worker never saw it."""
+    """Yield each table's check with the worker's report, or None if the worker did not see the table."""
     reports = {str(report.table): report for report in result.run.tables}
     for check in result.checks:
         yield check, reports.get(check.table)
@@ -361,9 +366,9 @@ def _show(result: DemoResult) -> None:
             typer.echo(f"{report.table} is {report.state}: {report.error}")
     nulled = sum(sum(report.zero_dates.values()) for report in result.run.tables)
     if nulled:
-        typer.echo(f"{nulled} dates that no calendar has became NULL (zero-date: null)")
+        typer.echo(f"{nulled} invalid dates became NULL (zero-date: null)")
     typer.echo(_verdict(result))
-    typer.echo(f"The lake stays in {_from_here(result.lake)}. How its tables stand:")
+    typer.echo(f"The lake stays in {_from_here(result.lake)}. To show the state of its tables:")
     typer.echo(f"  {shlex.join(['tidesink', 'status', str(_from_here(result.config))])}")
 
 
@@ -380,8 +385,8 @@ def _verdict(result: DemoResult) -> str:
     values = sum(check.rows * check.columns for check in result.checks)
     rows = sum(check.rows for check in result.checks)
     return (
-        f"\nRight: {values:,} values in {rows:,} rows of {len(result.checks)} tables are what the source "
-        f"holds after {result.workload.events:,} row events.\n({took})"
+        f"\nRight: {values:,} values in {rows:,} rows of {len(result.checks)} tables are equal to the source "
+        f"after {result.workload.events:,} row events.\n({took})"
     )
 
 

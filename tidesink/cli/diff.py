@@ -1,6 +1,6 @@
-"""``tidesink diff``: whether tables at the target are equal to their source, and which rows are not.
+"""``tidesink diff``: compares tables at the target with their source, and shows the rows that differ.
 
-Both sides are read by Spark's tasks, while a worker goes on. Nothing is changed on either side.
+Spark's tasks read both sides, while a worker continues. Nothing is changed on either side.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 _COUNTS: Final = ("equal", "different", "only_at_source", "only_at_target", "unsettled", "unreadable")
 _WORDS: Final = {
     "different": "differs",
-    "only_at_source": "is at the {side} alone",
-    "only_at_target": "is at the target alone",
+    "only_at_source": "is only at the {side}",
+    "only_at_target": "is only at the target",
 }
 ComparedTables = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[TABLE]...", help="schema.table; all that were worked on if none is given."),
+    typer.Argument(metavar="[TABLE]...", help="schema.table; the default is all that were worked on."),
 ]
 
 
@@ -52,34 +52,33 @@ def diff(
     config_option: ConfigOption = None,
     *,
     limit: Annotated[int, typer.Option(min=0, help="Show at most N differing keys of each table.")] = 20,
-    values: Annotated[bool, typer.Option("--values", help="Show the values that differ, too.")] = False,
+    values: Annotated[bool, typer.Option("--values", help="Also show the differing values.")] = False,
     report: Annotated[
         Path | None, typer.Option(help="Write every differing key to this file, as JSON Lines.")
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with a comparison that was cut off, by its --report."),
+        typer.Option("--resume", help="Continue an interrupted comparison from its --report."),
     ] = False,
     lag: Annotated[
-        float, typer.Option(min=0, help="Seconds within which a change of the source is in its topic.")
+        float, typer.Option(min=0, help="Seconds after which a change of the source is surely in its topic.")
     ] = 10.0,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait until changes that are not applied yet are.")
+        bool, typer.Option("--wait/--no-wait", help="Wait until the differing rows' changes are applied.")
     ] = True,
     where: Where = None,
     against: Annotated[
         Path | None,
         typer.Option(
             metavar="PIPELINE.yaml",
-            help="Compare with the target of this pipeline, a copy of the same source, in place of it.",
+            help="Compare with this pipeline's target, a copy of the same source, instead of the source.",
         ),
     ] = None,
     at: Annotated[
         str | None,
         typer.Option(
             metavar="CUT",
-            help="Compare the newest cut that is not later than this commit_ts or time (UTC) with TiDB as of "
-            "then.",
+            help="Compare the newest cut up to this commit_ts or time (UTC) with TiDB as of the cut's time.",
         ),
     ] = None,
     sample: Annotated[
@@ -89,20 +88,19 @@ def diff(
 ) -> None:
     """Compare tables at the target with their source.
 
-    Rows are compared one by one, while both sides change. It reads all rows of source.database and of the
-    target; with --against those of another pipeline's target and of this one's; with --at those of a
-    lake's cut and of TiDB as of its instant. A row that differs is looked at again until its changes are
-    applied. The exit code is 3 if a row differs, or is not settled, and 2 if a table could not be
-    compared that may be.
+    Rows are compared one by one, while both sides change. The command reads all rows of source.database and
+    of the target. With --against it reads another pipeline's target and this one's; with --at a lake's cut
+    and TiDB as of its time. A row that differs is looked at again until its changes are applied. The exit
+    code is 3 if a row differs or is not settled, and 2 if a comparable table could not be compared.
     """
     settings = chosen_config(None, config_option)
     other = load_config(against) if against is not None else None
     if other is None and settings.source.database is None:
         raise ConfigError(
-            "rows are compared with those of source.database, which is not set", key="source.database"
+            "Rows are compared with those of source.database, which is not set.", key="source.database"
         )
     if resume and report is None:
-        raise ConfigError("a comparison goes on by its report: give --report FILE, too", key="--resume")
+        raise ConfigError("A comparison continues from its report. Give --report FILE, too.", key="--resume")
     cut = None if at is None else _cut_at(settings, other, at)
     from tidesink.sinks.diff.comparison import DiffOptions, TableDiff
     from tidesink.sinks.diff.run import diff as compared
@@ -142,17 +140,17 @@ def diff(
 
 
 def _cut_at(config: Config, against: Config | None, at: str) -> ChooseCut:
-    """What chooses the cut, once it is seen that there may be one to compare with its instant.
+    """Return the function that chooses the cut, after checking that a cut can be compared at its time.
 
     Raises:
-        ConfigError: there cannot.
+        ConfigError: it cannot.
     """
     from tidesink.cuts import check_lake, chosen, commit_ts_of
 
     if against is not None:
         raise ConfigError(
-            "a cut is compared with the source as of its instant, and not with another pipeline: give either "
-            "--at or --against",
+            "A cut is compared with the source as of its time, not with another pipeline. Give either "
+            "--at or --against.",
             key="--at",
         )
     check_lake(config)
@@ -163,12 +161,12 @@ def _cut_at(config: Config, against: Config | None, at: str) -> ChooseCut:
 def _chosen(
     config: Config, names: Sequence[str] | None, against: Config | None
 ) -> tuple[list[TableId], list[TableDiff]]:
-    """The tables to compare, and where no names are given those that cannot be, with the reason.
+    """Return the tables to compare and, without names, the tables that cannot be compared, with reasons.
 
     ``against``: the pipeline whose copies they are compared with.
 
     Raises:
-        ConfigError: a table that is named is not known, or cannot be compared.
+        ConfigError: a named table is unknown, or cannot be compared.
     """
     from tidesink.sinks.diff.comparison import TableDiff
     from tidesink.sinks.worker.table_copy import obstacle, refusal
@@ -180,8 +178,8 @@ def _chosen(
         others = _topics(against)
         if not names and not {*tables} & {*others}:
             raise ConfigError(
-                f"{against.pipeline} has worked on none of the tables of {config.pipeline}: let tidesink run "
-                "begin there, or name tables that it has",
+                f"{against.pipeline} has worked on none of the tables of {config.pipeline}. Start tidesink "
+                "run there, or name tables that it has.",
                 key="--against",
             )
         for table in tables:
@@ -198,7 +196,7 @@ def _chosen(
 
 
 def _topics(config: Config) -> dict[TableId, str | None]:
-    """The tables that a pipeline has worked on, with their topics."""
+    """Return the tables that a pipeline has worked on, with their topics."""
     from tidesink.sinks.worker.table_copy import topic_of
 
     with worked_with(config) as store:
@@ -207,7 +205,7 @@ def _topics(config: Config) -> dict[TableId, str | None]:
 
 @contextmanager
 def _telling() -> Iterator[Callable[[str], None]]:
-    """Shows what is done on stderr: in one line that changes on a terminal, else line by line."""
+    """Yield a function that shows progress on stderr: one changing line on a terminal, otherwise lines."""
     screen = Console(stderr=True)
     if not sys.stderr.isatty() or screen.is_dumb_terminal:
         yield note
@@ -217,7 +215,7 @@ def _telling() -> Iterator[Callable[[str], None]]:
 
 
 def diff_json(found: TableDiff, side: Side = "source") -> dict[str, Any]:
-    """What came of one table, as JSON."""
+    """Return one table's result as JSON."""
     table = found.table._asdict()
     if found.refused is not None:
         return {"table": table, "refused": found.refused}
@@ -228,7 +226,7 @@ def diff_json(found: TableDiff, side: Side = "source") -> dict[str, Any]:
 
 
 def show_diffs(tables: Sequence[TableDiff], side: Side = "source") -> None:
-    """A table of counts, and the keys that differ."""
+    """Print a table of counts, and the keys that differ."""
     compared = [one for one in tables if one.refused is None]
     if compared:
         counts = (named(name, side).replace("_", "\n") for name in _COUNTS)
@@ -246,15 +244,15 @@ def show_diffs(tables: Sequence[TableDiff], side: Side = "source") -> None:
 
 
 def _lines(found: TableDiff, side: Side) -> Iterator[str]:
-    """What is said of a table besides its counts."""
+    """Yield lines about a table other than its counts."""
     if found.refused is not None:
         yield f"not compared: {found.refused}"
     if found.not_compared:
         yield f"columns that are not compared: {', '.join(found.not_compared)}"
     if found.unreadable:
         yield (
-            f"{found.unreadable} rows of the source cannot be rows of the target: a value does not fit its "
-            "column; a worker's snapshot says which"
+            f"{found.unreadable} rows of the source cannot be compared: a value does not fit the target's "
+            "column. A worker's snapshot names the column"
         )
     for one in found.shown:
         key = ", ".join(f"{name}={value}" for name, value in one.key.items())
@@ -264,11 +262,11 @@ def _lines(found: TableDiff, side: Side) -> Iterator[str]:
             yield f"  {name}: {_shown(here)} at the {side}, {_shown(there)} at the target"
     left = found.different + found.only_at_source + found.only_at_target - len(found.shown)
     if left:
-        yield f"{left} more keys differ: --limit shows more, --report writes all"
+        yield f"{left} more keys differ. --limit shows more, --report writes all"
     if found.unsettled:
         yield (
-            f"{found.unsettled} keys are not settled: they kept changing, or their changes are not applied; "
-            "compare again"
+            f"{found.unsettled} keys are not settled: they kept changing, or their changes are not applied. "
+            "Compare again"
         )
 
 

@@ -1,7 +1,7 @@
-"""The report of ``tidesink diff``: the keys that differ, as JSON Lines, and which tables it has.
+"""The report of ``tidesink diff``: the differing keys as JSON Lines, and the tables that are done.
 
-Beside the report of a comparison that is not over stands a file of the tables that are done, and where the
-report ended then. By it a comparison that was cut off goes on (``--resume``).
+While a comparison runs, a second file next to the report lists the tables that are done, and the report's
+length at that time. With it an interrupted comparison can continue (``--resume``).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tidesink.events import TableId
 if TYPE_CHECKING:
     from tidesink.sinks.diff.comparison import Difference, TableDiff
 
-# With what the target is compared, in words and in names.
+# Names of the side that the target is compared with, in texts and in JSON.
 Side = Literal["source", "other"]
 _SUFFIX: Final = ".unfinished"
 
 
 class Report:
-    """A report that is written. ``found``: what came of the tables that are done, in an earlier run too."""
+    """An open report. ``found``: results of the tables that are done, including those of an earlier run."""
 
     def __init__(self, path: Path, file: IO[bytes], side: Side, of: Mapping[str, Any]) -> None:
         self.found: list[TableDiff] = []
-        # A pipe, or a device, has no length to go on from.
+        # A pipe or a device has no length from which a report could continue.
         self._progress = path.with_name(path.name + _SUFFIX) if path.is_file() else None
         self._file, self._side, self._of = file, side, dict(of)
 
@@ -43,7 +43,7 @@ class Report:
             self._file.write(orjson.dumps(line) + b"\n")
 
     def done(self, found: TableDiff) -> None:
-        """Know that a table is compared; one that could not be is tried again."""
+        """Record that a table is compared. A table that could not be compared is tried again."""
         if found.refused is not None:
             return
         self.found.append(found)
@@ -57,10 +57,10 @@ class Report:
             new.replace(self._progress)
 
     def go_on(self) -> None:
-        """Take what an earlier run had done, and leave out what it wrote of the table after that.
+        """Continue an earlier run: drop what it wrote after the last table that was done.
 
         Raises:
-            ConfigError: no run was cut off, or it compared something else.
+            ConfigError: there is no interrupted run, or it compared something else.
         """
         from tidesink.sinks.diff.comparison import TableDiff
 
@@ -70,13 +70,13 @@ class Report:
             found, size = msgspec.convert(kept["tables"], list[TableDiff]), int(kept["bytes"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"there is no comparison to go on with: {path}{_SUFFIX} is none. Leave --resume out",
+                f"There is no comparison to continue: {path}{_SUFFIX} does not exist. Leave --resume out.",
                 key="--resume",
             ) from error
         if kept["of"] != self._of:
             raise ConfigError(
-                f"{path} is of another comparison ({_named_options(kept['of'])}, and not "
-                f"{_named_options(self._of)}): give the same options, or another file",
+                f"{path} is from another comparison ({_named_options(kept['of'])}, not "
+                f"{_named_options(self._of)}). Give the same options, or another file.",
                 key="--resume",
             )
         with _writing():
@@ -85,25 +85,25 @@ class Report:
         self.found = found
 
     def finish(self) -> None:
-        """Know that all tables are done."""
+        """Record that all tables are done."""
         if self._progress is not None:
             with _writing():
                 self._progress.unlink(missing_ok=True)
 
     def leave(self) -> None:
-        """Say that the comparison may go on later."""
+        """Tell the user that the comparison can continue later."""
         if self.found and self._progress is not None:
-            note(f"{len(self.found)} tables are compared: the same command with --resume goes on")
+            note(f"{len(self.found)} tables are compared. The same command with --resume continues")
 
 
 @contextmanager
 def kept(
     path: Path, side: Side = "source", *, of: Mapping[str, Any] | None = None, resume: bool = False
 ) -> Iterator[Report]:
-    """The report of a comparison; ``of`` says what is compared, in JSON. ``resume``: it goes on.
+    """Open the report of a comparison. ``of``: what is compared, in JSON. ``resume``: continue it.
 
     Raises:
-        ConfigError: the file cannot be written, or there is nothing to go on with.
+        ConfigError: the file cannot be written, or there is no comparison to continue.
     """
     try:
         with _writing():
@@ -123,16 +123,16 @@ def kept(
                 file.close()
         report.finish()
     except _NotWrittenError as error:
-        raise ConfigError(f"{path} cannot be written: {error}", key="--report") from error
+        raise ConfigError(f"{path} cannot be written: {error}.", key="--report") from error
 
 
 class _NotWrittenError(Exception):
-    """A file of the report cannot be written, which is no error of a table."""
+    """A file of the report cannot be written; this is not an error of a table."""
 
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """Around what is done to the files alone: a comparison has errors of the system of its own."""
+    """Wrap access to the files only: a comparison raises OSErrors of its own."""
     try:
         yield
     except OSError as error:
@@ -144,7 +144,7 @@ def _named_options(of: Mapping[str, Any]) -> str:
 
 
 def difference_json(one: Difference, side: Side) -> dict[str, Any]:
-    """A key that differs, as JSON."""
+    """Return a key that differs as JSON."""
     shown: dict[str, Any] = {"kind": named(one.kind, side), "key": dict(one.key)}
     if one.kind == "different":
         shown["columns"] = list(one.columns)
@@ -154,5 +154,5 @@ def difference_json(one: Difference, side: Side) -> dict[str, Any]:
 
 
 def named(name: str, side: Side) -> str:
-    """A count or a kind by its name, which says with what the target is compared."""
+    """Return the name of a count or kind, which contains the side that the target is compared with."""
     return name.replace("source", side)

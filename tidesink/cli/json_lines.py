@@ -1,14 +1,14 @@
 """Files of JSON Lines: captured Kafka records with their schemas, and events.
 
-- Capture file, a record a line: ``{"topic", "partition", "offset", "timestamp", "headers", "key_b64",
+- Capture file, one record per line: ``{"topic", "partition", "offset", "timestamp", "headers", "key_b64",
   "value_b64"}``. Further members are ignored. The file may be gzipped.
-- Schemas beside it: ``{"id", "schema"}`` a line.
-- Events: what ``tidesink decode -o json`` writes and ``tidesink encode`` reads.
+- Its schemas, in a file of their own: ``{"id", "schema"}`` per line.
+- Events: the output of ``tidesink decode -o json``, which ``tidesink encode`` reads.
 
 In events, integers are exact (unsigned 64-bit too). FLOAT is the shortest number that identifies its 32
-bits. Values that are no JSON number (Postgres) are the text NaN, Infinity or -Infinity. DECIMAL is text at
+bits. Values without a JSON number (Postgres) are the text NaN, Infinity or -Infinity. DECIMAL is text at
 its scale; binary is ``{"base64": …}``; dates, times, JSON and VECTOR are the wire's text. Reading checks
-each member of a line and refuses by name what ``decode -o json`` never writes. Column types come from the
+each member of a line, and refuses by name what ``decode -o json`` never writes. Column types come from the
 caller.
 """
 
@@ -54,13 +54,13 @@ from tidesink.typemap.values import json_value
 _GZIP_MAGIC = b"\x1f\x8b"
 _SCHEMA_LINES = (
     'JSON Lines, one schema a line: {"id": 1, "schema": …}, its id an integer (or Glue\'s UUID); '
-    "tidesink registry export writes such a file"
+    "`tidesink registry export` writes such a file."
 )
 
 
 @contextmanager
 def open_input(name: str) -> Iterator[IO[bytes]]:
-    """A file, or stdin for ``-``; gzip is seen by its first bytes.
+    """Open a file, or stdin for ``-``. Gzip is recognised by its first bytes.
 
     Raises:
         ConfigError: the file cannot be opened.
@@ -71,7 +71,7 @@ def open_input(name: str) -> Iterator[IO[bytes]]:
     try:
         file = open(name, "rb")  # noqa: PTH123, SIM115 (closed below)
     except OSError as error:
-        raise ConfigError(f"{name} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{name} cannot be read: {error.strerror}.") from error
     with file:
         yield _unpacked(file)
 
@@ -84,12 +84,12 @@ def _unpacked(stream: IO[bytes]) -> IO[bytes]:
 
 
 def json_lines(name: str, *, option: str = "", form: str = "") -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSON Lines file with their line numbers; empty lines are skipped.
+    """Yield the objects of a JSON Lines file with their line numbers; empty lines are skipped.
 
-    Error messages name ``option``, which gave the file, and ``form``, what its lines should be.
+    Error messages name ``option``, which gave the file, and ``form``, the expected form of its lines.
 
     Raises:
-        ConfigError: a line is no JSON object, or the file cannot be read.
+        ConfigError: a line is not a JSON object, or the file cannot be read.
     """
     with open_input(name) as stream:
         number = 0
@@ -98,36 +98,36 @@ def json_lines(name: str, *, option: str = "", form: str = "") -> Iterator[tuple
                 if line.strip():
                     yield number, _object(f"{option} {name}".strip(), number, line, form)
         except (OSError, EOFError, zlib.error) as error:
-            raise ConfigError(f"{name} cannot be read after line {number}: {error}") from error
+            raise ConfigError(f"{name} cannot be read after line {number}: {error}.") from error
 
 
 def _object(name: str, number: int, line: bytes, form: str) -> dict[str, Any]:
-    remedy = f"; give {form}" if form else ""
+    remedy = f". Give {form}" if form else ""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise ConfigError(f"{name}, line {number} is no JSON: {error}{remedy}") from error
+        raise ConfigError(f"{name}, line {number} is not JSON: {error}{remedy}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{name}, line {number} is no JSON object{remedy}")
+        raise ConfigError(f"{name}, line {number} is not a JSON object{remedy}")
     return value
 
 
 def read_capture(name: str) -> Iterator[Message]:
-    """The records of a capture file.
+    """Yield the records of a capture file.
 
     Raises:
-        ConfigError: a line is no record; the message has its number.
+        ConfigError: a line is not a record; the message has its number.
     """
     for number, line in json_lines(name):
         try:
             message = message_of(line)
         except (ConfigError, TypeError, ValueError) as error:
-            raise ConfigError(f"{name}, line {number} is no Kafka record: {error}") from error
+            raise ConfigError(f"{name}, line {number} is not a Kafka record: {error}") from error
         yield message
 
 
 def message_of(line: dict[str, Any]) -> Message:
-    """One capture line as a record. Raises ConfigError, TypeError or ValueError for a wrong one."""
+    """Return a capture line's record. Raises ConfigError, TypeError or ValueError for a wrong line."""
     for name in ("key_b64", "value_b64"):
         if name not in line:
             raise ConfigError(f"{name} is missing")
@@ -143,12 +143,12 @@ def message_of(line: dict[str, Any]) -> Message:
 
 
 def base64_text(data: bytes | None) -> str | None:
-    """Bytes as base64 text; null stays null."""
+    """Return bytes as base64 text; None stays None."""
     return None if data is None else b64encode(data).decode("ascii")
 
 
 def capture_line(message: Message) -> dict[str, Any]:
-    """A record as one line of a capture file."""
+    """Return a record as one line of a capture file."""
     return {
         "topic": message.topic,
         "partition": message.partition,
@@ -161,7 +161,7 @@ def capture_line(message: Message) -> dict[str, Any]:
 
 
 class SchemaFile(NamedTuple):
-    """The schemas of a file: by a registry's id, and by the UUID of an AWS Glue schema version."""
+    """The schemas of a file, by a registry's id or by the UUID of an AWS Glue schema version."""
 
     name: str
     by_id: dict[int, str]
@@ -169,7 +169,7 @@ class SchemaFile(NamedTuple):
 
 
 def read_schemas(name: str) -> SchemaFile:
-    """The schema texts of a schemas file, unchanged.
+    """Read the schema texts of a schemas file, unchanged.
 
     Raises:
         ConfigError: a line has no ``id`` and ``schema``, or one id has two schemas.
@@ -179,7 +179,7 @@ def read_schemas(name: str) -> SchemaFile:
         schema_id, schema = _registered_id(line.get("id")), line.get("schema")
         if schema_id is None or not isinstance(schema, str | dict | list):
             raise ConfigError(
-                f"--schemas {name}, line {number} is no schema with its id; give {_SCHEMA_LINES}"
+                f"--schemas {name}, line {number} is not a schema with its id. Give {_SCHEMA_LINES}"
             )
         text = (
             schema
@@ -189,7 +189,8 @@ def read_schemas(name: str) -> SchemaFile:
         held: dict[Any, str] = found.by_id if isinstance(schema_id, int) else found.by_uuid
         if held.setdefault(schema_id, text) != text:
             raise ConfigError(
-                f"--schemas {name}, line {number}: schema id {schema_id} is there with another schema"
+                f"--schemas {name}, line {number}: another line has schema id {schema_id} with another "
+                "schema."
             )
     return found
 
@@ -207,7 +208,7 @@ _INT64_LEAST, _UINT64_MOST = -(2**63), 2**64 - 1
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """One event as a JSON object."""
+    """Return an event as a JSON object."""
     line = _members(event)
     if not isinstance(event, WatermarkEvent) and event.extension:
         line["extension"] = {name: _plain(value) for name, value in event.extension.items()}
@@ -250,7 +251,7 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     if isinstance(value, int) and not _INT64_LEAST <= value <= _UINT64_MOST:
-        return str(value)  # as a DECIMAL: many readers of JSON would round it
+        return str(value)  # text as for a DECIMAL: many JSON readers would round the number
     return format(value, "f") if isinstance(value, Decimal) else value
 
 
@@ -274,13 +275,13 @@ _IN_POSITION = frozenset({"topic", "partition", "offset"})
 
 
 def _reason(error: TidesinkError) -> str:
-    """The message, with what the position does not say (column, schema id) in front."""
+    """Return the message after the context that the position lacks (column, schema id)."""
     rest = [f"{name} {value}" for name, value in error.context.items() if name not in _IN_POSITION]
     return f"{', '.join(rest)}: {error.message}" if rest else error.message
 
 
 def error_json(error: TidesinkError, message: Message) -> dict[str, Any]:
-    """The line of a record that cannot be decoded: why, what to do, and its bytes."""
+    """Return the line of a record that cannot be decoded: the reason, the remedy, and its bytes."""
     return {
         "type": "error",
         "error": type(error).__name__,
@@ -299,7 +300,7 @@ _UINT64_END: Final = 2**64
 
 
 def member(line: Line, name: str, kind: type, *, inside: str = "") -> Any:
-    """A member that must be there and of a kind (``str``, ``int``, ``dict`` or ``list``).
+    """Return a required member of a kind (``str``, ``int``, ``dict`` or ``list``).
 
     Raises:
         ConfigError: it is missing or of another kind.
@@ -313,15 +314,15 @@ def member(line: Line, name: str, kind: type, *, inside: str = "") -> Any:
 
 
 def optional(line: Line, name: str, kind: type, *, inside: str = "") -> Any:
-    """The same of a member that may be null or absent: then None."""
+    """Like ``member``, but returns None if the member is null or absent."""
     return None if line.get(name) is None else member(line, name, kind, inside=inside)
 
 
 def position_of(line: Line) -> Position:
-    """A line's position in Kafka.
+    """Return a line's position in Kafka.
 
     Raises:
-        ConfigError: it has none, or a part of it is of the wrong kind.
+        ConfigError: it is missing, or a part of it is of the wrong kind.
     """
     if line.get("position") is None:
         raise ConfigError("position is missing: topic, partition and offset")
@@ -335,7 +336,7 @@ def position_of(line: Line) -> Position:
 
 
 def table_of(line: Line) -> TableId:
-    """The table a line names. Raises ConfigError where it names none."""
+    """Return the table that a line names. Raises ConfigError if it names none."""
     table = member(line, "table", dict)
     unknown = sorted(set(table) - {"schema", "name"})
     if unknown:
@@ -344,7 +345,7 @@ def table_of(line: Line) -> TableId:
 
 
 def commit_ts_of(line: Line) -> int | None:
-    """The commit timestamp of a row or DDL event, an unsigned 64-bit number; raises ConfigError."""
+    """Return the commit timestamp of a row or DDL event, an unsigned 64-bit number. Raises ConfigError."""
     commit_ts: int | None = optional(line, "commit_ts", int)
     if commit_ts is not None and not 0 <= commit_ts < _UINT64_END:
         raise ConfigError(f"commit_ts must be an unsigned 64-bit integer, not {commit_ts}")
@@ -352,7 +353,7 @@ def commit_ts_of(line: Line) -> int | None:
 
 
 def schema_ids_of(line: Line) -> SchemaIds | None:
-    """The registry ids a line was read with; raises ConfigError for a wrong form."""
+    """Return the registry ids that a line was read with. Raises ConfigError for a wrong form."""
     ids = optional(line, "schema_id", dict)
     if not ids:
         return None
@@ -361,7 +362,7 @@ def schema_ids_of(line: Line) -> SchemaIds | None:
 
 
 def extension_of(line: Line) -> dict[str, Any] | None:
-    """The extension's members, bytes as bytes; raises ConfigError for a wrong form."""
+    """Return the extension's members, binary ones as bytes. Raises ConfigError for a wrong form."""
     found = optional(line, "extension", dict)
     if not found:
         return None
@@ -380,13 +381,13 @@ def extension_of(line: Line) -> dict[str, Any] | None:
 
 
 def line_bytes(name: str, text: Any) -> bytes | None:
-    """Base64 text as bytes, null as None; raises ConfigError, which names the member, for anything else."""
+    """Decode base64 text; null becomes None. Raises ConfigError with the member's name for anything else."""
     if text is None:
         return None
     try:
         return b64decode(text, validate=True)
-    except (ValueError, TypeError) as error:  # characters outside ASCII are no base64.Error
-        raise ConfigError(f"{name} is no base64") from error
+    except (ValueError, TypeError) as error:  # characters outside ASCII raise no base64.Error
+        raise ConfigError(f"{name} is not base64") from error
 
 
 SchemaOf = Callable[[Line], TableSchema]
@@ -395,10 +396,10 @@ _OPS = {op.value: op for op in Op}
 
 
 def event_of(line: Line, schema_of: SchemaOf) -> Event:
-    """The event of one decoded line.
+    """Return the event of one decoded line.
 
     Raises:
-        ConfigError: the line is not one that ``decode -o json`` prints.
+        ConfigError: the line was not printed by ``decode -o json``.
         EncodeError: a value is not of its column's type.
     """
     kind = member(line, "type", str)
@@ -415,13 +416,14 @@ def event_of(line: Line, schema_of: SchemaOf) -> Event:
         return MessageEvent(member(line, "kind", str), prefix, data, position, extension_of(line))
     if kind not in _OPS:
         raise ConfigError(
-            f"type {shown(kind)} is unknown: {', '.join(_OPS)}, ddl, watermark, message and error are known"
+            f"type {shown(kind)} is unknown. Known types are {', '.join(_OPS)}, ddl, watermark, message and "
+            "error"
         )
     return _parsed_change(line, schema_of)
 
 
 def _parsed_change(line: Line, schema_of: SchemaOf) -> ChangeEvent:
-    # All members are checked before the schema is requested: it is found by some of them.
+    # All members are checked before the schema is requested, because some of them identify it.
     table, ids, extension = table_of(line), schema_ids_of(line), extension_of(line)
     rows = {name: optional(line, name, dict) for name in ("key", "before", "after")}
     commit_ts, schema = commit_ts_of(line), schema_of(line)
@@ -448,7 +450,7 @@ def _parsed_row(row: Mapping[str, Any] | None, schema: TableSchema) -> Row | Non
 def _typed(name: str, value: Any, schema: TableSchema) -> Value:
     column = schema.by_name.get(name)
     if column is None:
-        raise EncodeError("the table's schema has no such column", table=str(schema.table), column=name)
+        raise EncodeError("The table's schema has no such column.", table=str(schema.table), column=name)
     if value is None:
         return None
     read = _READERS.get(row_of(column.type).reader, _as_is)
@@ -456,7 +458,7 @@ def _typed(name: str, value: Any, schema: TableSchema) -> Value:
         return read(value, column.type)
     except (ValueError, TypeError, InvalidOperation, OverflowError, Base64Error) as error:
         raise EncodeError(
-            f"{shown(value)} is no {column.type.sql or column.type.name}",
+            f"{shown(value)} is not a {column.type.sql or column.type.name}.",
             table=str(schema.table),
             column=name,
         ) from error

@@ -1,6 +1,6 @@
-"""``tidesink``: the commands put together; ``tidesink run``: the worker.
+"""The ``tidesink`` command line, and ``tidesink run``, which runs the worker.
 
-The worker runs until it is stopped, or until there is nothing left to do.
+The worker runs until it is stopped, or until the requested end.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 class Until(str, Enum):
-    """When a run ends by itself."""
+    """Condition under which a run ends by itself."""
 
     DRAINED = "drained"
 
@@ -69,15 +69,18 @@ def run_worker(
     config: ConfigArgument = None,
     config_option: ConfigOption = None,
     *,
-    until: Annotated[Until | None, typer.Option(help="End when everything in the topics is applied.")] = None,
+    until: Annotated[
+        Until | None, typer.Option(help="End once every record in the topics is applied.")
+    ] = None,
     batches: Annotated[int | None, typer.Option(min=1, help="End after N batches of each table.")] = None,
     log: Annotated[
-        LogFormat, typer.Option(envvar="TIDESINK_LOG", help="How steps are shown on stderr.")
+        LogFormat, typer.Option(envvar="TIDESINK_LOG", help="Format of the log on stderr.")
     ] = LogFormat.TEXT,
     log_level: Annotated[
         LogLevel | None,
         typer.Option(
-            envvar="TIDESINK_LOG_LEVEL", help="The least level that is shown: of text warning, of JSON debug."
+            envvar="TIDESINK_LOG_LEVEL",
+            help="Lowest level to show; the default is warning for text and debug for JSON.",
         ),
     ] = None,
     metrics_port: Annotated[
@@ -90,7 +93,7 @@ def run_worker(
         ),
     ] = None,
     metrics_host: Annotated[
-        str, typer.Option(envvar="TIDESINK_METRICS_HOST", help="The address to serve them on.")
+        str, typer.Option(envvar="TIDESINK_METRICS_HOST", help="The address to listen on.")
     ] = "127.0.0.1",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Spark's warnings too.")] = False,
     output: Output = OutputFormat.TEXT,
@@ -98,7 +101,7 @@ def run_worker(
     """Run the worker. The exit code is 3 if a table is paused or failing at the end."""
     settings = chosen_config(config, config_option)
     if until is not None and batches is not None:
-        raise ConfigError("--until and --batches exclude each other: keep one")
+        raise ConfigError("--until and --batches exclude each other. Remove one of them.")
     if verbose:
         settings = _with_spark_conf(settings, {"spark.log.level": "WARN"})
     if log is LogFormat.JSON:
@@ -131,13 +134,13 @@ def run_worker(
 
 
 def _with_spark_conf(config: Config, more: Mapping[str, str]) -> Config:
-    """The config with more settings of Spark, each unless it has it itself."""
+    """Return the config with more Spark settings. Settings of the config itself win."""
     conf = {**{name: SecretStr(value) for name, value in more.items()}, **config.spark.conf}
     return config.model_copy(update={"spark": config.spark.model_copy(update={"conf": conf})})
 
 
 def _listening(log: LogFormat, until: Until | None, config: Config) -> AbstractContextManager[Listener]:
-    """Who shows the run's steps: bars need an end to reach, and a terminal."""
+    """Return the listener that shows the run's steps. Bars need a terminal and a run that ends."""
     brokers = config.source.bootstrap_servers
     if log is LogFormat.JSON:
         return nullcontext(LogListener())
@@ -158,7 +161,7 @@ def _endpoints(host: str, port: int) -> Iterator[list[Listener]]:
 
 
 def report_json(report: RunReport) -> dict[str, Any]:
-    """A run's report as JSON."""
+    """Return a run's report as JSON."""
     shown = dataclasses.asdict(report)
     shown["exit_code"] = report.exit_code
     for entry, found in zip(shown["tables"], report.tables, strict=True):
@@ -167,7 +170,7 @@ def report_json(report: RunReport) -> dict[str, Any]:
 
 
 def log_report(report: RunReport) -> None:
-    """A run's report as lines of the log: one a table, and one of the run."""
+    """Log a run's report: one line per table, then one for the run."""
     log = structlog.get_logger("tidesink.worker")
     for entry in report.tables:
         write = log.warning if entry.error or entry.warnings else log.info
@@ -197,7 +200,7 @@ def _ending(report: RunReport) -> str:
 
 
 def show_report(report: RunReport, source: SourceSettings) -> None:
-    """A run's report for people."""
+    """Print a run's report as text."""
     show_table(None, ("table", "state", "batches", "lag", "source time"), map(_row, report.tables))
     typer.echo("")
     show_table(None, COUNTS, [counts_row(entry.table, entry.counters) for entry in report.tables])
@@ -271,6 +274,6 @@ def run() -> None:
     terminal.interrupt_on_sigterm()
     try:
         app()
-    except Exception as error:  # noqa: BLE001  (Python's own traceback would have its text)
+    except Exception as error:  # noqa: BLE001  (Python's own traceback would show its text)
         terminal.show_fault(error)
         sys.exit(terminal.FAILED)

@@ -1,4 +1,4 @@
-"""What ``tidesink init`` fills into its template: the words of a protocol, a target's section, and topics."""
+"""Parts of the config that ``tidesink init`` writes: texts of a protocol, a target's section, and topics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TargetType(str, Enum):
 
 
 class Words(NamedTuple):
-    """What the template says of a producer. ``rule``: its rule of topics, where no broker tells."""
+    """The template's texts about a producer. ``rule``: its example rule of topics, if no broker answers."""
 
     origin: str
     names: str
@@ -43,10 +43,10 @@ class Words(NamedTuple):
 
 _TICDC: Final = Words(
     "the topics of a TiCDC changefeed",
-    "Names under `source` are TiCDC's own: say here what the changefeed's sink URI says.",
+    "Names under `source` are TiCDC's own. Copy the values from the changefeed's sink URI.",
     "The topic rule of the changefeed's dispatchers, or a list of topics.",
-    "The changefeed's time zone: TIMESTAMP texts on the wire carry none.",
-    "where neither a key record nor pkNames says them",
+    "The changefeed's time zone: TIMESTAMP texts on the wire have none.",
+    "if neither a key record nor pkNames has them",
     "{schema}_{table}",
 )
 _FLAT_AVRO: Final = _TICDC._replace(
@@ -55,16 +55,16 @@ _FLAT_AVRO: Final = _TICDC._replace(
 )
 _DEBEZIUM: Final = Words(
     "the topics of a Debezium connector",
-    "`source` says which topics the connector writes, and by which converter.",
+    "`source` has the topics that the connector writes, and its converter.",
     "The connector's topics: <topic.prefix>.<database or schema>.<table>, as a rule or as a list.",
-    "The zone of TIMESTAMP texts that name none. Connectors name it, so that UTC is right.",
-    "where the records have no key",
+    "The zone of TIMESTAMP texts without a zone. Connectors write a zone, so UTC is right.",
+    "if the records have no key",
     "server1.{schema}.{table}",
 )
 
 
 def words_of(protocol: str) -> Words:
-    """The words of the producer that writes a protocol."""
+    """Return the texts about the producer of a protocol."""
     if protocol.startswith("debezium"):
         return _DEBEZIUM
     return _FLAT_AVRO if protocol == "flat-avro" else _TICDC
@@ -83,7 +83,7 @@ _SHOWN_AS: Final[Mapping[TargetType, str]] = MappingProxyType(
 
 
 class Target(NamedTuple):
-    """A target's section: its lines, what its tables are, and what else is to be done."""
+    """A target's section: its lines, a description of its tables, and notes about what else to do."""
 
     lines: str
     called: str
@@ -91,17 +91,19 @@ class Target(NamedTuple):
 
 
 def target_section(target: str | None, kind: TargetType | None) -> Target:
-    """The section of a target, which is a path or a URL; the URL's scheme chooses the type if none is given.
+    """Return the section of a target, given by path or URL.
+
+    Without ``kind`` the URL's scheme chooses the type.
 
     Raises:
-        ConfigError: a target of the type is not given by such a URL.
+        ConfigError: the URL does not fit a target of the type.
     """
     named = type_of_url(target) if target is not None else None
     chosen = kind or TargetType(named or "delta")
     wanted = {TargetType.ICEBERG: ("http", None), TargetType.DELTA: (None,)}.get(chosen, (chosen.value,))
     if target is not None and named not in wanted:
         hint = f"--target-type {named}" if named else f"a URL such as {_EXAMPLES[chosen]}"
-        raise ConfigError(f"--target does not name a target of type {chosen.value}: give {hint}")
+        raise ConfigError(f"--target does not name a target of type {chosen.value}. Give {hint}.")
     lines, notes = _SECTIONS[chosen](target)
     return Target(f"  type: {chosen.value}\n{lines}", _SHOWN_AS[chosen], tuple(notes))
 
@@ -120,8 +122,8 @@ _EXAMPLES: Final[Mapping[TargetType, str]] = MappingProxyType(
 
 
 _ON_S3: Final = (
-    "  # A promise: one worker, and no other program, ever writes here. Else set a log store that excludes\n"
-    "  # other writers (docs/targets-delta.md).\n"
+    "  # You promise that one worker, and no other program, writes here. Otherwise set a log store that\n"
+    "  # excludes other writers (docs/targets-delta.md).\n"
     "  single-writer: true\n"
 )
 
@@ -129,13 +131,13 @@ _ON_S3: Final = (
 def _delta(target: str | None) -> _Section:
     place = target or "./lake"
     is_on_s3 = scheme_of(place) in S3_SCHEMES
-    notes = ["on S3 target.single-writer is a promise of yours: read its comment"] if is_on_s3 else []
+    notes = ["on S3 target.single-writer is a promise of yours. Read its comment"] if is_on_s3 else []
     table = '  table: "{schema}/{table}"\n'
     return f"  path: {_scalar(place)}\n{table}{_ON_S3 if is_on_s3 else ''}", notes
 
 
 def _iceberg(target: str | None) -> _Section:
-    """A folder is a catalog by itself; a URL is a REST catalog, and a bucket needs one."""
+    """A folder is a catalog by itself. A URL is a REST catalog, and a bucket needs a catalog."""
     place, notes = target or "./ice", list[str]()
     if "://" not in place:
         kind, properties = "hadoop", {"warehouse": place}
@@ -161,7 +163,7 @@ def _database(kind: TargetType, target: str | None) -> _Section:
     password = f"  password: {reference}\n" if parts.password else f"  # password: {reference}\n"
     notes = [f"set {TARGET_VARIABLE} to the password of the target's user"] if parts.password else []
     if parts.query:
-        notes.append("the options in the target's URL are left out: TLS is set under target.tls")
+        notes.append("the options in the target's URL are left out. TLS is set under target.tls")
     user = _scalar(unquote(parts.username or "tidesink"))
     return (
         f"  url: {_scalar(bare.geturl())}\n  user: {user}\n{password}"
@@ -182,7 +184,7 @@ def _kafka(target: str | None) -> _Section:
     brokers = _host(urlsplit(target or _EXAMPLES[TargetType.KAFKA]))
     return (
         f"  brokers: {_scalar(brokers)}\n"
-        "  # No topic that source.topics fits, if these are the same brokers.\n"
+        "  # If these are the same brokers: no topic that matches source.topics.\n"
         '  topic: "copy.{schema}.{table}"\n'
         "  protocol: canal-json     # flat-avro and debezium-avro need schema-registry\n"
     ), ()
@@ -191,7 +193,7 @@ def _kafka(target: str | None) -> _Section:
 def _http(target: str | None) -> _Section:
     parts = urlsplit(target or _EXAMPLES[TargetType.HTTP])
     notes = (
-        ["user and password are left out of the URL: give them under target.auth"] if parts.username else []
+        ["user and password are left out of the URL. Give them under target.auth"] if parts.username else []
     )
     return f"  url: {_scalar(parts._replace(netloc=_host(parts)).geturl())}\n  format: json-lines\n", notes
 
@@ -213,18 +215,18 @@ def _host(parts: SplitResult) -> str:
 
 
 def _scalar(text: str) -> str:
-    """A text as YAML on one line."""
+    """Return a text as YAML on one line."""
     found: str = yaml.safe_dump(text, default_flow_style=True, allow_unicode=True, width=math.inf)
     return found.removesuffix("...\n").rstrip("\n")
 
 
-# How long a port is waited for that may not be there, and topics listed of it.
+# Time limit for a port that may be closed, and number of topics that are listed.
 _PROBE_SECONDS: Final = 1.0
 _LISTED: Final = 20
 
 
 class Topics(NamedTuple):
-    """The rules to write, and the comment beside them. ``notes``: for the terminal."""
+    """The topic rules to write, and their comment. ``notes``: for the terminal."""
 
     rules: tuple[str, ...]
     comment: str = ""
@@ -232,11 +234,11 @@ class Topics(NamedTuple):
 
 
 def found_topics(brokers: str, protocol: str) -> Topics:
-    """The rules of topics by what the brokers have, if one answers in a second; else an example."""
+    """Return topic rules from the brokers' topics if one answers within a second, otherwise an example."""
     from tidesink.cli.sources import topic_names
 
     rule = words_of(protocol).rule
-    is_guess = f"{rule} is an example: put the connector's topic.prefix into source.topics"
+    is_guess = f"{rule} is an example. Put the connector's topic.prefix into source.topics"
     is_debezium = protocol.startswith("debezium")
     guess = (is_guess,) if is_debezium else ()
     if not any(map(_answers, brokers.split(","))):
@@ -249,7 +251,7 @@ def found_topics(brokers: str, protocol: str) -> Topics:
 
 
 def topics_of(names: Iterable[str], protocol: str) -> Topics | None:
-    """The rules that fit a broker's topics, each with its topics in the comment; None if there are none."""
+    """Return the rules for a broker's topics, with the topics in the comment; None if there are none."""
     own = sorted(name for name in names if not name.startswith(("__", "_")))
     if not own:
         return None
@@ -258,13 +260,13 @@ def topics_of(names: Iterable[str], protocol: str) -> Topics | None:
         return Topics((words_of(protocol).rule,), comment)
     rules = tuple(dict.fromkeys(_rules(own)))
     if not rules:
-        note = "no topic of the brokers has a name of three parts: put the topic.prefix into source.topics"
+        note = "no topic of the brokers has a name of three parts. Put the topic.prefix into source.topics"
         return Topics((_DEBEZIUM.rule,), comment, (note,))
     return Topics(rules, comment)
 
 
 def _rules(topics: Collection[str]) -> Iterator[str]:
-    """``PREFIX.{schema}.{table}`` for the names of three parts or more."""
+    """Yield ``PREFIX.{schema}.{table}`` for names of three parts or more."""
     for name in topics:
         parts = name.split(".")
         if len(parts) > 2 and all(parts):

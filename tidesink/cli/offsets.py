@@ -1,7 +1,6 @@
-"""``tidesink offsets``: where tables stand in their topics, and how they read a topic again from an earlier
-place.
+"""``tidesink offsets``: the offsets of tables in their topics, and rewinds to earlier offsets.
 
-A rewind is checked here and goes to the state store. The worker checks it again and does it at the table's
+A rewind is checked here and stored in the state store. The worker checks it again and does it at the table's
 next turn.
 """
 
@@ -43,19 +42,20 @@ if TYPE_CHECKING:
     from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
     from tidesink.sinks.state.progress import StateStore, TableStatus, TopicProgress
 
-app = typer.Typer(no_args_is_help=True, help="Where tables stand in their topics, and rewinds.")
+app = typer.Typer(no_args_is_help=True, help="Offsets of tables in their topics, and rewinds.")
 
 _COLUMNS: Final = ("table", "topic", "partition", "applied", "begins", "ends", "waiting", "source time")
 _PLACE: Final = re.compile(r"(?P<partition>[0-9]+)=(?P<offset>[0-9]+)")
-_GONE: Final = "the topic is not there"
-_OTHER: Final = "the topic was made again: its offsets are not those that were applied"
+_GONE: Final = "the topic does not exist"
+_OTHER: Final = "the topic was created again, so its offsets are not the applied ones"
 
 
 class _Standing(NamedTuple):
-    """Where a table stands.
+    """A table's offsets.
 
-    ``applied``: None where nothing is. ``found``: None where nobody says, for which there is a ``reason``.
-    ``rewound``: as of ``Progress``.
+    applied: Applied offsets, or None if nothing is applied.
+    found: Offsets in Kafka, or None with a ``reason`` if they are unknown.
+    rewound: Same as in ``Progress``.
     """
 
     table: TableId
@@ -68,14 +68,15 @@ class _Standing(NamedTuple):
 
 def show(
     tables: Annotated[
-        list[str] | None, typer.Argument(metavar="[TABLE...]", help="Tables, as schema.table; all if none.")
+        list[str] | None,
+        typer.Argument(metavar="[TABLE...]", help="Tables, as schema.table; the default is all."),
     ] = None,
     config_option: ConfigOption = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show for each partition what is applied.
+    """Show the applied offset of each partition.
 
-    Beside it stand where Kafka begins and ends, and how much waits.
+    It also shows where Kafka begins and ends, and how many records wait.
     """
     settings = chosen_config(None, config_option)
     with worked_with(settings) as store, _brokers(settings) as brokers:
@@ -96,7 +97,7 @@ def _chosen(config: Config, store: StateStore, names: list[str]) -> list[TableSt
     chosen = [known_table(name, config, found) for name in dict.fromkeys(names)] or list(found)
     unread = [table for table in chosen if "topic" not in getattr(found.get(table), "details", {})]
     if unread:
-        raise ConfigError(f"no worker has read the topic of {unread[0]} yet", table=str(unread[0]))
+        raise ConfigError(f"No worker has read the topic of {unread[0]} yet.", table=str(unread[0]))
     return [found[table] for table in chosen]
 
 
@@ -188,7 +189,7 @@ def rewind(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Read again what has this Kafka timestamp or a later one: ISO 8601, UTC without a zone.",
+            help="Read again from this Kafka timestamp on: ISO 8601, UTC without a zone.",
         ),
     ] = None,
     to_commit_ts: Annotated[
@@ -198,16 +199,15 @@ def rewind(
     to_beginning: Annotated[
         bool,
         typer.Option(
-            "--to-beginning", help="Read again all that Kafka still holds, from the table's start on."
+            "--to-beginning", help="Read again everything that Kafka still holds, from the table's start on."
         ),
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Have a table read its topic again from an earlier place.
+    """Make a table read its topic again from an earlier offset.
 
-    It reads up to where it was applied. Rows may be older than they were until that is done. A rewind
-    after which the table would lose or double rows, or keep older ones, is refused. The worker does it at
-    the table's next turn.
+    It reads up to the applied offset. Until then rows may have earlier values. A rewind that
+    would lose or double rows, or leave older ones, is refused. The worker does it at the table's next turn.
     """
     from tidesink.sinks.kafka.offsets import TopicGrowth
     from tidesink.sinks.kafka.rewind import refuse_meanwhile, rewound_offsets, steps_back
@@ -232,7 +232,7 @@ def rewind(
 
 
 def _starts(config: Config, store: StateStore, one: _Standing) -> Mapping[int, int]:
-    """Where a table began to read its topic; empty: at the beginning."""
+    """Return the offsets where a table began to read its topic; empty for the beginning."""
     from tidesink.sinks.kafka.offsets import is_other_topic
     from tidesink.sinks.worker.starts import known_start
 
@@ -243,7 +243,7 @@ def _starts(config: Config, store: StateStore, one: _Standing) -> Mapping[int, i
 
 
 def _loads(status: TableStatus) -> bool:
-    """Whether the status says of a snapshot that it is under way."""
+    """Returns True if the status shows a running snapshot."""
     shown = status.details.get("snapshot")
     return shown is not None and shown["state"] not in ("done", "cancelled")
 
@@ -267,15 +267,19 @@ def _show_rewind(
             f"{one.table}: partition {number} is read again from {offset} to {end}, {end - offset} offsets"
         )
     terminal.echo(
-        "rows may be older than they were until then: tidesink status shows how far it is"
+        "until then rows may have earlier values. `tidesink status` shows the progress"
         if steps
-        else "rows that are there stay as they are; those that are missing come back"
+        else "existing rows stay as they are, and missing rows come back"
     )
-    typer.echo("a worker is alive and heeds it at its next turn" if alive else "the next worker heeds it")
+    typer.echo(
+        "a worker is alive and handles the request at its next turn"
+        if alive
+        else "no worker runs. The next one handles the request"
+    )
 
 
 class _Place(NamedTuple):
-    """Where a rewind goes to: one of its members is given."""
+    """The place that a rewind goes to: exactly one member is set."""
 
     partitions: dict[int, int]
     seconds: float | None
@@ -286,16 +290,16 @@ class _Place(NamedTuple):
     def of(
         cls, to_offset: list[str], to_time: str | None, to_commit_ts: int | None, to_beginning: bool
     ) -> _Place:
-        """As the options say.
+        """Return the place that the options name.
 
         Raises:
-            ConfigError: none or several are given, or one is not what it should be.
+            ConfigError: none or several of them are given, or one is wrong.
         """
         given = [bool(to_offset), to_time is not None, to_commit_ts is not None, to_beginning]
         if given.count(True) != 1:
             raise ConfigError(
-                "say in one way where to go back to: --to-offset PARTITION=OFFSET (repeatable), --to-time "
-                "TIME, --to-commit-ts TSO, or --to-beginning"
+                "Give exactly one of --to-offset PARTITION=OFFSET (repeatable), --to-time TIME, "
+                "--to-commit-ts TSO and --to-beginning."
             )
         seconds = None if to_time is None else _seconds(to_time)
         return cls(dict(map(_partition, to_offset)), seconds, to_commit_ts, to_beginning)
@@ -303,10 +307,10 @@ class _Place(NamedTuple):
     def offsets(
         self, one: _Standing, status: TableStatus, brokers: KafkaOffsets, *, starts: Mapping[int, int]
     ) -> dict[int, int]:
-        """The offsets of that place, by partition; ``starts``: where the table began to read the topic.
+        """Return the offsets of the place, by partition. ``starts``: where the table began to read the topic.
 
         Raises:
-            ConfigError: nothing of the table is from then or later, or some of it may have expired.
+            ConfigError: the table has no records from then on, or some of them may have expired.
         """
         from tidesink.sinks.kafka.offsets import started_at
         from tidesink.sinks.kafka.rewind import beginning, offsets_at, time_of_commit
@@ -326,14 +330,14 @@ class _Place(NamedTuple):
 def _with_warning(found: dict[int, int]) -> dict[int, int]:
     late = ", ".join(f"{number} with {offset}" for number, offset in sorted(found.items()) if offset > 0)
     if late:
-        warn(f"what was before the topic's beginning is not read again: partition {late}")
+        warn(f"records before the topic's present beginning cannot be read again: partition {late}")
     return found
 
 
 def _partition(text: str) -> tuple[int, int]:
     found = _PLACE.fullmatch(text)
     if found is None:
-        raise ConfigError(f"--to-offset {text!r}: give PARTITION=OFFSET, as 0=1200")
+        raise ConfigError(f"--to-offset {text!r}: give PARTITION=OFFSET, such as 0=1200.")
     return int(found["partition"]), int(found["offset"])
 
 
@@ -341,7 +345,7 @@ def _seconds(text: str) -> float:
     try:
         return time_of(text).timestamp()
     except ValueError:
-        raise ConfigError(f"--to-time {text!r}: give ISO 8601, as 2026-11-26T08:00:00Z") from None
+        raise ConfigError(f"--to-time {text!r}: give ISO 8601, such as 2026-11-26T08:00:00Z.") from None
 
 
 for _name, _command in (("show", show), ("rewind", rewind)):

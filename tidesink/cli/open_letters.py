@@ -1,8 +1,8 @@
-"""How many dead letters of each table are open: written, and neither replayed nor dropped.
+"""The number of each table's open dead letters: written, and neither replayed nor dropped.
 
-The topic of letters says it exactly, and has to be read for it. So the commands that read it anyway
-(``tidesink dlq list``, ``drop`` and ``replay``) leave their count in the state store beside the worker's own
-counter of that moment, and ``tidesink status`` adds what the worker counted since.
+The exact number needs a read of the topic of letters. The commands that read it anyway (``tidesink dlq
+list``, ``drop`` and ``replay``) store their count in the state store, together with the worker's counter at
+that time. ``tidesink status`` adds what the worker counted since.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _KIND: Final = "open-letters"
 def note_open(
     store: StateStore, pipeline: str, table: str | None, groups: Callable[[], Iterable[RecordGroup]]
 ) -> None:
-    """Keep how many letters are open; ``groups`` gives those of ``table``, or of all tables.
+    """Store the number of open letters. ``groups`` returns the letters of ``table``, or of all tables.
 
-    A store that does not answer keeps what it had: the count is for people alone.
+    If the store does not answer, the earlier count stays: only people read it.
     """
     try:
-        # Before the topic is read: what is written meanwhile is counted twice, and not left out.
+        # Read before the topic: letters written meanwhile are counted twice rather than missed.
         written = {str(one.table): _written(one) for one in store.statuses(pipeline)}
         counts = Counter[str]()
         for group in groups():
             counts[group.table] += group.count
         scope = {*written, *counts} if table is None else {table}
         found = {name: [counts[name], written.get(name, 0)] for name in scope}
-        busy = StateStoreError("others kept counting dead letters", pipeline=pipeline)
+        busy = StateStoreError("Other commands kept counting dead letters.", pipeline=pipeline)
         change_document(store, _KIND, pipeline, lambda old: {**(old or {}), **found}, busy)
     except StateStoreError:
         return
 
 
 def noted(store: StateStore, pipeline: str) -> Mapping[str, Any]:
-    """What ``note_open`` kept, by table.
+    """Return what ``note_open`` stored, by table.
 
     Raises:
         StateStoreError: the store does not answer.
@@ -54,10 +54,10 @@ def noted(store: StateStore, pipeline: str) -> Mapping[str, Any]:
 
 
 def open_letters(status: TableStatus, known: Mapping[str, Any]) -> int:
-    """How many letters of a table are open, by ``noted``; a record that was rewound counts again."""
+    """Return a table's number of open letters, from ``noted``. A record that was rewound counts again."""
     count, before = known.get(str(status.table), (0, 0))
     written = _written(status)
-    # Less than before: the state store was lost since, and counts from the beginning.
+    # A smaller number means that the state store was lost, and counts from the beginning.
     return int(count) + (written - int(before) if written >= before else written)
 
 

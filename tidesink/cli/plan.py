@@ -1,9 +1,9 @@
-"""``tidesink init``, ``validate`` and ``plan``: the config file, before any worker runs.
+"""``tidesink init``, ``validate`` and ``plan``: commands for the config file, before any worker runs.
 
 ``init`` writes a commented config to start from, or the config that reads a changefeed, which is given by
-its sink URI and its file; the template is beside this module. ``validate`` says per field what is wrong and
-what to do; with ``--connect`` also which servers answer. ``plan`` says what the worker would do with each
-table, and what would be lost.
+its sink URI and its TOML file. The template is in this folder. ``validate`` shows for each wrong setting the
+reason and the remedy, and with ``--connect`` which servers answer. ``plan`` shows what the worker would do
+with each table, and what would be lost.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.state.progress import TableStatus
 
 
-# What stands in other places of the template, or is written by lines of its own.
+# Settings that other lines of the template contain, or that are written by lines of their own.
 _ELSEWHERE: Final = ("brokers", "protocol", "topics", "kafka")
 _KAFKA_EXAMPLE: Final = """\
   # Kafka client properties:
@@ -93,14 +93,14 @@ _TABLES_EXAMPLE: Final = """\
 #   - name: shop.customers
 #     except_column_list: [card_number]        # or columns: [id, name, ...]
 #     rename: {total: amount}                  # source: target
-#     filter: "status <> 'draft'"              # rows for which it is true (docs/how-to-columns.md)
+#     filter: "status <> 'draft'"              # rows that are copied (docs/how-to-columns.md)
 #   - match: "audit.*"
 #     bad-record: dead-letter
 """
 
 
 class _Around(NamedTuple):
-    """What a new config says beside its source: ``found`` are lines about the topics that are there."""
+    """Parts of a new config other than its source. ``found``: comment lines about existing topics."""
 
     pipeline: str
     target: Target
@@ -110,7 +110,7 @@ class _Around(NamedTuple):
 def _filled(
     source: Mapping[str, Any], codec: str, tables: Sequence[Mapping[str, Any]], around: _Around
 ) -> str:
-    """The template with every place filled; ``codec`` is whole lines."""
+    """Return the template with each placeholder replaced. ``codec`` consists of whole lines."""
     kafka = source.get("kafka")
     words = words_of(source["protocol"])
     values = {
@@ -134,7 +134,7 @@ def scalar(value: Any) -> str:
 
 
 def _lines(heading: str, settings: Mapping[str, Any]) -> str:
-    """Settings of the source behind a comment."""
+    """Settings of the source as YAML, after a comment with ``heading``."""
     return indent(f"# {heading}:\n" + (_yaml(settings) if settings else ""), "  ")
 
 
@@ -146,25 +146,25 @@ def _yaml(value: Any, *, flow: bool = False) -> str:
 
 
 def _checked(text: str) -> str:
-    """The text itself, if it is a correct config.
+    """Return the text unchanged if it is a correct config.
 
     Files that it names and variables that it refers to need not exist yet.
 
     Raises:
-        ConfigError: a pipeline cannot use something in the changefeed; the message lists all of it.
+        ConfigError: a pipeline cannot use some of the changefeed's settings; the message lists all of them.
     """
     names = (KAFKA_VARIABLE, REGISTRY_VARIABLE, CLAIM_CHECK_VARIABLE, TARGET_VARIABLE)
     unset = dict.fromkeys(names, "-")
     _, problems = parse_config(yaml.safe_load(text), base=Path(), environment=unset)
     left = [one for one in problems if not one.field.startswith("source.kafka.ssl.")]
     if left:
-        lines = ["the config would be wrong:", *(f"  {one}" for one in left)]
+        lines = ["The config would be wrong:", *(f"  {one}" for one in left)]
         raise ConfigError("\n".join(lines))
     return text
 
 
 class Producer(str, Enum):
-    """Which TiCDC a changefeed runs on."""
+    """The TiCDC that a changefeed runs on."""
 
     CLASSIC = "classic"
     NEW = "new"
@@ -184,25 +184,25 @@ ProducerOption = Annotated[
     Producer, typer.Option("--producer", help="Which TiCDC runs it: classic, or the new architecture.")
 ]
 Definitions = Annotated[
-    Path | None, typer.Option("--table-definition", help="SQL DDL: gives the tables' keys and indexes.")
+    Path | None, typer.Option("--table-definition", help="SQL DDL with the tables' keys and indexes.")
 ]
 
 
 def changefeed_of(sink_uri: str | None, file: Path | None, producer: Producer) -> Changefeed:
-    """The changefeed that a command line describes.
+    """Read the changefeed that a command line describes.
 
     Raises:
-        ConfigError: there is no sink URI, the file cannot be read, or it cannot be read.
+        ConfigError: the sink URI is missing, or the file or a setting in it cannot be read.
     """
     if sink_uri is None:
-        raise ConfigError("a changefeed needs --sink-uri, which has its brokers, topic and protocol")
+        raise ConfigError("A changefeed needs --sink-uri, which has its brokers, topic and protocol.")
     settings = read_toml_file(file) if file is not None else None
     return read_changefeed(sink_uri, settings, producer=producer.value)
 
 
 _DEFAULT = StackAddresses("127.0.0.1:9092", "http://127.0.0.1:8081")
 
-# What a new config says of a protocol's own settings.
+# Lines of a new config for a protocol's own settings.
 _CODEC = {
     "flat-avro": """\
   # The schema registry that the changefeed writes to.
@@ -222,8 +222,8 @@ _CODEC = {
   schema-registry: @registry@
 """,
     "debezium-json": """\
-  # Where the converter leaves schemas out (schemas.enable: false), give a definition of each table under
-  # tables, and the connector's handling modes:
+  # If the converter leaves schemas out (schemas.enable: false), give each table's definition under tables,
+  # and the connector's handling modes:
   # debezium:
   #   decimal-handling-mode: precise
   #   time-precision-mode: adaptive_time_microseconds    # PostgreSQL: adaptive
@@ -233,12 +233,12 @@ _CODEC = {
 
 def init(
     *,
-    file: Annotated[Path, typer.Argument(help="Where to write it.")] = DEFAULT_CONFIG,
+    file: Annotated[Path, typer.Argument(help="Where to write the config.")] = DEFAULT_CONFIG,
     protocol: Annotated[
         str | None,
         typer.Option(
-            help=f"What TiCDC or Debezium writes, flat-avro if not given: {', '.join(CODECS)}. Debezium's "
-            "connectors write the last two."
+            help=f"The protocol that TiCDC or Debezium writes: {', '.join(CODECS)}; the default is "
+            "flat-avro. Debezium's connectors write the last two."
         ),
     ] = None,
     sink_uri: SinkUri = None,
@@ -252,32 +252,34 @@ def init(
         str | None,
         typer.Option(
             help="The target: a lake's root or warehouse, or a URL (postgresql://, mysql://, kafka://, "
-            "https://), whose scheme chooses the type; ./lake if not given."
+            "https://) whose scheme determines the type; the default is ./lake."
         ),
     ] = None,
     target_type: Annotated[
-        TargetType | None, typer.Option(help="The target's type; if not given, that of --target, or delta.")
+        TargetType | None,
+        typer.Option(help="The target's type; the default is that of --target, or delta."),
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="The folder of `tidesink dev up` whose servers are to be named."),
+        typer.Option("--dir", help="The folder of `tidesink dev up` whose servers the config should name."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Write a commented config to start from.
 
-    With --sink-uri (and --changefeed, its TOML) it reads that changefeed, and names the changefeed's
+    With --sink-uri (and --changefeed, its TOML) it reads that changefeed, and writes the changefeed's
     brokers, topics and options. Passwords become references. A changefeed that a pipeline cannot read, or
-    whose order would be lost, is refused with the reason. TiCDC itself checks the other options.
+    that does not keep the order of changes, is refused with the reason. TiCDC itself checks the other
+    options.
 
     Without --sink-uri, --brokers and --schema-registry, the config names the servers that `tidesink dev up`
-    started in this folder or one below it, or in --dir; if none run, 127.0.0.1:9092 and
+    started in this folder or a folder in it, or in --dir. If none run, it names 127.0.0.1:9092 and
     http://127.0.0.1:8081. If the broker answers, its topics are listed, and for Debezium the rule of topics
-    follows from their names.
+    is derived from their names.
     """
     if file.exists() and not force:
-        raise ConfigError(f"{file} is there already: give another name, or --force to replace it")
+        raise ConfigError(f"{file} exists already. Give another name, or --force to replace it.")
     section = target_section(target, target_type)
     around = _Around(pipeline, section)
     notes = [*section.notes]
@@ -289,7 +291,7 @@ def init(
         text = _example(named, addresses, topics, around._replace(found=topics.comment))
     else:
         if protocol is not None or schema_registry is not None:
-            raise ConfigError("--protocol and --schema-registry are in the sink URI: remove them here")
+            raise ConfigError("--protocol and --schema-registry are in the sink URI. Remove them here.")
         feed = changefeed_of(sink_uri, changefeed, producer)
         draft = pipeline_draft(feed, definitions_of(table_definition, None))
         draft.source["brokers"] = brokers or draft.source["brokers"]
@@ -302,7 +304,7 @@ def init(
         return
     for one in notes:
         note(f"note: {one}")
-    typer.echo(f"wrote {file}; next: tidesink validate {file} --connect, then tidesink plan {file}")
+    typer.echo(f"wrote {file}. Next: tidesink validate {file} --connect, then tidesink plan {file}")
 
 
 def _example(protocol: str, addresses: StackAddresses, topics: Topics, around: _Around) -> str:
@@ -316,54 +318,56 @@ def _write(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
+        raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
 
 
 def _addresses(brokers: str | None, registry: str | None, directory: Path | None) -> StackAddresses:
-    """The addresses of the options, or else of the running local stack.
+    """Return the addresses of the options, or those of the running local stack.
 
     Raises:
-        ConfigError: none runs in ``directory``.
+        ConfigError: no local stack runs in ``directory``.
     """
     if brokers is None and registry is None:
         for folder in [directory] if directory is not None else _stack_folders():
             local = running_stack(folder)
             if local is not None:
                 note(
-                    f"{folder} runs a local stack, the config names it: {local.brokers}, {local.registry_url}"
+                    f"{folder} runs a local stack, so the config names it: {local.brokers}, "
+                    f"{local.registry_url}"
                 )
                 return local
         if directory is not None:
             raise ConfigError(
-                f"no broker and registry of `tidesink dev up` run in {directory}: start them with "
-                f"`tidesink dev up --dir {directory}`, or give --brokers"
+                f"No broker and registry of `tidesink dev up` run in {directory}. Start them with "
+                f"`tidesink dev up --dir {directory}`, or give --brokers."
             )
         note(
-            f"the config names {_DEFAULT.brokers} and {_DEFAULT.registry_url}: no servers of `tidesink dev "
-            "up` run in this folder. --dir names theirs, --brokers and --schema-registry name others"
+            f"the config names {_DEFAULT.brokers} and {_DEFAULT.registry_url}, because no servers of "
+            "`tidesink dev up` run in this folder. Name them with --dir, or others with --brokers and "
+            "--schema-registry"
         )
     return StackAddresses(brokers or _DEFAULT.brokers, registry or _DEFAULT.registry_url)
 
 
 def _stack_folders() -> list[Path]:
-    """Where ``dev up`` may have started servers: its default, and the folders here (``dev up --dir``)."""
+    """Folders in which ``dev up`` may have started servers: its default, and those in this folder."""
     with suppress(OSError):
         return [DIRECTORY, *sorted(one for one in Path().iterdir() if one.is_dir())]
     return [DIRECTORY]
 
 
 _REPORTED: Final[dict[TypesFrom, str]] = {
-    "definition": "of the definition in the config",
-    "ddl": "of the topic's own DDL",
-    "avro": "inferred from the Avro schemas alone, whose types are wide: text is CHAR or VARCHAR too",
-    "records": "of the schemas in the records",
-    "database": "of the table's definition in source.database",
-    "rows": "of the type names in the rows, without digits, lengths or members",
+    "definition": "from the definition in the config",
+    "ddl": "from the topic's own DDL",
+    "avro": "inferred from the Avro schemas, which are less precise: text may be CHAR or VARCHAR",
+    "records": "from the schemas in the records",
+    "database": "from the table's definition in source.database",
+    "rows": "from the type names in the rows, which have no digits, lengths or members",
     "nothing": "none: the records have no schemas, so columns are text",
 }
 
 _SORTS: Final = {"dead_letters": "dead letters", "ddl_events": "DDL events"}
-# Tables named of those that may meet a limit.
+# Number of tables that are named with a limit.
 _NAMED: Final = 3
 
 
@@ -375,20 +379,21 @@ def plan(
         int,
         typer.Option(
             min=1,
-            help="Records of each topic to look at for columns, from its first on. Of flat-avro the registry "
-            "has all columns.",
+            help="Number of records to read of each topic for its columns, from the first on. For flat-avro "
+            "the registry has all columns.",
         ),
     ] = 2000,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show what a worker would do with each table.
 
-    Each table has its topic, its columns with types and reasons, its key, its policies, and what the
+    It shows each table's topic, the columns with types and reasons, the key, the policies, and what the
     target cannot do for it. It starts no Spark and does not connect to the target. The exit code is 2 if
-    a table needs something that the config does not give, if the target cannot have such a table, or if
-    there can be no topic for dead letters.
+    a table needs a setting that the config lacks, if the target cannot have such a table, or if the topic for
+    dead letters cannot be used.
     """
-    # Here, since every command imports this module: the targets' libraries take a second to load.
+    # Imported here because every command imports this module, and the targets' libraries take a second to
+    # load.
     from tidesink.cli.table_plans import (
         by_topics,
         sample_warning,
@@ -434,7 +439,7 @@ def plan(
 
 
 def stored_records(config: Config) -> dict[str, str]:
-    """Where dead letters and DDL events are stored, of the sorts there may be."""
+    """Return the places of dead letters and DDL events, if the pipeline may have them."""
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     found = {}
@@ -446,7 +451,7 @@ def stored_records(config: Config) -> dict[str, str]:
 
 
 class LettersTopic(NamedTuple):
-    """What was found of the topic of dead letters: ``refused`` says why it cannot be written to."""
+    """State of the topic of dead letters. ``refused``: reason why it cannot be written to, or None."""
 
     state: str = ""
     refused: str | None = None
@@ -465,7 +470,7 @@ def letters_topic(config: Config) -> LettersTopic:
 
 
 def limits_of(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
-    """What the target cannot do, each thing once, with the tables that may meet it."""
+    """Yield each limit of the target once, with the tables that may meet it."""
     tables_of: dict[str, list[str]] = {}
     possible = [entry for entry in plans if entry.limits]
     for entry in possible:
@@ -478,7 +483,7 @@ def limits_of(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
 
 
 def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePlan]:
-    """The plans, with the problem of those that would overwrite another's rows at the target."""
+    """Return the plans, with a problem for tables that would overwrite another table's rows at the target."""
     goals, found = Goals.of(config), []
     for entry in plans:
         refused = goals.refusal(entry.table) if entry.table is not None else None
@@ -488,9 +493,9 @@ def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePl
 
 
 def with_merge_reason(entry: TablePlan, status: TableStatus | None) -> TablePlan:
-    """The plan, with why Spark writes the batches of a lake's table that is there, as its worker found it.
+    """Return the plan, with the reason why Spark writes the batches of an existing lake table.
 
-    The plan itself asks no target.
+    The worker recorded this reason: the plan itself does not ask the target.
     """
     from tidesink.sinks.targets.base import Limit
     from tidesink.sinks.worker.control import PLACE
@@ -498,24 +503,24 @@ def with_merge_reason(entry: TablePlan, status: TableStatus | None) -> TablePlan
     left = left_to_spark(status) if status is not None else ""
     if status is None or not left or status.details.get(PLACE) != entry.path:
         return entry
-    limit = Limit("merge", f"batches of the table that is there are {left}")
+    limit = Limit("merge", f"batches of the existing table are {left}")
     return dataclasses.replace(entry, limits=(*entry.limits, limit))
 
 
 _BEGINS: Final = (
-    "start: {}: a table of which nothing is applied begins there; earlier records of its topic are not "
-    "applied{}"
+    "start: {}: a table without applied records begins there. Earlier records of its topic are not applied{}"
 )
 _BEGUN: Final = (
-    "start: {} changes nothing: the table has begun. tidesink offsets rewind has it read its topic again"
+    "start: {} has no effect: the table has begun already. `tidesink offsets rewind` makes it read its topic "
+    "again"
 )
-_STANDS: Final = "The table is {}, as its worker reported last: {}"
+_STANDS: Final = "The table is {}, as its worker last reported: {}"
 
 
 def with_standing(config: Config, entry: TablePlan, status: TableStatus | None) -> TablePlan:
-    """The plan, with where the table begins, and why it rests or fails, as its worker said last.
+    """Return the plan, with where the table begins, and why it is paused or failing.
 
-    The plan itself asks no target: whether the reason still holds, the worker finds out.
+    The worker last reported this reason; only the worker can check whether it is still true.
     """
     from tidesink.sinks.worker.starts import said_of
 
@@ -527,7 +532,7 @@ def with_standing(config: Config, entry: TablePlan, status: TableStatus | None) 
     if settings.start != "earliest" and begun:
         said.append(_BEGUN.format(said_of(settings.start)))
     elif settings.start != "earliest":
-        loads = ", and source.database gives its rows" if settings.snapshot == "initial" else ""
+        loads = ", and source.database supplies its rows" if settings.snapshot == "initial" else ""
         said.append(_BEGINS.format(said_of(settings.start), loads))
     if status is not None and status.state in UNWELL_STATES and status.error:
         said.append(_STANDS.format(status.state, status.error))
@@ -535,22 +540,22 @@ def with_standing(config: Config, entry: TablePlan, status: TableStatus | None) 
 
 
 def _counted(status: TableStatus | None) -> dict[str, dict[str, int]]:
-    """By column, how many dates became NULL so far, and between the readings of how many times was chosen."""
+    """Counts per column: dates that became NULL, and times that had two readings."""
     if status is None:
         return {"zero_dates": {}, "ambiguous_times": {}}
     return {"zero_dates": dict(status.zero_dates), "ambiguous_times": dict(status.ambiguous_times)}
 
 
 def _rows_lines(entry: TablePlan) -> Iterator[str]:
-    """What rows the target gets: those of a snapshot, without which columns, and how they are read."""
+    """Lines about the rows: the snapshot's size, the omitted columns, and the query of the living rows."""
     if entry.snapshot is not None:
         rows, size, ranges, key = entry.snapshot
         parts = "1 range" if ranges == 1 else f"{ranges} ranges"
         yield f"snapshot: about {rows:,} rows ({size / 2**20:,.1f} MiB), in {parts} of ({', '.join(key)})"
     if entry.omitted:
-        yield f"left out: {', '.join(entry.omitted)}"
+        yield f"omitted: {', '.join(entry.omitted)}"
     if entry.read_as:
-        yield f"deleted rows stay, marked; read it as: {entry.read_as}"
+        yield f"deleted rows stay, marked. Read the living rows with: {entry.read_as}"
 
 
 def _show_plans(
@@ -558,7 +563,7 @@ def _show_plans(
 ) -> None:
     screen = console()
     if not plans:
-        typer.echo(f"no topic fits {', '.join(config.source.topics)} yet")
+        typer.echo(f"no topic matches {', '.join(config.source.topics)} yet")
     for entry in plans:
         screen.print(f"[bold]{entry.table or '(no table)'}[/bold]  from topic {entry.topic}")
         if entry.path:
@@ -579,9 +584,12 @@ def _show_plans(
             typer.echo(f"  {line}")
         counted = _counted(statuses.get(entry.table))
         for column, count in counted["zero_dates"].items():
-            typer.echo(f"  {count} dates of column {column} became NULL so far")
+            typer.echo(f"  {count} invalid dates of column {column} became NULL so far")
         for column, count in counted["ambiguous_times"].items():
-            typer.echo(f"  {count} times of column {column} came twice so far, and may be the other")
+            typer.echo(
+                f"  {count} times of column {column} so far occur twice when clocks go back, so the other "
+                "one may be meant"
+            )
         for warning in entry.warnings:
             terminal.echo(f"  warning: {warning}")
         if entry.problem:
@@ -590,7 +598,7 @@ def _show_plans(
 
 
 def policy_lines(policies: Mapping[str, str]) -> Iterator[str]:
-    """A table's policies; those of changes of columns and rows with a line for each policy they have."""
+    """Lines about a table's policies. Changes of columns and rows are grouped by policy."""
     changes = policies.get(_CHANGES, "")
     others = [f"{name}: {value}" for name, value in policies.items() if name != _CHANGES]
     if others:
@@ -609,7 +617,7 @@ _CHANGES: Final = "schema-changes"
 
 
 class Answer(NamedTuple):
-    """Whether one external part, such as the broker, can be used, and what it answered."""
+    """The answer of one external part, such as the broker. ``ok``: True if it can be used."""
 
     part: str
     ok: bool
@@ -623,13 +631,13 @@ def validate(
         bool,
         typer.Option(
             "--connect",
-            help="Also check the broker, the registry, the state store, the target's path, the dead letters' "
-            "topic, and whether the columns of debezium-json's first rows have types.",
+            help="Also check the broker, the registry, the state store, the target's path, the topic of dead "
+            "letters, and whether the columns of debezium-json's first rows have types.",
         ),
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Check the config. For each wrong field, show the reason and the remedy."""
+    """Check the config. Show the reason and the remedy for each wrong setting."""
     path = config_path(config, config_option)
     settings, problems = check_config(path)
     answers = list(_answers(settings)) if settings is not None and connect else []
@@ -659,8 +667,8 @@ def _show_problems(path: Path, problems: list[Problem], answers: list[Answer]) -
         for problem in problems:
             typer.echo(f"  {problem.field}\n    {problem.reason}\n    -> {problem.remedy}", err=True)
         return
-    typer.echo(f"{path}: every setting is right" + ("; asking what it names:" if answers else ""))
-    # All on stdout: an order that is kept in a pipe. The exit code is for programs.
+    typer.echo(f"{path}: all settings are correct" + (". Asking the servers:" if answers else ""))
+    # All on stdout, so that a pipe keeps the order. Programs use the exit code.
     for answer in answers:
         typer.echo(f"{answer.part}: {'ok' if answer.ok else 'FAILED'}, {answer.detail}")
     failed = [answer.part for answer in answers if not answer.ok]
@@ -691,19 +699,19 @@ def _answers(config: Config) -> Iterator[Answer]:
         yield from _types(config)
 
 
-# Topics whose first rows are looked at.
+# Number of topics whose first row is checked.
 _MOST_TOPICS: Final = 20
 
 
 def _types(config: Config) -> Iterator[Answer]:
-    """Whether the columns of the tables have types; an answer for each table that waits for them."""
+    """Check that the tables' columns have types. Yields an answer for each table that waits for them."""
     from tidesink.cli.record_types import check_first_row
     from tidesink.cli.sources import topic_names
 
     try:
         topics = config.topics_among(topic_names(config.source.confluent_properties()))
     except TidesinkError:
-        return  # as the broker's own answer says
+        return  # the check of the broker reports it
     problems = []
     for topic in topics[:_MOST_TOPICS]:
         try:
@@ -714,7 +722,7 @@ def _types(config: Config) -> Iterator[Answer]:
         yield from problems
     else:
         looked = min(len(topics), _MOST_TOPICS)
-        yield Answer("types", True, f"the first rows of {looked} of {len(topics)} topics were looked at")
+        yield Answer("types", True, f"checked the first rows of {looked} of {len(topics)} topics")
 
 
 def _kafka(config: Config) -> str:
@@ -724,22 +732,22 @@ def _kafka(config: Config) -> str:
 
 
 def topics_read(config: Config, topics: Collection[str]) -> str:
-    """Which of a broker's topics are read, and why the others are not.
+    """Return which of a broker's topics are read, and why the others are not.
 
     Raises:
-        ConfigError: one that must be there is not.
+        ConfigError: a topic that must exist does not.
     """
     missing = [topic for topic in config.fixed_topics if topic not in topics]
     if missing:
-        raise ConfigError(f"the broker has no topic {', '.join(missing)}: check its name in the changefeed")
+        raise ConfigError(f"The broker has no topic {', '.join(missing)}. Check its name in the changefeed.")
     read = config.topics_among(topics)
     if not read:
-        return f"{len(topics)} topics, none fits {', '.join(config.source.topics)} yet"
+        return f"{len(topics)} topics, of which none matches {', '.join(config.source.topics)} yet"
     others = [topic for topic in sorted(topics) if topic not in read]
     return f"{len(read)} of {len(topics)} topics are read: {_some(read)}" + "".join(_unread(config, others))
 
 
-# Topics named of a kind.
+# Number of topics that are named per reason.
 _SHOWN: Final = 5
 
 
@@ -748,17 +756,17 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _unread(config: Config, topics: Iterable[str]) -> Iterator[str]:
-    """The topics that are not read, by the reason why."""
+    """The topics that are not read, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for topic in topics:
         if topic == config.dead_letters.topic:
-            reason = "the dead letters' own"
+            reason = "the topic of dead letters"
         elif topic == config.source.debezium.schema_change_topic:
             reason = "Debezium's schema changes, no rows"
         elif topic.startswith("__"):
             reason = "Kafka's own"
         else:
-            reason = "no rule of source.topics fits"
+            reason = "no rule of source.topics matches"
         reasons.setdefault(reason, []).append(topic)
     for reason, names in reasons.items():
         yield f"; not read ({reason}): {_some(names)}"
@@ -769,7 +777,7 @@ def _registry(config: Config) -> str:
         try:
             return f"{len(registry.subjects())} subjects"
         except SchemaNotFoundError as error:
-            raise ConfigError(f"this is no Confluent-compatible registry: {error.message}") from error
+            raise ConfigError(f"This is not a Confluent-compatible registry: {error.message}") from error
 
 
 def _state_store(config: Config) -> str:
@@ -796,7 +804,7 @@ def _target(config: Config) -> str:
     missing = module.PREFLIGHT.missing_grants(config, tables)
     if missing:
         raise ConfigError(
-            f"{answer}; but the target's user lacks rights. As an administrator of the target, run:\n"
+            f"{answer}. But the target's user lacks rights. As an administrator of the target, run:\n"
             + "".join(f"    {statement};\n" for statement in missing)
             + (f"  {_OWNS}" if any("OWNER TO" in one for one in missing) else "")
         )
@@ -804,13 +812,13 @@ def _target(config: Config) -> str:
 
 
 _OWNS: Final = (
-    "Only a table's owner may add or widen its columns. If the user is not to own it, let no kind of the "
-    "table's schema-changes be apply: schema-changes: {add: pause, widen: pause}"
+    "Only a table's owner may add or widen its columns. If the user should not own it, use apply for no kind "
+    "of the table's schema-changes: schema-changes: {add: pause, widen: pause}"
 )
 
 
 def _known_tables(config: Config) -> tuple[TableId, ...]:
-    """The tables that the pipeline writes, as far as names of topics, the config and the state store know."""
+    """The tables that the pipeline writes, from the names of topics, the config and the state store."""
     from tidesink.cli.sources import topic_names
 
     found = {entry.table: None for entry in config.tables if entry.table is not None}

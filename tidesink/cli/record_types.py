@@ -1,4 +1,4 @@
-"""What types debezium-json's records without schemas, for ``plan`` and ``validate``: as a worker finds it."""
+"""Types of debezium-json's records without schemas, for ``plan`` and ``validate``, as a worker finds them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from tidesink.codecs.base import CodecOptions
     from tidesink.config import Config
 
-# What gives a table's types: a definition in the config, the topic's own DDL, the Avro schemas alone, the
-# type names in rows, the schemas in debezium-json's records, or, of a table without a record or without
-# schemas, the database. Nothing: columns are text, as the config says.
+# Origin of a table's types: a definition in the config, the topic's own DDL, the Avro schemas, the type names
+# in rows, the schemas in debezium-json's records, or the database (for a table without records or schemas).
+# Nothing: columns are text, as configured.
 TypesFrom = Literal["definition", "ddl", "avro", "rows", "records", "database", "nothing"]
-# Of each partition's end, as a worker reads them.
+# Number of records at each partition's end, as a worker reads them.
 _LAST_RECORDS: Final = 100
-# Of each partition's beginning: one of them is a row.
+# Number of records at each partition's beginning, among which there should be a row.
 _FIRST_RECORDS: Final = 20
 
 
 class TypedRows(NamedTuple):
-    """The columns of a topic's newest row, and what gives their types; ``untyped`` ones are text."""
+    """The columns of a topic's newest row, and the origin of their types; ``untyped`` ones are text."""
 
     columns: tuple[Column, ...]
     types_from: TypesFrom
@@ -35,16 +35,16 @@ class TypedRows(NamedTuple):
 
 
 class MetRecords:
-    """What the rows of one topic have, as far as they were read. ``codec`` decodes them."""
+    """The types in the rows of one topic that were read so far. ``codec`` decodes them."""
 
     def __init__(self, options: CodecOptions) -> None:
         self.codec = LoneCodec(options, None)
         self._newest: tuple[InferredColumn, ...] = ()
-        # By the schema of an event, which stays the same object.
+        # By the identity of an event's schema object, which does not change.
         self._writers: dict[int, tuple[TableSchema, JsonWriter]] = {}
 
     def take(self, event: ChangeEvent, schema: TableSchema) -> None:
-        """Take note of the row that was decoded last."""
+        """Add the row that was decoded last."""
         self._newest = self.codec.reported(schema)
         if id(schema) not in self._writers:
             is_ticdc = event.commit_ts is not None
@@ -52,9 +52,12 @@ class MetRecords:
             self._writers[id(schema)] = schema, writer
 
     def typed(self, config: Config, topic: str, table: TableId) -> TypedRows:
-        """The columns of the newest row, typed as a worker types them.
+        """Return the columns of the newest row, typed as a worker types them.
 
-        Raises: as ``settled_types``.
+        Raises:
+            ConfigError: a column has no type, so that a worker's table waits; or the database refuses the
+            user. SourceUnavailableError: the database or the broker does not answer.
+            StateStoreError: the store does not answer.
         """
         writers = Writers().with_new(writer for _, writer in self._writers.values())
         types, writers = settled_types(config, topic, table, writers)
@@ -75,7 +78,7 @@ class MetRecords:
 def settled_types(
     config: Config, topic: str, table: TableId, writers: Writers
 ) -> tuple[RecordTypes, Writers]:
-    """What types a table's columns, and the writers that it took.
+    """Return the types of a table's columns, and the writers they came from.
 
     Raises:
         ConfigError: a column has no type, so that a worker's table waits; or the database refuses the user.
@@ -98,9 +101,12 @@ def _typed_at_ends(config: Config, topic: str) -> Iterator[JsonWriter]:
 
 
 def check_first_row(config: Config, topic: str) -> None:
-    """See that the columns of a topic's first row have types, if one of its first records is a row.
+    """Check that the columns of a topic's first row have types, if one of its first records is a row.
 
-    Raises: as ``settled_types``.
+    Raises:
+        ConfigError: a column has no type, so that a worker's table waits; or the database refuses the user.
+        SourceUnavailableError: the database or the broker does not answer.
+        StateStoreError: the store does not answer.
     """
     properties, options = config.source.confluent_properties(), config.source.codec_options()
     row = first_row(peek(properties, topic, most=_FIRST_RECORDS), options)

@@ -1,7 +1,7 @@
-"""``tidesink registry``: what a registry holds, and whether it takes what TiCDC would register.
+"""``tidesink registry``: the content of a registry, and whether it accepts what TiCDC would register.
 
-``check`` builds the schemas of the tables in a definition or a config, and says per subject and field what
-becomes of them; ``register`` registers them.
+``check`` builds the schemas of the tables in a definition or a config, and shows the verdict per subject and
+field. ``register`` registers them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tidesink.schema_registry.compatibility import (
 )
 
 app = typer.Typer(
-    help="The schema registry: look, check before DDL, register.",
+    help="The schema registry: list, check before DDL, register.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -57,23 +57,25 @@ Patterns = Annotated[
     list[str] | None, typer.Argument(metavar="[SUBJECT]...", help="Subjects, or patterns such as shop_*.")
 ]
 RegistryConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="Take the registry of a config file's source.")
+    Path | None, typer.Option("--config", "-c", help="Use the registry of a config file's source.")
 ]
 Definition = Annotated[
     Path | None,
-    typer.Option("--table-definition", help="SQL DDL: CREATE TABLEs; or ALTERs, over what is known."),
+    typer.Option("--table-definition", help="SQL DDL: CREATE TABLEs, or ALTERs of known tables."),
 ]
 Database = Annotated[
-    str | None, typer.Option("--database", help="The database of tables that the DDL names without one.")
+    str | None, typer.Option("--database", help="The database of tables without one in the DDL.")
 ]
 Rule = Annotated[
     str | None,
-    typer.Option("--topic-rule", help="The changefeed's topic rule; the config's, or {schema}_{table}."),
+    typer.Option(
+        "--topic-rule", help="The changefeed's topic rule; the default is the config's, or {schema}_{table}."
+    ),
 ]
 
 
 class Place(NamedTuple):
-    """How the command line says which registry is meant."""
+    """The registry options of a command line."""
 
     url: str | None
     file: Path | None
@@ -89,11 +91,11 @@ with_registry = with_options(
     },
     lambda given: Place(*given.values()),
 )
-"""A command with the options of a registry; they arrive as its ``place``."""
+"""Decorator that adds a registry's options to a command; they arrive as its ``place``."""
 
 
 class Opened(NamedTuple):
-    """A registry; ``live``: it is a server, not an earlier definition in its place."""
+    """A registry. ``live``: True for a server, False for an earlier definition in its place."""
 
     registry: SchemaRegistry
     live: bool
@@ -102,32 +104,34 @@ class Opened(NamedTuple):
 
 @contextmanager
 def opened(place: Place) -> Iterator[Opened]:
-    """The registry of a command, closed afterwards.
+    """Open the registry of a command, and close it afterwards.
 
     Raises:
-        ConfigError: none is given, several are, or its settings are wrong.
+        ConfigError: no registry is given, several are, or its settings are wrong.
     """
     config = load_config(place.config) if place.config else None
     registry = sources.registry_of(place.url, place.file, config)
     if registry is None:
-        raise ConfigError("which registry? Give --schema-registry URL, --registry-file FILE or --config FILE")
+        raise ConfigError(
+            "The command needs a registry. Give --schema-registry URL, --registry-file FILE or --config FILE."
+        )
     with closing(registry):
         yield Opened(registry, True, config)
 
 
-# Apicurio 3 lists this many subjects and no more, unless apicurio.ccompat.max-subjects says otherwise.
+# Apicurio 3 lists at most this many subjects, unless apicurio.ccompat.max-subjects is set.
 _APICURIO_LISTS: Final = 1000
 _CUT_LIST: Final = (
-    f"the registry lists exactly {_APICURIO_LISTS} subjects, where Apicurio cuts its list: there may be "
-    "more. Name the subjects (without a *), or raise apicurio.ccompat.max-subjects"
+    f"The registry lists exactly {_APICURIO_LISTS} subjects, which is where Apicurio cuts its list. There "
+    "may be more. Name the subjects (without a *), or raise apicurio.ccompat.max-subjects."
 )
 _AT_ONCE: Final = 8
 
 
 class SubjectEntry(NamedTuple):
-    """One subject: the level that holds for it, and its versions, oldest first.
+    """One subject: its compatibility level, and its versions, oldest first.
 
-    ``problem``: why its schemas are none of ours (Protobuf, JSON Schema, references).
+    problem: Reason why its schemas cannot be used (Protobuf, JSON Schema, references), or empty.
     """
 
     subject: str
@@ -137,12 +141,12 @@ class SubjectEntry(NamedTuple):
 
 
 def chosen_subjects(registry: SchemaRegistry, patterns: Sequence[str]) -> tuple[list[str], bool]:
-    """The subjects that a pattern fits (``shop_*``), sorted, and whether the registry's list may be cut.
+    """Return the sorted subjects that match a pattern (``shop_*``), and whether the list may be cut.
 
     Names without a wildcard are not looked up in the list.
 
     Raises:
-        SchemaNotFoundError: a name or a pattern fits no subject.
+        SchemaNotFoundError: a name or a pattern matches no subject.
     """
     globs = [name for name in patterns if any(char in name for char in "*?[")]
     exact = sorted(set(patterns) - set(globs))
@@ -156,14 +160,14 @@ def chosen_subjects(registry: SchemaRegistry, patterns: Sequence[str]) -> tuple[
     for glob in globs:
         fitting = {name for name in listed if fnmatchcase(name, glob)}
         if not fitting:
-            hint = _CUT_LIST if cut else "tidesink registry list shows all of them"
-            raise SchemaNotFoundError(f"no subject fits {glob!r}: {hint}")
+            hint = _CUT_LIST if cut else "`tidesink registry list` shows all of them."
+            raise SchemaNotFoundError(f"No subject matches {glob!r}. {hint}")
         found |= fitting
     return sorted(found), cut
 
 
 def read_catalog(registry: SchemaRegistry, subjects: Iterable[str]) -> list[SubjectEntry]:
-    """The entries of these subjects, in order; warns of those that cannot be read.
+    """Return the entries of these subjects, in order; warns of subjects that cannot be read.
 
     Raises:
         RegistryUnavailableError: the registry does not answer.
@@ -190,7 +194,7 @@ def read_catalog(registry: SchemaRegistry, subjects: Iterable[str]) -> list[Subj
 @guarded
 @with_registry
 def list_subjects(*, place: Place, subjects: Patterns = None, output: Output = OutputFormat.TEXT) -> None:
-    """List the subjects with their versions, ids and level."""
+    """List the subjects with their versions, ids and compatibility level."""
     with opened(place) as found:
         names, cut = chosen_subjects(found.registry, subjects or ())
         level = found.registry.compatibility_level()
@@ -226,12 +230,13 @@ def _entry_row(entry: SubjectEntry) -> tuple[str, str, str, str]:
 def export(*, place: Place, subjects: Patterns = None) -> None:
     """Write every version of the subjects to stdout.
 
-    Each is a line of JSON, the same bytes each time. `tidesink decode --schemas` reads such a file.
+    Each version is a line of JSON, with the same bytes each time. `tidesink decode --schemas` reads such a
+    file.
     """
     with opened(place) as found:
         names, cut = chosen_subjects(found.registry, subjects or ())
         if cut:
-            raise RegistryError(f"the export would be incomplete: {_CUT_LIST}")
+            raise RegistryError(f"The export would be incomplete. {_CUT_LIST}")
         entries = read_catalog(found.registry, names)
     for entry in entries:
         for item in entry.versions:
@@ -256,10 +261,7 @@ def show(
     version: Annotated[str, typer.Argument(help="A version's number, or latest.")] = "latest",
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show a schema field by field.
-
-    It is that of a version of a subject, or of an id.
-    """
+    """Show the schema of a subject's version, or of an id, field by field."""
     with opened(place) as found:
         item = schema_at(found.registry, subject, version)
         level = found.registry.compatibility_level(item.subject) if item.subject else None
@@ -271,19 +273,19 @@ def show(
 
 
 def schema_at(registry: SchemaRegistry, subject: str, version: str) -> RegisteredSchema:
-    """The schema that ``SUBJECT VERSION`` or ``id:N`` names.
+    """Return the schema that ``SUBJECT VERSION`` or ``id:N`` names.
 
     Raises:
-        ConfigError: the version is no number and not latest.
-        SchemaNotFoundError: there is none.
+        ConfigError: the version is neither a number nor latest.
+        SchemaNotFoundError: the schema does not exist.
     """
     if subject.startswith(_ID):
-        schema_id = _number(subject[len(_ID) :], "an id is a number: id:17")
+        schema_id = _number(subject[len(_ID) :], "An id is a number: id:17.")
         return RegisteredSchema(schema_id, registry.schema_by_id(schema_id))
     if version == "latest":
         return registry.latest(subject)
     return registry.schema_by_version(
-        subject, _number(version, f"version {version!r}: give a number, or latest")
+        subject, _number(version, f"version {version!r}: give a number, or latest.")
     )
 
 
@@ -299,7 +301,7 @@ def _shown_json(item: RegisteredSchema, level: str | None, places: list[tuple[st
             "field": one.path,
             "type": one.type,
             "sql": one.source_type or None,
-            # A default of null is not the same as none.
+            # A default of null differs from no default.
             "default": None if one.default is None else {"value": json.loads(one.default)},
         }
         for one in schema_fields(item.schema_text)
@@ -328,7 +330,7 @@ def _show(item: RegisteredSchema, level: str | None, places: list[tuple[str, int
 
 
 class Request(NamedTuple):
-    """Which tables are meant, under which options: what ``check`` and ``register`` share."""
+    """The tables and options of ``check`` and ``register``."""
 
     given: Given
     definition: Path | None
@@ -337,11 +339,11 @@ class Request(NamedTuple):
     previous: Path | None = None
 
     def options(self, config: Config | None) -> CodecOptions:
-        """The producer's options: those given, over the config's."""
+        """Return the producer's options: the given ones, which override the config's."""
         return codec_options(self.given, config.source.codec_options() if config else None)
 
     def candidates(self, config: Config | None) -> Candidates:
-        """The schemas of the tables that the command line names.
+        """Return the schemas of the tables that the command line names.
 
         Raises:
             ConfigError: no tables are named, or they cannot be read.
@@ -355,7 +357,7 @@ class Request(NamedTuple):
             return of_tables(defined_tables(sql, before), options, topic_of)
         if config is not None:
             return of_config(config, options, topic_of)
-        raise ConfigError("which tables? Give --table-definition FILE or --config FILE")
+        raise ConfigError("The command needs tables. Give --table-definition FILE or --config FILE.")
 
 
 @app.command(cls=CodecCommand)
@@ -370,21 +372,23 @@ def check(
     database: Database = None,
     topic_rule: Rule = None,
     previous: Annotated[
-        Path | None, typer.Option(help="Earlier SQL DDL, in place of a registry: BACKWARD, or --level.")
+        Path | None,
+        typer.Option(help="Earlier SQL DDL, instead of a registry; checks by BACKWARD, or --level."),
     ] = None,
     level: Annotated[
-        str | None, typer.Option(help="Check by this level, offline, in place of the subject's own.")
+        str | None, typer.Option(help="Check by this level, offline, instead of the subject's own.")
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live/--no-live", help="Ask the registry too, if there is one and no --level.")
+        bool,
+        typer.Option("--live/--no-live", help="Also ask the registry, if one is given and --level is not."),
     ] = True,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Check whether the registry would take the schemas.
+    """Check whether the registry would accept the schemas that TiCDC registers.
 
-    It checks those that TiCDC registers, for each subject and field. The tables come from
-    --table-definition or --config. Avro's rules check them and, if there is one, a live registry. The
-    exit code is 1 if a schema is not taken.
+    The result has a verdict for each subject and field. The tables come from --table-definition or --config.
+    The schemas are checked by Avro's rules and, if one is given, by a live registry. The exit code is 1 if a
+    schema is not accepted.
     """
     wanted = None if level is None else require_level(level.upper())
     request = Request(given, table_definition, database, topic_rule, previous)
@@ -401,13 +405,13 @@ def check(
 
 @contextmanager
 def _checked_against(place: Place, request: Request, level: CompatibilityLevel | None) -> Iterator[Opened]:
-    """The registry to check against; with ``--previous`` what TiCDC registered for the earlier tables."""
+    """Open the registry to check against; with ``--previous`` it holds the schemas of the earlier tables."""
     if request.previous is None:
         with opened(place) as found:
             yield found
         return
     if place.url is not None or place.file is not None:
-        raise ConfigError("--previous takes the place of a registry: give one of the two")
+        raise ConfigError("--previous replaces the registry. Give one of the two.")
     config = load_config(place.config) if place.config else None
     tables = defined_tables(sql_file("--previous", request.previous, request.database))
     made = of_tables(tables, request.options(config), topic_namer(request.rule, config))
@@ -438,11 +442,11 @@ def register(
 ) -> None:
     """Register a schema file, or the schemas of tables.
 
-    Of tables of a definition it registers what TiCDC would. The verdict is shown first. If one schema
-    would be refused, nothing is registered and the exit code is 1.
+    For the tables of a definition it registers the schemas that TiCDC would. It shows the verdict first. If
+    one schema would be refused, nothing is registered and the exit code is 1.
     """
     if output is OutputFormat.JSON and not yes:
-        raise ConfigError("-o json cannot ask: give --yes, or run tidesink registry check first")
+        raise ConfigError("-o json cannot ask. Give --yes, or run `tidesink registry check` first.")
     with opened(place) as found:
         if schema is None:
             made = Request(given, table_definition, database, topic_rule).candidates(found.config)
@@ -466,9 +470,9 @@ def register(
 
 def _schema_file(schema: Path, subject_name: str | None, definition: Path | None) -> Candidates:
     if definition is not None:
-        raise ConfigError("--schema and --table-definition exclude each other: keep one")
+        raise ConfigError("--schema and --table-definition exclude each other. Keep one of them.")
     if subject_name is None:
-        raise ConfigError("under which subject? tidesink registry register SUBJECT --schema FILE")
+        raise ConfigError("--schema needs a subject: tidesink registry register SUBJECT --schema FILE")
     text = read_text(schema, f"--schema {schema}").strip()
     parse_avro(text)
     return Candidates([Candidate(subject_name, text)])
@@ -488,18 +492,18 @@ def _registered(registry: SchemaRegistry, item: Verdict) -> dict[str, Any]:
 
 DEFAULT_RULE: Final = "{schema}_{table}"
 _NO_KEY: Final = (
-    "it has neither a primary key nor a unique key of NOT NULL columns: TiCDC's avro does not replicate it"
+    "it has neither a primary key nor a unique key of NOT NULL columns, so TiCDC's avro does not replicate it"
 )
 _NULL_DEFAULT: Final = (
-    "a TiCDC whose Avro library does not have the fix of pingcap/tiflow issue 11994 stops its changefeed at "
-    "this table. The default of {} is the text 'null', which that library takes for NULL. Use a TiCDC with "
+    "a TiCDC whose Avro library lacks the fix of pingcap/tiflow issue 11994 stops its changefeed at this "
+    "table: the default of {} is the text 'null', which that library reads as NULL. Use a TiCDC with "
     "the fix, or give the column another default or NOT NULL"
 )
 TopicOf = Callable[[TableId], str]
 
 
 class Candidate(NamedTuple):
-    """A schema and the subject it would be registered under."""
+    """A schema, and the subject under which it would be registered."""
 
     subject: str
     schema_text: str
@@ -507,9 +511,9 @@ class Candidate(NamedTuple):
 
 @dataclass
 class Candidates:
-    """What was found: schemas; what has none, with the reason; and tables that TiCDC would stop at.
+    """The schemas of tables, the tables without a schema with the reason, and tables that TiCDC stops at.
 
-    ``warnings``: by table, why some versions of TiCDC stop at it though the registry takes its schemas.
+    ``warnings``: by table, why some versions of TiCDC stop at it although the registry accepts its schemas.
     """
 
     found: list[Candidate] = field(default_factory=list)
@@ -518,13 +522,13 @@ class Candidates:
     warnings: dict[str, str] = field(default_factory=dict)
 
     def check(self, registry: SchemaRegistry, *, level: CompatibilityLevel | None, live: bool) -> CheckReport:
-        """What becomes of each schema, in their order."""
+        """Return the verdict on each schema, in their order."""
         verdicts = [verdict(registry, *one, level=level, live=live) for one in self.found]
         return CheckReport(verdicts, self.skipped, self.failed, live, self.warnings)
 
 
 class CheckReport(NamedTuple):
-    """The verdicts on schemas, and the tables without one; ``live``: the registry was asked too."""
+    """The verdicts on schemas, and the tables without one. ``live``: True if the registry was asked too."""
 
     verdicts: list[Verdict]
     skipped: dict[str, str]
@@ -534,11 +538,11 @@ class CheckReport(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether there are schemas, and the registry takes all of them."""
+        """Returns True if there are schemas, and the registry accepts all of them."""
         return bool(self.verdicts) and not self.failed and all(item.taken for item in self.verdicts)
 
     def as_json(self) -> dict[str, Any]:
-        """All verdicts as a JSON object."""
+        """Return all verdicts as a JSON object."""
         subjects = [item.as_json() for item in self.verdicts]
         return {
             "ok": self.ok,
@@ -549,17 +553,17 @@ class CheckReport(NamedTuple):
         }
 
     def show(self) -> None:
-        """Each verdict with the fields that differ or stand in the way, and what TiCDC would stop at."""
+        """Print each verdict with its fields, and the tables that TiCDC would stop at."""
         for item in self.verdicts:
             typer.echo(f"{item.subject}: {_HEADS[item.status]}{_against(item)}")
             if item.status == "incompatible" or item.disagree:
                 levels = ", ".join(item.levels) or "none"
-                typer.echo(f"  {_who(item, live=self.live)}; levels that take it: {levels}")
+                typer.echo(f"  {_who(item, live=self.live)}; levels that accept it: {levels}")
             show_changes(item.fields)
             for message in item.messages:
-                typer.echo(f"  the registry says: {message}")
+                typer.echo(f"  the registry's message: {message}")
             if item.disagree:
-                warn(f"{item.subject}: the registry and Avro's rules disagree; the registry decides")
+                warn(f"{item.subject}: the registry and Avro's rules disagree. The registry decides")
         for name, reason in self.skipped.items():
             warn(f"{name} is not checked: {reason}")
         for name, reason in self.warnings.items():
@@ -569,7 +573,7 @@ class CheckReport(NamedTuple):
 
 
 class Sql(NamedTuple):
-    """Statements, the database of names without one, and where they stand."""
+    """Statements, the database of names without one, and the statements' origin."""
 
     text: str
     database: str
@@ -577,19 +581,19 @@ class Sql(NamedTuple):
 
 
 def sql_file(option: str, file: Path, database: str | None) -> Sql:
-    """The statements of a file.
+    """Read the statements of a file.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     return Sql(read_text(file, f"{option} {file}"), database or "", str(file))
 
 
 def defined_tables(sql: Sql, before: Iterable[Sql] = ()) -> list[TableSchema]:
-    """The tables that statements create, and those of ``before`` that they change.
+    """Return the tables that the statements create, and the tables of ``before`` that they change.
 
     Raises:
-        ConfigError: there are none, SQL cannot be read, or a table's database is not given.
+        ConfigError: there are no tables, SQL cannot be read, or a table's database is not given.
     """
     alone, over = TableDefinitions(), TableDefinitions()
     created = alone.declare(sql.text, sql.database)
@@ -600,20 +604,20 @@ def defined_tables(sql: Sql, before: Iterable[Sql] = ()) -> list[TableSchema]:
     found = [schema for schema in tables if schema is not None]
     if not found:
         raise ConfigError(
-            f"{sql.place} creates no table, and changes none that is known: give its CREATE TABLE, or for an "
-            "ALTER the earlier table with --previous or --config"
+            f"{sql.place} creates no table, and changes no known one. Give its CREATE TABLE, or for an ALTER "
+            "the earlier table with --previous or --config."
         )
     bare = [schema.table.name for schema in found if not schema.table.schema]
     if bare:
         raise ConfigError(
             f"{sql.place} does not name the database of {', '.join(bare)}, which is part of the schema's "
-            "name: give --database NAME"
+            "name. Give --database NAME."
         )
     return found
 
 
 def config_tables(config: Config | None) -> list[Sql]:
-    """The definitions that a config has in TiDB's SQL: TiCDC registers schemas of no other database."""
+    """Return a config's definitions in TiDB's SQL: TiCDC registers schemas of no other database."""
     return [
         Sql(entry.definition.sql, entry.table.schema, f"the definition of {entry.table}")
         for entry in (config.tables if config else ())
@@ -622,10 +626,10 @@ def config_tables(config: Config | None) -> list[Sql]:
 
 
 def topic_namer(rule: str | None, config: Config | None) -> TopicOf:
-    """Which topic a table's changes go to: by ``rule``, else by the config, else ``{schema}_{table}``.
+    """Return a table's topic: by ``rule``, else by the config, else ``{schema}_{table}``.
 
     Raises:
-        ConfigError: the rule is none.
+        ConfigError: the rule is wrong.
     """
     if rule is not None or config is None:
         parsed = TopicRule.parse(rule or DEFAULT_RULE)
@@ -640,7 +644,7 @@ def topic_namer(rule: str | None, config: Config | None) -> TopicOf:
 
 
 def of_tables(tables: Iterable[TableSchema], options: CodecOptions, topic_of: TopicOf) -> Candidates:
-    """Key and value schemas of tables, as a producer of these options registers them."""
+    """Return the key and value schemas of tables, as a producer with these options registers them."""
     made = Candidates()
     for schema in tables:
         try:
@@ -662,19 +666,19 @@ def of_tables(tables: Iterable[TableSchema], options: CodecOptions, topic_of: To
 
 
 def of_config(config: Config, options: CodecOptions, topic_of: TopicOf) -> Candidates:
-    """Schemas of the tables whose definition the config has; the others are skipped, with a reason."""
+    """Return the schemas of tables with a definition in the config; others are skipped, with a reason."""
     given = config_tables(config)
     if not given:
-        raise ConfigError("the config defines no table: add tables: [{name, definition}]")
+        raise ConfigError("The config defines no table. Add tables: [{name, definition}].")
     made = of_tables([schema for sql in given for schema in defined_tables(sql)], options, topic_of)
     for entry in config.tables:
         if entry.table is not None and entry.definition is None:
-            made.skipped[str(entry.table)] = "the config has no definition of it: add one"
+            made.skipped[str(entry.table)] = "the config has no definition of it. Add one"
     return made
 
 
 _HEADS = {
-    "new subject": "new subject, takes any schema",
+    "new subject": "new subject, accepts any schema",
     "registered": "registered already",
     "compatible": "ok",
     "incompatible": "REFUSED",
@@ -697,7 +701,7 @@ def _who(item: Verdict, *, live: bool) -> str:
 
 
 def show_changes(changes: Sequence[FieldChange]) -> None:
-    """The fields that differ or stand in the way, and how many do not."""
+    """Print the fields that differ or cause a refusal, and the number of the other fields."""
     listed = [change for change in changes if change.change != "same" or change.problem]
     if listed:
         rows = [(change.path, _words(change), _verdict(change)) for change in listed]

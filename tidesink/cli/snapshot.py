@@ -1,6 +1,6 @@
-"""``tidesink snapshot``: start, pause, resume and cancel the snapshots of tables, and see how far they are.
+"""``tidesink snapshot`` and ``resync``: request, pause, resume and cancel snapshots, and show their progress.
 
-What is asked goes to the state store, and the worker heeds it at its next turn, as with ``tidesink pause``.
+Requests are written to the state store. The worker reads them at its next turn, as with ``tidesink pause``.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Read tables from the source's database while they change.")
 
 
-# Makes of what is asked of a table's snapshots, and the number of the last that its status shows, what is
-# asked from now on.
+# A function that changes the request to a table's snapshots. Arguments: the request so far, and the number of
+# the last snapshot in the table's status.
 Change = Callable[["SnapshotControl", int], "SnapshotControl"]
 Where = Annotated[
     str | None,
     typer.Option(
-        help="Only a range of the source's key, such as 'id >= 100 and id < 200': integers, decimals, dates "
-        "and times."
+        help="Only a range of the source's key, such as 'id >= 100 and id < 200'; for integers, decimals, "
+        "dates and times."
     ),
 ]
 
@@ -69,11 +69,11 @@ def start(
 ) -> None:
     """Read all rows of tables from source.database.
 
-    Their changes are applied meanwhile. A snapshot that is under way begins again. Rows that the source
-    does not have any more stay at the target.
+    Their changes are applied meanwhile. A running snapshot begins again. Rows that the source no longer has
+    stay at the target.
     """
     settings, now = _startable(config_option), time.time()
-    word = "snapshot asked for"
+    word = "snapshot requested"
     if where is not None:
         _start_within(settings, tables, where, _Start(now, deletes=False), output, word)
         return
@@ -86,14 +86,14 @@ def resync(
     *,
     differing: Annotated[
         Path | None,
-        typer.Option(help="Repair only the keys that this report of tidesink diff names (diff --report)."),
+        typer.Option(help="Repair only the keys in this report of tidesink diff (diff --report)."),
     ] = None,
     key: Annotated[
         list[str] | None,
         typer.Option(
             "--key",
-            help="Repair only this key, by its columns at the source, such as 'id=17' or 'region=a,id=17'. "
-            "Several may be given.",
+            help="Repair only this key, by its columns at the source, such as 'id=17' or 'region=a,id=17'; "
+            "repeatable.",
         ),
     ] = None,
     where: Where = None,
@@ -102,13 +102,13 @@ def resync(
     """Repair tables at the target from source.database.
 
     All rows of the source are written again, and rows that it does not have are deleted. The tables'
-    changes are applied meanwhile. It is a snapshot with a second phase, so that tidesink snapshot status
-    shows how far it is, and tidesink snapshot pause, resume and cancel are for it too.
+    changes are applied meanwhile. A resync is a snapshot with a second phase: `tidesink snapshot status`
+    shows its progress, and `tidesink snapshot pause`, `resume` and `cancel` apply to it too.
     """
     settings, now = _startable(config_option), time.time()
-    word = "resync asked for"
+    word = "resync requested"
     if sum(one is not None for one in (differing, key or None, where)) > 1:
-        raise ConfigError("give one of --differing, --key and --where", key="--where")
+        raise ConfigError("Give only one of --differing, --key and --where.", key="--where")
     if key:
         _resync_given(settings, tables, key, output, now)
     elif differing is not None:
@@ -121,15 +121,15 @@ def resync(
 
 
 def _startable(config_option: Path | None) -> Config:
-    """The config, whose tables may have snapshots."""
+    """Return the config, after checking that its tables can have snapshots."""
     settings = chosen_config(None, config_option)
     if settings.source.database is None:
-        raise ConfigError("a snapshot is read from source.database, which is not set", key="source.database")
+        raise ConfigError("A snapshot is read from source.database, which is not set.", key="source.database")
     return settings
 
 
 class _Start(NamedTuple):
-    """A snapshot or resync to ask for: of some ``keys``, of a range (``where``), or of all rows."""
+    """A requested snapshot or resync: of some ``keys``, of a range (``where``), or of all rows."""
 
     now: float
     deletes: bool
@@ -137,11 +137,11 @@ class _Start(NamedTuple):
     where: tuple[Bound, ...] = ()
 
     def of(self, asked: SnapshotControl, last: int) -> SnapshotControl:
-        """What is asked once it is."""
+        """Return the request with this snapshot in it."""
         return asked.start(self.now, last=last, deletes=self.deletes, keys=self.keys, where=self.where)
 
     def refuse(self, config: Config, store: StateStore, status: TableStatus | None, table: TableId) -> None:
-        """Refuse a table that cannot have it."""
+        """Refuse a table for which it is not possible."""
         (_refuse_resync if self.deletes else _refuse)(config, table)
         if status is not None:
             _refuse_unfinished(status)
@@ -151,7 +151,7 @@ class _Start(NamedTuple):
 def _start_within(
     config: Config, names: list[str], where: str, start: _Start, output: OutputFormat, word: str
 ) -> None:
-    """Ask for a snapshot or resync within bounds, which the source's database is asked about."""
+    """Request a snapshot or resync within bounds, after asking the source's database about them."""
     from tidesink.sinks.worker.snapshot import open_source_database
     from tidesink.source_database.key_bounds import checked_bounds, parse_bounds
 
@@ -169,7 +169,7 @@ def _start_within(
 
 
 def _resync_keys(config: Config, names: list[str], report: Path, output: OutputFormat, now: float) -> None:
-    """Ask for a resync of the keys that a report names; of a table that it does not name for none."""
+    """Request a resync of the keys in a report. Tables without keys in it are skipped."""
     from tidesink.sinks.worker.asked_keys import read_report
 
     start = _Start(now, deletes=True)
@@ -184,16 +184,19 @@ def _resync_keys(config: Config, names: list[str], report: Path, output: OutputF
             _ask_keys(store, config, start, table, reported[table].asked)
     for table in tables:
         if table not in asked:
-            note(f"{table}: {report} names no key of it that could be repaired")
+            note(f"{table}: {report} has no key of it that could be repaired")
         elif nulls := reported[table].nulls:
-            note(f"{table}: {nulls} keys with a NULL are left alone")
-    _tell(config, asked, output, "resync of the report's keys asked for")
+            note(f"{table}: {nulls} keys with a NULL are left unchanged")
+    _tell(config, asked, output, "resync of the report's keys requested")
 
 
 def _resync_given(
     config: Config, names: list[str], given: list[str], output: OutputFormat, now: float
 ) -> None:
-    """Ask for a resync of keys that are given by hand, whose columns the source's database knows."""
+    """Request a resync of the keys on the command line.
+
+    Their columns are looked up in the source's database.
+    """
     from tidesink.sinks.worker.asked_keys import given_keys
     from tidesink.sinks.worker.snapshot import open_source_database
 
@@ -202,17 +205,17 @@ def _resync_given(
         statuses = {one.table: one for one in store.statuses(config.pipeline)}
         tables = _named(names, config, store, starts=False)
         if len(tables) > 1:
-            raise ConfigError("a key is one of one table: name a single table with --key", key="--key")
+            raise ConfigError("A key belongs to one table. Name a single table with --key.", key="--key")
         for table in tables:
             start.refuse(config, store, statuses.get(table), table)
             with open_source_database(config) as database:
                 asked = given_keys(config, table, database.table(table), given)
             _ask_keys(store, config, start, table, asked)
-    _tell(config, tables, output, f"resync of {len(asked.keys)} keys asked for")
+    _tell(config, tables, output, f"resync of {len(asked.keys)} keys requested")
 
 
 def _ask_keys(store: StateStore, config: Config, start: _Start, table: TableId, asked: AskedKeys) -> None:
-    """Ask for some keys of a table, in place of those that were asked for before."""
+    """Request some keys of a table, replacing the keys of the last request."""
     from tidesink.sinks.worker.asked_keys import forget_keys, store_keys
 
     name = store_keys(store, config.pipeline, table, asked)
@@ -222,7 +225,7 @@ def _ask_keys(store: StateStore, config: Config, start: _Start, table: TableId, 
 
 
 def _is_begun(store: StateStore, config: Config, table: TableId, asked: SnapshotControl) -> bool:
-    """Whether a worker may have begun what was asked for: a replay of dead letters asks for its keys."""
+    """Returns True if a worker may have begun the request: replays of dead letters check its keys."""
     status = store.status_of(config.pipeline, table)
     batch = status.batch if status is not None else 0
     progress = store.progress_of_batch(config.pipeline, table, batch) if batch else None
@@ -232,18 +235,18 @@ def _is_begun(store: StateStore, config: Config, table: TableId, asked: Snapshot
 
 
 def _refuse_unfinished(status: TableStatus) -> None:
-    """Refuse a table whose snapshot would not go on."""
+    """Refuse a table whose unfinished snapshot would be lost."""
     state = status.details.get("snapshot", {}).get("state", "done")
     if state not in ("done", "cancelled"):
         raise ConfigError(
-            f"a snapshot or resync of {status.table} is not over ({state}): wait until it is, or cancel it "
-            "(tidesink snapshot cancel)",
+            f"A snapshot or resync of {status.table} has not finished ({state}). Wait until it has, or "
+            "cancel it (tidesink snapshot cancel).",
             table=str(status.table),
         )
 
 
 def _refuse_unbegun(config: Config, store: StateStore, batch: int, table: TableId) -> None:
-    """Refuse a table of which all rows are asked for, and no worker has begun: nothing else knows of that."""
+    """Refuse a table with a request for all rows that no worker has begun: no status shows it yet."""
     from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
 
     asked = read_controls(store, config.pipeline).get(table, NOTHING_ASKED).snapshot
@@ -255,8 +258,8 @@ def _refuse_unbegun(config: Config, store: StateStore, batch: int, table: TableI
     if forgotten or (found is not None and found.number >= asked.started):
         return
     raise ConfigError(
-        f"a snapshot or resync of all rows of {table} is asked for, and no worker has begun it: let one do "
-        "it, or cancel it (tidesink snapshot cancel)",
+        f"A snapshot or resync of all rows of {table} is requested, and no worker has begun it. Let a worker "
+        "do it, or cancel it (tidesink snapshot cancel).",
         table=str(table),
     )
 
@@ -264,20 +267,20 @@ def _refuse_unbegun(config: Config, store: StateStore, batch: int, table: TableI
 def pause(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
     """Pause snapshots after their current batch. Changes of the tables are still applied."""
     settings = chosen_config(None, config_option)
-    _ask(settings, tables, lambda asked, _: replace(asked, rests=True), output, "snapshot rests")
+    _ask(settings, tables, lambda asked, _: replace(asked, rests=True), output, "snapshot will be paused")
 
 
 def resume(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
-    """Go on with snapshots that were paused.
+    """Resume paused snapshots.
 
-    They go on behind the last row that was applied.
+    They continue after the last applied row.
     """
     settings = chosen_config(None, config_option)
-    _ask(settings, tables, lambda asked, _: replace(asked, rests=False), output, "snapshot goes on")
+    _ask(settings, tables, lambda asked, _: replace(asked, rests=False), output, "snapshot continues")
 
 
 def cancel(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
-    """End snapshots where they are. The rows that were applied stay."""
+    """Cancel snapshots. The rows that were applied stay."""
     settings = chosen_config(None, config_option)
     _ask(settings, tables, lambda asked, last: asked.cancel(last=last), output, "snapshot cancelled")
 
@@ -285,13 +288,13 @@ def cancel(tables: Tables, config_option: ConfigOption = None, output: Output = 
 def status(
     config: ConfigArgument = None, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT
 ) -> None:
-    """Show how far the snapshots of tables are."""
+    """Show the progress of the tables' snapshots."""
     settings = chosen_config(config, config_option)
     statuses = read_statuses(settings)
     found = {one.table: one.details["snapshot"] for one in statuses if "snapshot" in one.details}
     for table in snapshots_asked_for(settings):
         if all(one.table != table for one in statuses):
-            # No worker has met it: no record names it.
+            # No worker has seen the table yet: no record names it.
             found[table] = {"state": "asked for", "rows": 0, "estimate": None}
     if output is OutputFormat.JSON:
         tables = [{"table": table._asdict(), **shown} for table, shown in found.items()]
@@ -323,7 +326,7 @@ def _ask(
     word: str,
     refuse: Callable[[Config, TableId], None] | None = None,
 ) -> None:
-    """Ask something of each table's snapshot; of none where one of them cannot be asked."""
+    """Change the request to each table's snapshots. If one of the tables refuses it, nothing is changed."""
     with worked_with(config) as store:
         tables = _named(names, config, store, starts=refuse is not None)
         if refuse is not None:
@@ -335,10 +338,10 @@ def _ask(
 
 
 def _named(names: Sequence[str], config: Config, store: StateStore, *, starts: bool) -> list[TableId]:
-    """The tables of names; ``starts``: one that no record has named yet may be one of the database's.
+    """Return the tables with these names. ``starts``: also look in the database for tables without records.
 
     Raises:
-        ConfigError: there is no such table.
+        ConfigError: a table does not exist.
     """
     from tidesink.sinks.worker.control import read_controls
 
@@ -357,7 +360,7 @@ def _named(names: Sequence[str], config: Config, store: StateStore, *, starts: b
 
 
 def _quiet_table(name: str, config: Config) -> TableId | None:
-    """A table of the database that a worker can load though no record names it; None: there is none."""
+    """Return a table of the database that a worker can load without a record, or None."""
     from tidesink.sinks.worker.look_ups import tables_of_database
 
     if not may_load_quiet_tables(config):
@@ -368,7 +371,7 @@ def _quiet_table(name: str, config: Config) -> TableId | None:
 
 
 def _change(store: StateStore, config: Config, table: TableId, change: Change) -> SnapshotControl:
-    """Ask something else of a table's snapshots; what was asked before."""
+    """Change the request to a table's snapshots. Returns the former request."""
     from tidesink.sinks.worker.control import SnapshotControl, TableControl, change_control
 
     before = SnapshotControl()
@@ -385,7 +388,7 @@ def _change(store: StateStore, config: Config, table: TableId, change: Change) -
 
 
 def _tell(config: Config, tables: Sequence[TableId], output: OutputFormat, word: str) -> None:
-    """Say what was asked of tables, and whether a worker heeds it."""
+    """Show what was requested for tables, and whether a worker runs."""
     alive = worker_is_alive(config)
     if output is OutputFormat.JSON:
         shown = [table._asdict() for table in tables]
@@ -395,7 +398,11 @@ def _tell(config: Config, tables: Sequence[TableId], output: OutputFormat, word:
         typer.echo(f"{table}: {word}")
     if not tables:
         return
-    typer.echo("a worker is alive and heeds it at its next turn" if alive else "the next worker heeds it")
+    typer.echo(
+        "a worker is alive and handles the request at its next turn"
+        if alive
+        else "no worker runs. The next one handles the request"
+    )
 
 
 def _refuse(config: Config, table: TableId) -> None:
@@ -405,10 +412,10 @@ def _refuse(config: Config, table: TableId) -> None:
 
 
 _NO_RESYNC: Final[Mapping[str, str]] = {
-    "append": "a log (mode: append) keeps the rows that the source has no more. tidesink snapshot start "
-    "appends the rows that the source has",
-    "history": "a history (mode: history) is made of changes, and a row that is read neither corrects nor "
-    "ends a version. tidesink snapshot start brings the rows that no change tells of",
+    "append": "a log (mode: append) stores rows that the source no longer has. `tidesink snapshot start` "
+    "appends the rows that the source has.",
+    "history": "a history (mode: history) consists of changes, and a row that is read neither corrects nor "
+    "ends a version. `tidesink snapshot start` adds the rows that no change has.",
 }
 
 

@@ -1,10 +1,10 @@
-"""What commands read: a codec with its options, registry and definitions, and records.
+"""Inputs of commands: a codec with its options, registry and definitions, and records.
 
-Codec options have TiCDC's names. ``decode`` needs none of them: what is given is compared with what the
-bytes say. A boolean may be written as a flag (``--enable-tidb-extension``) or as in a sink URI
+Codec options have TiCDC's names. ``decode`` needs none of them; given options are compared with the
+bytes. A boolean may be written as a flag (``--enable-tidb-extension``) or as in a sink URI
 (``--enable-tidb-extension=true``).
 
-Records come from Kafka or a capture file. No consumer group is joined and nothing is committed: a look at a
+Records come from Kafka or a capture file. No consumer group is joined and nothing is committed: reading a
 topic leaves no trace on the broker.
 """
 
@@ -60,7 +60,7 @@ R = TypeVar("R")
 
 Given = Mapping[str, Any]
 
-# Options that CodecOptions has under another name, or not at all, since the messages say it.
+# Options that CodecOptions has under another name, or lacks because the messages contain them.
 _OTHERS: Final[Mapping[str, Any]] = {
     "force_replicate": bool,
     "integrity_check_level": Literal["none", "correctness"],
@@ -80,33 +80,33 @@ _HELP: Final[Mapping[str, str]] = {
     "output_raw_change_event": "Key changes are not split by the producer.",
     "time_zone": "The changefeed's time zone.",
     "producer": "Which TiCDC writes, classic or new; for encoding.",
-    "max_message_bytes": "The largest message the producer writes; for encoding.",
+    "max_message_bytes": "The size limit of the producer's messages; for encoding.",
     "force_replicate": "Accepted as in the changefeed; has no effect here.",
     "terminator": "Accepted as in the changefeed; has no effect here.",
     "avro_enable_watermark": "The topic carries watermark events (flat-avro).",
-    "avro_include_before_value": "Values carry the row before (flat-avro, new TiCDC).",
+    "avro_include_before_value": "Values carry the row before the change (flat-avro, new TiCDC).",
     "avro_decimal_handling_mode": "How decimals are written: precise or string (flat-avro).",
     "avro_bigint_unsigned_handling_mode": "How unsigned bigints are written: long or string (flat-avro).",
     "integrity_check_level": "none, or correctness: rows carry checksums (flat-avro).",
     "checksum": "off, warn or reject: what to do if a row's checksum does not match (flat-avro).",
     "namespace": "The changefeed's namespace; for encoding (flat-avro).",
-    "keyspace": "The same, as new TiCDC calls it.",
+    "keyspace": "The namespace, under new TiCDC's name.",
     "content_compatible": "Full column types in mysqlType (canal-json).",
-    "only_output_updated_columns": "Updates carry changed columns only in old (canal-json).",
-    "delete_only_output_handle_key_columns": "Deletes carry the key only (canal-json).",
+    "only_output_updated_columns": "In updates, old has only the changed columns (canal-json).",
+    "delete_only_output_handle_key_columns": "Deletes carry only the key (canal-json).",
     "output_row_key": "Rows carry TiDB's row key (canal-json, new TiCDC).",
     "large_message_handle_option": "none, claim-check or handle-key-only; for encoding (canal-json).",
     "large_message_handle_compression": "none, snappy or lz4; for encoding (canal-json, debezium).",
-    "claim_check_storage_uri": "Where messages that were too large are: a directory or a URL (canal-json).",
+    "claim_check_storage_uri": "Directory or URL of the messages that were too large (canal-json).",
     "claim_check_raw_value": "Claim-check files hold the bare value; for encoding (canal-json).",
     "upstream_url": "SQLAlchemy URL of the upstream TiDB, for rows reduced to their key (canal-json).",
-    "binary_text": "How binary columns are written as text: iso-8859-1 or utf-8 ; for decoding (canal-json).",
-    "max_decompressed_bytes": "The largest size of one message after decompression (canal-json, debezium).",
+    "binary_text": "How binary columns are written as text: iso-8859-1 or utf-8; for decoding (canal-json).",
+    "max_decompressed_bytes": "Size limit of one message after decompression (canal-json, debezium).",
     "cluster_id": "TiCDC's cluster id, in names and source (debezium); for encoding.",
     "debezium_disable_schema": "Messages carry no schema (debezium); for encoding.",
     "debezium_include_start_ts": "The source block has start_ts (debezium); for encoding.",
     "debezium_output_old_value": "Updates carry the old row (debezium); for encoding.",
-    "debezium_unwrapped": "ExtractNewRecordState flattened the topic: a null value alone is a delete.",
+    "debezium_unwrapped": "ExtractNewRecordState flattened the topic: a null value is a delete.",
     "decimal_handling_mode": "Debezium's decimal.handling.mode: precise, string or double.",
     "bigint_unsigned_handling_mode": "Debezium's bigint.unsigned.handling.mode: long, precise or string.",
     "binary_handling_mode": "Debezium's binary.handling.mode: bytes, base64, base64-url-safe or hex.",
@@ -116,7 +116,7 @@ _HELP: Final[Mapping[str, str]] = {
     "decimal_format": "decimal.format of Connect's JSON converter: base64 or numeric.",
     "unavailable_value_placeholder": "Debezium's unavailable.value.placeholder.",
 }
-# Go's ParseBool, which TiCDC uses, takes these.
+# The values that Go's ParseBool accepts, which TiCDC uses.
 _BOOLEANS: Final = dict.fromkeys(("1", "t", "true"), True) | dict.fromkeys(("0", "f", "false"), False)
 # Options that may hold a secret: each is also read from the environment, or as ${env:NAME} or ${file:path}.
 _SECRETS: Final = {
@@ -130,7 +130,7 @@ def _option(name: str) -> str:
 
 
 def _parameter(name: str, text: str) -> Any:
-    """An option's annotation, by the type of its field."""
+    """Return an option's annotation, for the type of its field."""
     option, kind = _option(name), _TYPES[name]
     if kind is bool:
         flags = f"{option}/--no{option[1:]}"
@@ -144,7 +144,7 @@ def _parameter(name: str, text: str) -> Any:
 
 
 def _heading(name: str) -> str:
-    """Under which heading --help shows an option: its protocol's, where it has one alone."""
+    """Return the heading of an option in --help: its protocol's, if it belongs to only one."""
     if name in _DEBEZIUM - {"time_zone"} or name.startswith("debezium_"):
         return "Options of debezium"
     setting = {"integrity_check_level": "checksum", "keyspace": "namespace"}.get(name, name)
@@ -158,10 +158,10 @@ def _heading(name: str) -> str:
 def with_options(
     name: str, parameters: Mapping[str, Any], made: Callable[[dict[str, Any]], Any]
 ) -> Callable[[Callable[P, R]], Callable[..., R]]:
-    """Gives a command a group of options, in front of ``--output``.
+    """Return a decorator that adds a group of options to a command, before ``--output``.
 
-    ``parameters``: their annotations by name. What ``made`` makes of their values is the command's argument
-    ``name``; None stands for an option that was not given.
+    ``parameters``: their annotations by name. The decorator passes ``made(values)`` to the command as its
+    argument ``name``; the value of an option that was not given is None.
     """
 
     def decorated(command: Callable[P, R]) -> Callable[..., R]:
@@ -191,7 +191,7 @@ _KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given, under the names of CodecOptions; an empty text is TiCDC's default."""
+    """Return the given options under the names of CodecOptions; an empty text means TiCDC's default."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if value is None or value == "":
@@ -212,11 +212,11 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 _CODEC_OPTIONS: Final = {name: _parameter(name, text) for name, text in _HELP.items()}
 with_codec_options = with_options("given", _CODEC_OPTIONS, _given)
-"""A command with every codec option; those that were given arrive as its ``given`` mapping."""
+"""Decorator that adds every codec option; the given ones arrive as the command's ``given`` mapping."""
 
 
 def _resolved(name: str, value: str) -> str:
-    """A secret with its ``${env:NAME}`` and ``${file:path}`` put in."""
+    """Return a secret with its ``${env:NAME}`` and ``${file:path}`` replaced."""
     found = Interpolated(value, base=Path.cwd())
     for problem in found.problems:
         raise ConfigError(f"{_option(name)}: {problem.reason}; {problem.remedy}")
@@ -224,7 +224,7 @@ def _resolved(name: str, value: str) -> str:
 
 
 def codec_options(given: Given, base: CodecOptions | None = None) -> CodecOptions:
-    """The codec options that were given, over those of a config."""
+    """Return a config's codec options, overridden by the given ones."""
     options = base or CodecOptions()
     modes = {name: value for name, value in given.items() if name in _DEBEZIUM}
     known = {name: value for name, value in given.items() if name in CodecOptions.__dataclass_fields__}
@@ -232,16 +232,16 @@ def codec_options(given: Given, base: CodecOptions | None = None) -> CodecOption
 
 
 def protocol_named(name: str | None) -> str:
-    """The protocol a user means: TiCDC's names in any case.
+    """Return the protocol of a user's name for it, in upper or lower case.
 
     Raises:
-        ConfigError: none is given, or no codec has this name.
+        ConfigError: no name is given, or no codec has this name.
     """
     if name is None:
         *first, last = CODECS
         raise ConfigError(
-            f"give --protocol {', '.join(first)} or {last} (or --config): "
-            "the bytes do not identify the protocol with certainty"
+            f"Give --protocol {', '.join(first)} or {last} (or --config). "
+            "The bytes do not identify the protocol with certainty."
         )
     try:
         return known_protocol(name)
@@ -250,14 +250,14 @@ def protocol_named(name: str | None) -> str:
 
 
 class CodecCommand(TyperCommand):
-    """A command that takes booleans with a value as well: ``--content-compatible=true``."""
+    """A command whose booleans also accept a value: ``--content-compatible=true``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Rewrite booleans with a value to flags, then parse."""
         return super().parse_args(ctx, list(_as_flags(args)))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options under the heading of each; plain help shows no panels of its own."""
+        """Write each option under its heading; plain help does not show panels itself."""
         found: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -295,7 +295,7 @@ ProtocolName = Annotated[
     str | None,
     typer.Option("--protocol", help=f"{', '.join(ALIASES)}."),
 ]
-Schemas = Annotated[Path | None, typer.Option(help="Schemas by id, JSON Lines; in place of a registry.")]
+Schemas = Annotated[Path | None, typer.Option(help="Schemas by id as JSON Lines, instead of a registry.")]
 RegistryUrl = Annotated[
     str | None, typer.Option("--schema-registry", help="The registry's URL, several separated by commas.")
 ]
@@ -304,18 +304,18 @@ RegistryFile = Annotated[
     typer.Option("--registry-file", help="A YAML file of the registry's settings: urls, auth, tls, timeout."),
 ]
 Definitions = Annotated[
-    Path | None, typer.Option("--table-definition", help="SQL DDL: gives types that a codec does not carry.")
+    Path | None, typer.Option("--table-definition", help="SQL DDL with types that a codec does not carry.")
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="Take brokers, registry and options from a config.")
+    Path | None, typer.Option("--config", "-c", help="Use the brokers, registry and options of a config.")
 ]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How bytes are read: what was given on the command line, over what a config has.
+    """Options for reading bytes: those of the command line, which override those of a config.
 
-    ``declared`` are the producer options that were given, and so can be compared with the bytes.
+    declared: Given producer options, which can be compared with the bytes.
     """
 
     protocol: str
@@ -329,7 +329,7 @@ class Setting:
     glue: SchemaSource | None = None
 
     def open_codec(self) -> Codec:
-        """The codec, with all it can be given here.
+        """Open the codec with all of these settings.
 
         Raises:
             ConfigError: an Avro codec without a registry.
@@ -356,10 +356,10 @@ _SETTING: Final[Mapping[str, Any]] = {
 
 
 def setting(values: Mapping[str, Any]) -> Setting:
-    """The setting that a command line describes, by the values of its options.
+    """Return the setting that a command line describes, from the values of its options.
 
     Raises:
-        ConfigError: something is missing, unknown, or cannot be read.
+        ConfigError: a value is missing, unknown, or cannot be read.
     """
     protocol, schemas, schema_registry, registry_file, definitions, config = map(values.get, _SETTING)
     given = _given({name: value for name, value in values.items() if name not in _SETTING})
@@ -373,7 +373,9 @@ def setting(values: Mapping[str, Any]) -> Setting:
     else:
         registry = registry_of(schema_registry, registry_file, loaded)
     if registry is None and CODECS[name].registry:
-        raise ConfigError(f"{name} needs its schemas: give --schemas FILE, --schema-registry URL or --config")
+        raise ConfigError(
+            f"{name} needs its schemas. Give --schemas FILE, --schema-registry URL or --config."
+        )
     return Setting(
         protocol=name,
         options=codec_options(given, base),
@@ -388,7 +390,7 @@ def setting(values: Mapping[str, Any]) -> Setting:
 
 
 with_setting = with_options("found", {**_SETTING, **_CODEC_OPTIONS}, setting)
-"""A command with the options of a codec and of all that it reads; they arrive as its ``found`` setting."""
+"""Decorator that adds all options of a codec and its inputs; they arrive as the argument ``found``."""
 
 
 def _declared(config: Config | None) -> dict[str, Any]:
@@ -399,7 +401,7 @@ def _declared(config: Config | None) -> dict[str, Any]:
 
 
 def registry_of(url: str | None, file: Path | None, config: Config | None) -> SchemaRegistry | None:
-    """The registry that options name, or else the config's.
+    """Open the registry that the options name, or else the config's.
 
     Raises:
         ConfigError: both options are given, or the registry's settings are wrong.
@@ -415,19 +417,23 @@ def registry_of(url: str | None, file: Path | None, config: Config | None) -> Sc
 
 
 def _exclusive(options: Mapping[str, Any]) -> None:
-    """Refuse several options that name the same thing."""
+    """Refuse several options for the same thing."""
     several = [name for name, value in options.items() if value is not None]
     if len(several) > 1:
-        raise ConfigError(f"{' and '.join(several)} exclude each other: keep one")
+        raise ConfigError(f"{' and '.join(several)} exclude each other. Keep one of them.")
 
 
 def definitions_of(file: Path | None, config: Config | None) -> TableDefinitions:
-    """The tables that a config defines and those of a file of SQL DDL; ConfigError for a wrong file."""
+    """Return the tables that a config and a file of SQL DDL define.
+
+    Raises:
+        ConfigError: the file is wrong.
+    """
     definitions = config.definitions() if config is not None else TableDefinitions()
     if file is None:
         return definitions
     if not definitions.declare(read_text(file, f"--table-definition {file}")):
-        raise ConfigError(f"--table-definition {file} holds no CREATE TABLE")
+        raise ConfigError(f"--table-definition {file} holds no CREATE TABLE.")
     return definitions
 
 
@@ -440,20 +446,21 @@ def records(
     brokers: str | None,
     found: Setting,
 ) -> Iterator[Message]:
-    """The records to read: of a file, of stdin, or of a topic.
+    """Yield the records of a file, of stdin, or of a topic.
 
     Raises:
-        ConfigError: neither or both are given, a file with what only a topic has, or a capture line is none.
+        ConfigError: neither a file nor a topic is given, or both; an option of topics is given with a file;
+            or a line of the capture is not a record.
         SourceUnavailableError: the broker does not answer.
     """
     if (file is None) == (topic is None):
-        raise ConfigError("give either --input FILE (- is stdin) or --topic NAME")
+        raise ConfigError("Give either --input FILE (- is stdin) or --topic NAME.")
     if limit is not None and limit < 1:
-        raise ConfigError(f"--max {limit}: give a number of records, 1 or more")
+        raise ConfigError(f"--max {limit}: give a number of records, 1 or more.")
     if file is not None:
         for name, value in (("--from", start), ("--brokers", brokers)):
             if value is not None:
-                raise ConfigError(f"{name} has no effect with --input: remove it, or read a --topic")
+                raise ConfigError(f"{name} has no effect with --input. Remove it, or read a --topic.")
         return islice(read_capture(file), limit)
     return _from_topic(str(topic), start or "earliest", limit, brokers, found)
 
@@ -465,39 +472,39 @@ def _from_topic(
     if brokers is not None:
         properties["bootstrap.servers"] = brokers
     if not properties:
-        raise ConfigError("--topic needs a broker: give --brokers host:port or --config FILE")
+        raise ConfigError("--topic needs a broker. Give --brokers host:port or --config FILE.")
     return read_topic(properties, topic, start=parse_start(start), limit=limit)
 
 
 _SECONDS = 6.0
 _POLL_SECONDS = 0.5
 _AT_ONCE = 500
-_HELD = 20_000  # records waiting in one partition before it is paused
+_HELD = 20_000  # records of one partition in memory before it is paused
 
 
 class Start(NamedTuple):
-    """Where reading begins: ``earliest``, ``latest``, an offset, or a time in ms since 1970."""
+    """Start of reading: ``earliest``, ``latest``, an offset, or a time in ms since 1970."""
 
     kind: str
     value: int = 0
 
 
 def parse_start(text: str) -> Start:
-    """``earliest``, ``latest``, ``OFFSET``, or ``@MILLISECONDS`` since 1970.
+    """Parse ``earliest``, ``latest``, ``OFFSET``, or ``@MILLISECONDS`` since 1970.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the text is none of these.
     """
     if text in ("earliest", "latest"):
         return Start(text)
     kind, digits = ("time", text[1:]) if text.startswith("@") else ("offset", text)
     if not digits.isascii() or not digits.isdigit():
-        raise ConfigError(f"--from {text!r}: give earliest, latest, an offset, or @ms since 1970")
+        raise ConfigError(f"--from {text!r}: give earliest, latest, an offset, or @ms since 1970.")
     return Start(kind, int(digits))
 
 
 def topic_names(properties: Mapping[str, str]) -> dict[str, int]:
-    """Every topic of a broker with its number of partitions.
+    """Return the number of partitions of every topic of a broker.
 
     Raises:
         SourceUnavailableError: the broker does not answer.
@@ -513,14 +520,14 @@ def topic_names(properties: Mapping[str, str]) -> dict[str, int]:
 def read_topic(
     properties: Mapping[str, str], topic: str, *, start: Start, limit: int | None = None
 ) -> Iterator[Message]:
-    """The records of a topic from ``start`` to where it ends now, at most ``limit`` of them.
+    """Yield the records of a topic from ``start`` to its present end, at most ``limit`` of them.
 
     Partitions are merged by the records' timestamps, so that a DDL event (which TiCDC writes to
-    partition 0) comes before the rows that need it. From ``latest``, records are given as they come
-    in, until ``limit`` or for ever.
+    partition 0) comes before the rows that need it. From ``latest``, records are returned as they
+    arrive, until ``limit`` or without an end.
 
     Raises:
-        ConfigError: there is no such topic.
+        ConfigError: the topic does not exist.
         SourceUnavailableError: the broker does not answer.
     """
     own = {"group.id": "tidesink-cli", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
@@ -537,9 +544,11 @@ def read_topic(
 
 
 def peek(properties: Mapping[str, str], topic: str, *, most: int, ends: bool = False) -> Iterator[Message]:
-    """At most so many of the first records of each partition; with ``ends`` of the last ones.
+    """Yield at most ``most`` of the first records of each partition, or of the last ones with ``ends``.
 
-    Raises: as ``read_topic``.
+    Raises:
+        ConfigError: the topic does not exist.
+        SourceUnavailableError: the broker does not answer.
     """
     own = {"group.id": "tidesink-cli", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
     consumer = open_client(Consumer, properties, own, logger=SILENT)
@@ -562,12 +571,12 @@ def peek(properties: Mapping[str, str], topic: str, *, most: int, ends: bool = F
 def _partitions(consumer: Consumer, topic: str) -> list[int]:
     found = consumer.list_topics(topic, timeout=_SECONDS).topics[topic]
     if found.error is not None:
-        raise ConfigError(f"the broker has no topic {topic!r}: {found.error.str()}", topic=topic)
+        raise ConfigError(f"The broker has no topic {topic!r}: {found.error.str()}.", topic=topic)
     return sorted(found.partitions)
 
 
 def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
-    """Begin at ``start``; per partition that has something to read, the offset where it ends now."""
+    """Begin at ``start``. Returns the present end offset of each partition with something to read."""
     ends: dict[int, int] = {}
     assigned = []
     gone: dict[int, int] = {}
@@ -590,18 +599,18 @@ def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
 
 
 def gone_before(start: Start, firsts: Mapping[int, int]) -> str:
-    """The warning that partitions hold less than was asked for; ``firsts``: the first offset of each."""
+    """Return the warning that partitions begin later than requested. ``firsts``: their first offsets."""
     held = ", ".join(f"partition {number} from {first}" for number, first in sorted(firsts.items()))
-    return f"--from {start.value}: the broker has removed earlier records; it holds {held}"
+    return f"--from {start.value}: the broker has removed earlier records. It holds {held}"
 
 
 def nothing_from(start: Start, ends: Mapping[int, int]) -> str:
-    """The warning that a topic holds nothing from there on; ``ends``: the offset each partition ends at."""
+    """Return the warning that a topic has no records from there on. ``ends``: each partition's end offset."""
     at = ", ".join(f"partition {number} at {end}" for number, end in sorted(ends.items()))
     if start.kind == "earliest":
         return f"the topic holds no record ({at})"
     shown = f"@{start.value}" if start.kind == "time" else start.value
-    return f"--from {shown}: the topic holds no record from there on ({at}); begin earlier, or omit --from"
+    return f"--from {shown}: the topic holds no record from there on ({at}). Begin earlier, or omit --from"
 
 
 def _begin(consumer: Consumer, part: TopicPartition, start: Start, held: tuple[int, int]) -> int:
@@ -622,7 +631,7 @@ def _following(consumer: Consumer) -> Iterator[Message]:
 
 
 class _Merge:
-    """The records of several partitions by timestamp, each partition in its own order."""
+    """Records of several partitions merged by timestamp, in which each partition keeps its order."""
 
     def __init__(self, consumer: Consumer, topic: str, ends: dict[int, int]) -> None:
         self._consumer = consumer
@@ -632,7 +641,7 @@ class _Merge:
         self._paused: set[int] = set()
 
     def records(self) -> Iterator[Message]:
-        """All records up to the ends."""
+        """Yield all records up to the ends."""
         while self._waiting:
             while any(not queue and number in self._ends for number, queue in self._waiting.items()):
                 self._fetch()
@@ -669,7 +678,7 @@ class _Merge:
             self._paused.discard(number)
 
     def _drop_ended(self) -> None:
-        """Partitions whose last offsets hold no record (compacted, transaction marks) end by position."""
+        """End partitions by position, as their last offsets may hold no record (compaction, transactions)."""
         for part in self._consumer.position(self._consumer.assignment()):
             if part.offset >= self._ends.get(part.partition, part.offset + 1):
                 del self._ends[part.partition]

@@ -1,7 +1,7 @@
-"""``tidesink status``, ``pause``, ``resume`` and ``accept-restored``: tables seen and controlled by people.
+"""``tidesink status``, ``pause``, ``resume`` and ``accept-restored``: table states and requests by people.
 
-Status comes from the worker's state store, and requests go there. ``accept-restored`` confirms that a table
-may continue from a backup.
+Status is read from the worker's state store, and requests are written to it. ``accept-restored`` confirms
+that a table may continue from a backup.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 COUNTS = ("table", "read", "applied", "superseded", "without row", "dead letters")
 UNWELL_STATES = frozenset({"PAUSED", "FAILING"})
-# A worker that was not seen for so long is late: it waits for the brokers for 30 s at most.
+# A worker that left no mark for this long is late: waiting for the brokers takes 30 s at most.
 _LATE_SECONDS = 35.0
 
 
@@ -62,19 +62,19 @@ def status(
         ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it again every 2 seconds, until Ctrl-C.")
+        bool, typer.Option("--watch", "-w", help="Refresh every 2 seconds, until Ctrl-C.")
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show the state of each table. The exit code is 3 if a table is paused or failing, or meets an outage.
+    """Show the state of each table.
 
-    With --alive-within the exit code is 0 if the worker is alive and 1 if it is not, whatever the state of
-    its tables. --watch refreshes in place on a terminal; elsewhere each status follows the last, as JSON a
-    line each.
+    The exit code is 3 if a table is paused or failing, or if a server does not answer. With --alive-within
+    the exit code is 0 if the worker is alive and 1 if it is not, whatever the state of its tables. --watch
+    refreshes in place on a terminal; otherwise it prints each status after the last, as JSON one line each.
     """
     settings = chosen_config(config, config_option)
     if watch and alive_within is not None:
-        raise ConfigError("--watch and --alive-within exclude each other: keep one")
+        raise ConfigError("--watch and --alive-within exclude each other. Remove one of them.")
     if alive_within is not None:
         _show_life(settings, alive_within, output)
         return
@@ -86,8 +86,8 @@ def status(
 
 
 def _show_status(settings: Config, output: OutputFormat) -> bool:
-    """Show how the tables stand; whether one is unwell."""
-    # Before the statuses: a worker that does meanwhile what was asked shows in them.
+    """Show the state of the tables. Returns True if one is paused or failing, or a server does not answer."""
+    # Read before the statuses: if a worker meanwhile does what was requested, they show it.
     controls = _controls(settings)
     found, mark = read_statuses(settings), read_mark_of(settings)
     works = is_alive(mark.seconds)
@@ -102,7 +102,7 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
         for line in letter_lines(found, letters):
             terminal.echo(line)
         for table in asked.rests:
-            typer.echo(f"{table}: asked to rest; it does after its batch, or when a worker runs")
+            typer.echo(f"{table}: asked to pause; it pauses after its batch, or once a worker runs")
         for table, rewind in asked.rewinds.items():
             typer.echo(f"{table}: {_rewind_line(rewind)}")
         for line in cut_lines(cuts_of(settings) if settings.cuts is not None else None):
@@ -117,12 +117,12 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
 
 
 def is_unwell(entry: TableStatus) -> bool:
-    """Whether a table is paused or failing, or a step of it failed and did not succeed since."""
+    """Returns True if the table is paused or failing, or if its last step failed."""
     return entry.state in UNWELL_STATES or failure_in(entry.details) is not None
 
 
 def _pipeline_json(config: Config, asked: _Requests, mark: Mark) -> dict[str, Any]:
-    """The whole pipeline: whether a worker is alive, and what was asked of tables and is still to be done."""
+    """The whole pipeline's part of the status: the worker's sign of life, and pending requests."""
     return {
         "pipeline": config.pipeline,
         "worker": {
@@ -159,24 +159,24 @@ def _show_life(config: Config, alive_within: float, output: OutputFormat) -> Non
 
 
 def seconds_since_turn(config: Config) -> float | None:
-    """How long ago the worker's loop turned; None where none works."""
+    """Seconds since the worker's loop last ran; None if no worker runs."""
     return read_mark_of(config).seconds
 
 
 def read_mark_of(config: Config) -> Mark:
-    """The last mark of the pipeline's worker."""
+    """Return the last sign of life of the pipeline's worker."""
     return _asked(config, lambda store: read_mark(store, config.pipeline)) or Mark()
 
 
 class _Requests(NamedTuple):
-    """What people asked of tables and no worker has done yet."""
+    """Requests of people that no worker has done yet."""
 
     rests: tuple[TableId, ...]
     rewinds: Mapping[TableId, RewindControl]
 
     @classmethod
     def of(cls, controls: Controls, found: Iterable[TableStatus]) -> _Requests:
-        """What ``controls`` ask for beyond what the tables' statuses show as done."""
+        """Return the requests in ``controls`` that the tables' statuses do not show as done."""
         resting = {entry.table for entry in found if entry.details.get("rests")}
         return cls(
             tuple(table for table, control in controls.items() if control.rests and table not in resting),
@@ -199,35 +199,38 @@ def _rewind_line(rewind: RewindControl) -> str:
 
 
 def _worker_line(seconds: float | None, found: tuple[TableStatus, ...]) -> str:
-    """Whether somebody works. ``seconds`` is None before the first worker, and after one that ended."""
+    """State of the worker.
+
+    ``seconds`` is None before the first worker started, and after the last one ended.
+    """
     if is_alive(seconds) and seconds < _LATE_SECONDS:
         return f"worker: alive (seen {seconds:.0f} s ago)"
     if is_alive(seconds):
         return (
-            f"worker: seen {seconds:.0f} s ago, and it should be every {EVERY_SECONDS:.0f} s: either it was "
-            "killed, or it cannot write to the state store, or the brokers keep it waiting. Its log tells"
+            f"worker: seen {seconds:.0f} s ago, although it reports every {EVERY_SECONDS:.0f} s. It was "
+            "killed, cannot write to the state store, or waits for the brokers. Its log shows which"
         )
     if seconds is not None:
         seen = datetime.now(timezone.utc) - timedelta(seconds=seconds)
-        return f"worker: no worker seen since {shown_moment(seen)} UTC, and it did not say that it ended"
+        return f"worker: no worker seen since {shown_moment(seen)} UTC, and it did not report that it ended"
     last = max((entry.updated for entry in found if entry.updated), default=None)
     return "worker: none runs" + (f"; no worker seen since {shown_moment(last)} UTC" if last else "")
 
 
 def shown_moment(moment: datetime | None) -> str:
-    """A moment for people, UTC; empty where there is none."""
+    """Format a moment for people, in UTC; empty for None."""
     return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S") if moment else ""
 
 
 def cuts_of(config: Config) -> Mapping[str, Any] | None:
-    """The last cut and the next, and what holds it back; None where there are none."""
+    """The last and the next cut, and what holds the next one back; None if there are no cuts."""
     from tidesink.sinks.worker.cuts import cut_status
 
     return _asked(config, lambda store: cut_status(store, config.pipeline))
 
 
 def cut_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
-    """What the last and the next cut are, and which tables hold it back."""
+    """Lines about the last and the next cut, and about the tables that hold it back."""
     if found is None:
         return
     by_position = "waits" in found
@@ -241,14 +244,14 @@ def cut_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
         yield f"next cut waits for the connector: {found['waits']}"
     for table, reason in found["held_back"].items():
         yield f"next cut waits for {table}: {reason}"
-    # Where cuts are by positions no table has a snapshot of ours.
-    reason = "its topic has nothing yet" if by_position else "its snapshot is not over, or later than the cut"
+    # Cuts by positions are for connectors, whose tables have no snapshot of ours.
+    reason = "its topic is still empty" if by_position else "its snapshot runs, or is later than the cut"
     for table in found.get("excluded", ()):
         yield f"next cut leaves out {table}: {reason}"
 
 
 def _last_cut(commit_ts: int, at: float | None, *, by_position: bool) -> str:
-    """The last cut; where its number is a position, another worker may know its time."""
+    """The last cut as text. ``at`` may be None for a position that another worker reached."""
     position = f"position {commit_ts}" if by_position else ""
     if at is None:
         return position
@@ -258,17 +261,17 @@ def _last_cut(commit_ts: int, at: float | None, *, by_position: bool) -> str:
 
 
 def read_statuses(config: Config) -> tuple[TableStatus, ...]:
-    """The status rows of a pipeline; empty before its first run."""
+    """Return the status of each table of a pipeline; empty before its first run."""
     return _asked(config, lambda store: store.statuses(config.pipeline)) or ()
 
 
 def snapshots_asked_for(config: Config) -> tuple[TableId, ...]:
-    """The tables of which a snapshot was asked for, and not cancelled."""
+    """Tables for which a snapshot was requested and not cancelled."""
     return tuple(table for table, asked in _controls(config).items() if asked.snapshot.is_asked)
 
 
 def _asked(config: Config, question: Callable[[StateStore], T]) -> T | None:
-    """The store's answer; None where there is no store yet, which asking must not make."""
+    """Return the store's answer, or None if there is no store yet: a question must not create one."""
     if not _has_store(config):
         return None
     with worked_with(config) as store:
@@ -280,12 +283,12 @@ def _has_store(config: Config) -> bool:
 
 
 def status_json(entry: TableStatus) -> dict[str, Any]:
-    """A status row as JSON."""
+    """Return a table's status as JSON."""
     shown = dataclasses.asdict(entry)
     shown["table"] = {"schema": entry.table.schema, "name": entry.table.name}
     shown["updated"] = entry.updated.isoformat() if entry.updated else None
     failure = failure_in(entry.details)
-    # As earlier versions named them, too.
+    # Converts the counters' names of earlier versions.
     shown["counters"] = Account.from_counters(entry.counters).as_counters() if entry.counters else {}
     if "filtered" in entry.details:
         shown["details"] |= Filtered.from_details(entry.details).as_details()
@@ -297,7 +300,7 @@ def status_json(entry: TableStatus) -> dict[str, Any]:
 
 
 def _failure_json(failure: Failure | None) -> dict[str, Any] | None:
-    """``next_try``: None if the worker does not try again by itself."""
+    """A failure as JSON. ``next_try`` is None if the worker does not try again by itself."""
     if failure is None:
         return None
     return {
@@ -312,11 +315,12 @@ def _instant(seconds: float) -> datetime:
 
 
 class Lag(NamedTuple):
-    """How much of its topic a table did not apply, as of the worker's last word.
+    """Records of its topic that a table has not applied, as of the worker's last report.
 
-    ``seconds``: how long it is behind now, by ``of``: ``kafka`` means Kafka's time of the oldest record that
-    is not applied, ``source`` the source's commit time of the newest change that is. None where neither is
-    known.
+    records: Number of records, or None if unknown.
+    seconds: Age of the lag now, or None if unknown.
+    of: Start of ``seconds``: ``kafka`` is Kafka's timestamp of the oldest record that is not applied,
+        ``source`` is the source's commit time of the newest applied change.
     """
 
     records: int | None
@@ -325,7 +329,7 @@ class Lag(NamedTuple):
 
 
 def lag_of(entry: TableStatus, now: float | None = None) -> Lag:
-    """How far a table is behind; ``now`` in seconds since 1970."""
+    """Return a table's lag. ``now`` is in seconds since 1970."""
     records = entry.details.get("lag")
     if not records:
         return Lag(records, None if records is None else 0.0)
@@ -346,7 +350,7 @@ _LAG_OF = {
 
 
 def lag_line(lag: Lag) -> str:
-    """How far a table is behind, for people; empty if it is not."""
+    """A table's lag as text; empty if nothing waits."""
     if not lag.records:
         return ""
     waits = f"lag: {lag.records} records are not applied"
@@ -356,9 +360,10 @@ def lag_line(lag: Lag) -> str:
 def failure_lines(
     failure: Failure, table: TableId | None = None, *, works: bool, error: bool = True
 ) -> Iterator[str]:
-    """An error that stands, since when, and what comes next; ``table``: None if it is of all.
+    """Lines about an error that persists: since when, and what happens next.
 
-    ``works``: whether a worker is alive. ``error``: False if the error was shown already.
+    ``table`` is None if the error concerns all tables. ``works``: True if a worker is alive. ``error``: False
+    if the error's text was shown already.
     """
     now = time.time()
     if error:
@@ -373,20 +378,20 @@ def failure_lines(
 
 
 def next_line(table: TableId | None, *, works: bool) -> str:
-    """What comes next where the worker does not try again by itself; ``works``: whether one is alive."""
+    """The next step if the worker does not try again by itself. ``works``: True if a worker is alive."""
     if not works:
-        return f"next: nothing is tried, since no worker runs: remove the cause, then `tidesink run`. {_KEPT}"
+        return f"next: no worker runs. Remove the cause, then run `tidesink run`. {_KEPT}"
     way = f"`tidesink resume {shlex.quote(str(table))}`" if table is not None else "`tidesink run`"
-    return f"next: the worker does not try this again by itself: remove the cause, then {way}. {_KEPT}"
+    return f"next: the worker does not try this again by itself. Remove the cause, then run {way}. {_KEPT}"
 
 
-_KEPT = "Nothing is lost: Kafka still has what is not applied, for as long as its retention lasts"
+_KEPT = "Nothing is lost: Kafka keeps the records that are not applied, up to the topic's retention"
 
 
 def show_statuses(found: tuple[TableStatus, ...], source: SourceSettings, *, works: bool) -> None:
-    """Status rows for people."""
+    """Print the tables' states as text."""
     if not found:
-        terminal.echo("no table has been worked on yet: tidesink run starts the worker")
+        terminal.echo("no table has been worked on yet. `tidesink run` starts the worker")
         return
     show_table(None, ("table", "state", "batch", "lag", "source time", "updated"), map(_row, found))
     typer.echo("")
@@ -397,7 +402,7 @@ def show_statuses(found: tuple[TableStatus, ...], source: SourceSettings, *, wor
 
 
 def letter_lines(found: Iterable[TableStatus], letters: Mapping[TableId, int]) -> Iterator[str]:
-    """How many dead letters of each table are open, of those that were ever written."""
+    """Lines about open dead letters, one per table that ever wrote a dead letter."""
     for entry in found:
         if written := Account.from_counters(entry.counters).dead_lettered:
             count = letters[entry.table]
@@ -406,7 +411,7 @@ def letter_lines(found: Iterable[TableStatus], letters: Mapping[TableId, int]) -
 
 
 def counts_row(table: TableId, counters: Mapping[str, int]) -> tuple[Any, ...]:
-    """A table's row under ``COUNTS``: how many row events became what."""
+    """A table's row under ``COUNTS``: the number of row events per outcome."""
     return str(table), *Account.from_counters(counters).values()
 
 
@@ -440,7 +445,7 @@ def _remarks(entry: TableStatus, source: SourceSettings, *, works: bool) -> list
 
 
 def count_remarks(entry: TableStatus | TableReport, source: SourceSettings) -> Iterator[str]:
-    """What a table's counters report beside ``COUNTS``: one line for each that is not zero."""
+    """Lines about a table's other counters, one for each that is not zero."""
     counts = Account.from_counters(entry.counters)
     if counts.filtered_out:
         changes = f"{counts.filtered_out} changes whose row does not satisfy the table's filter"
@@ -450,32 +455,35 @@ def count_remarks(entry: TableStatus | TableReport, source: SourceSettings) -> I
         yield f"row by row: {number}: {row_by_row_reason(source)}"
     for column, count in entry.zero_dates.items():
         if count:
-            yield f"{count} dates of column {column} that no calendar has became NULL (zero-date: null)"
+            yield f"{count} invalid dates of column {column} became NULL (zero-date: null)"
     for column, count in entry.ambiguous_times.items():
         if count:
-            yield f"{count} times of column {column} come twice and may be the other (ambiguous-time)"
+            yield (
+                f"{count} times of column {column} occur twice when clocks go back, so the other one may be "
+                "meant (ambiguous-time)"
+            )
 
 
 def row_by_row_reason(source: SourceSettings) -> str:
-    """Which records of a protocol are not decoded in columns."""
+    """The records of a protocol that are not decoded in columns."""
     if source.checksum != "off":
-        return f"source.checksum: {source.checksum} has the sum of each row computed"
+        return f"source.checksum: {source.checksum} requires the checksum of each row"
     return _ROW_BY_ROW[source.protocol]
 
 
 _ROW_BY_ROW = {
-    "flat-avro": "those whose Avro schema or header is not as TiCDC writes it",
-    "canal-json": "those whose JSON is not as TiCDC writes it, and those that cannot be decoded",
+    "flat-avro": "records whose Avro schema or header differs from TiCDC's",
+    "canal-json": "records whose JSON differs from TiCDC's, and records that cannot be decoded",
     "debezium-json": (
-        "tombstones, those without a schema beside the payload (value.converter.schemas.enable: false), of "
-        "TRUNCATE, and whose JSON is not as Kafka Connect writes it"
+        "tombstones, records without a schema next to the payload (value.converter.schemas.enable: false), "
+        "TRUNCATE events, and records whose JSON differs from Kafka Connect's"
     ),
-    "debezium-avro": "those with arrays, of TRUNCATE, and whose schema or header is unusual",
+    "debezium-avro": "records with arrays, TRUNCATE events, and records with an unusual schema or header",
 }
 
 
 def without_row_lines(entry: TableStatus) -> list[str]:
-    """What was read and is no row: how many of each kind, how far watermarks are, the last DDL."""
+    """Lines about records without rows: the count per kind, the watermark, and the last DDL event."""
     found = Filtered.from_details(entry.details)
     counts = (found.ddl, "DDL events"), (found.watermarks, "watermarks"), (found.messages, _MESSAGES)
     kinds = [f"{count} {word}" for count, word in counts if count]
@@ -484,7 +492,7 @@ def without_row_lines(entry: TableStatus) -> list[str]:
     if watermark is not None:
         behind = max(0.0, time.time() - physical_ms(watermark) / 1000)
         lines.append(
-            f"watermark: {commit_time(watermark)} UTC, {behind:.0f} s ago: all changes up to it are in"
+            f"watermark: {commit_time(watermark)} UTC, {behind:.0f} s ago: all changes up to it are applied"
         )
     if last:
         at = f" at {moment} UTC" if (moment := commit_time(last["commit_ts"])) else ""
@@ -496,7 +504,7 @@ _MESSAGES = "messages that change no row (tombstones, heartbeats, ends of transa
 
 
 def _routed_to(entry: TableStatus) -> list[str]:
-    """Where a routed table goes."""
+    """The target table of a routed table."""
     table, shard = entry.details.get("target_table"), entry.details.get("shard")
     if table is None:
         return []
@@ -504,14 +512,14 @@ def _routed_to(entry: TableStatus) -> list[str]:
 
 
 def left_to_spark(entry: TableStatus) -> str:
-    """What Spark did with a lake's last batch that was not written as files, and why; empty where it was."""
+    """The way in which Spark wrote a lake table's last batch, with the reason; empty for files."""
     from tidesink.sinks.worker.tally import LEFT
 
     return str(entry.details.get(LEFT, ""))
 
 
 def _snapshot(entry: TableStatus) -> list[str]:
-    """How far the table's snapshot is, while it is not over."""
+    """The progress of the table's snapshot; empty if it is done."""
     shown = entry.details.get("snapshot")
     if shown is None or shown["state"] == "done":
         return []
@@ -523,35 +531,38 @@ def _snapshot(entry: TableStatus) -> list[str]:
 
 
 def deletes_text(shown: Mapping[str, Any]) -> str:
-    """How far the deletes of a table's snapshot are; empty for one that deletes nothing."""
+    """The progress of a resync's deletes; empty for a snapshot, which deletes nothing."""
     deletes = shown.get("deletes")
     if deletes is None:
         return ""
     if not deletes["parts"]:
-        return "deletes come behind the rows"
+        return "deletes follow after the rows"
     return f"{deletes['deletes']} deletes, part {deletes['done']} of {deletes['parts']}"
 
 
 def again_line(again: Mapping[str, Sequence[int]]) -> str:
-    """What is said of a table that was rewound: by partition, which offsets are still read again."""
+    """The line about a rewound table.
+
+    ``again``: per partition the offsets that are still to be read again.
+    """
     parts = ", ".join(f"partition {number} from {start} to {end}" for number, (start, end) in again.items())
-    return f"rewound, and read again: {parts}; until then rows may be older than they were"
+    return f"rewound, and reads again: {parts}. Until then rows may have earlier values"
 
 
 def source_time(commit_ts: int | None) -> str:
-    """``commit_time`` in a table's cell: - where there is none, as in protocols without commit_ts."""
+    """``commit_time`` for a table's cell: ``-`` for protocols without commit_ts."""
     return commit_time(commit_ts) or "-"
 
 
 def commit_time(commit_ts: int | None) -> str:
-    """The wall clock of a TiDB TSO in UTC, or an empty text."""
+    """Format a TiDB TSO's wall clock in UTC; empty for None."""
     if commit_ts is None:
         return ""
     return shown_instant(datetime.fromtimestamp(physical_ms(commit_ts) / 1000, timezone.utc))
 
 
 def shown_instant(moment: datetime) -> str:
-    """A moment of the source for people, UTC, to the millisecond."""
+    """Format a moment of the source for people, in UTC with milliseconds."""
     return (
         moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
     )
@@ -560,19 +571,19 @@ def shown_instant(moment: datetime) -> str:
 Tables = Annotated[list[str], typer.Argument(metavar="TABLE...", help="Tables, as schema.table.")]
 Asked = tuple[TableId, "TableStatus | None", "TableControl"]
 WHERE_IT_ENDS = {
-    True: "a worker is alive and heeds it at its next turn",
-    False: "no worker runs: the next one heeds it",
+    True: "a worker is alive and handles the request at its next turn",
+    False: "no worker runs. The next one handles the request",
 }
 
 
 def pause(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
     """Pause tables after their current batch.
 
-    They rest until tidesink resume, also if the worker starts again.
+    They stay paused until `tidesink resume`, even if the worker restarts.
     """
     settings = chosen_config(None, config_option)
     asked = ask_tables(settings, tables, lambda _table, _status: lambda control: control.pause())
-    _show(settings, asked, output, word="rests")
+    _show(settings, asked, output, word="will be paused")
 
 
 def resume(
@@ -582,16 +593,17 @@ def resume(
     accept: Annotated[
         bool,
         typer.Option(
-            "--accept", help="Accept that counts did not add up, or that deletes may be missing, as shown."
+            "--accept", help="Accept counts that did not add up, or deletes that may be missing, as shown."
         ),
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Resume tables that are paused.
 
-    A person paused them, or a change of columns or rows, or a failure. The worker checks a pending change
-    again, and the table goes on only if the change is gone: tidesink ddl approve and reject decide it. A
-    table whose counts did not add up, or in which deletes may be missing, goes on only with --accept.
+    A table is paused by a person, by a change of columns or rows, or by a failure. The worker checks a
+    pending change again, and the table continues only if the change no longer exists: `tidesink ddl approve`
+    and `tidesink ddl reject` decide it. If counts did not add up, or deletes may be missing, the table
+    continues only with --accept.
     """
     settings = chosen_config(None, config_option)
 
@@ -599,7 +611,7 @@ def resume(
         accepted = _accepted(table, status) if accept else {}
         return lambda control: control.resume(accepted)
 
-    _show(settings, ask_tables(settings, tables, reported), output, word="goes on")
+    _show(settings, ask_tables(settings, tables, reported), output, word="continues")
 
 
 def _accepted(table: TableId, status: TableStatus | None) -> dict[str, ChangePolicy]:
@@ -607,11 +619,11 @@ def _accepted(table: TableId, status: TableStatus | None) -> dict[str, ChangePol
     if not broken:
         changes = pending_changes(status)
         raise ConfigError(
-            f"{table} has no count that did not add up, and no deletes that may be missing: "
+            f"{table} has no count that did not add up, and no deletes that may be missing. "
             + (
-                "its changes are decided by tidesink ddl approve and tidesink ddl reject"
+                "Decide its changes with `tidesink ddl approve` or `tidesink ddl reject`."
                 if changes
-                else "use tidesink resume without --accept"
+                else "Use `tidesink resume` without --accept."
             ),
             table=str(table),
         )
@@ -619,12 +631,12 @@ def _accepted(table: TableId, status: TableStatus | None) -> dict[str, ChangePol
 
 
 def pending_changes(status: TableStatus | None) -> Sequence[dict[str, Any]]:
-    """The changes for which a table waits, as its status shows them."""
+    """Changes that wait for a decision, from the table's status."""
     return status.details.get("pending", []) if status is not None else []
 
 
 def _broken(status: TableStatus | None) -> list[dict[str, Any]]:
-    """The count that did not add up, and the deletes that may be missing."""
+    """The count that did not add up, and the deletes that may be missing, from the table's status."""
     from tidesink.sinks.worker.control import BROKEN, MISSED
 
     details = status.details if status is not None else {}
@@ -636,7 +648,7 @@ def ask_tables(
     names: Iterable[str],
     change: Callable[[TableId, TableStatus | None], Callable[[TableControl], TableControl]],
 ) -> list[Asked]:
-    """Ask something of each table; of none where one of them cannot be asked."""
+    """Store a request for each table. If one of the tables refuses it, none is stored."""
     from tidesink.sinks.worker.control import change_control
 
     with worked_with(config) as store:
@@ -666,7 +678,7 @@ def _show(config: Config, asked: Sequence[Asked], output: OutputFormat, *, word:
 
 
 def change_words(change: Mapping[str, Any]) -> str:
-    """A change as the status has it, in words; of DDL that changes rows with its statement."""
+    """A change from the status as text. DDL that changes rows is shown with its statement."""
     if change["column"]:
         return f"{change['kind']} of column {change['column']}"
     return f"{change['kind']} ({change['statement']})" if "statement" in change else str(change["kind"])
@@ -675,7 +687,7 @@ def change_words(change: Mapping[str, Any]) -> str:
 def _prospect(change: dict[str, Any], control: TableControl) -> str:
     if change["digest"] in control.accepted:
         return f"decided ({control.accepted[change['digest']]})"
-    return "not decided, so the table goes on only if the change is gone"
+    return "not decided, so the table continues only if the change no longer exists"
 
 
 def _as_json(table: TableId, status: TableStatus | None, control: TableControl) -> dict[str, Any]:
@@ -690,7 +702,7 @@ def _as_json(table: TableId, status: TableStatus | None, control: TableControl) 
 
 
 def worker_is_alive(config: Config) -> bool:
-    """Whether a worker of the pipeline left a mark lately."""
+    """Returns True if a worker of the pipeline left a recent sign of life."""
     return is_alive(seconds_since_turn(config))
 
 
@@ -699,10 +711,10 @@ def accept_restored(
     config_option: ConfigOption = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Let a table go on after its target was restored.
+    """Let a table continue after its target was restored from a backup.
 
-    Its target has a state of a backup. The next worker reads again from Kafka what came after the backup.
-    This accepts one restore, not a later one.
+    The next worker reads the records after the backup from Kafka again. This accepts one restore, not a later
+    one.
     """
     from tidesink.sinks.worker.control import accept_restored
 
@@ -714,28 +726,31 @@ def accept_restored(
     if output is OutputFormat.JSON:
         write_json({"pipeline": settings.pipeline, "table": known._asdict(), "accepted_below_batch": batch})
     else:
-        typer.echo(f"{table}: goes on from a backup older than batch {batch}; start the worker again")
+        typer.echo(f"{table}: continues from a backup older than batch {batch}. Start the worker again")
 
 
 @contextmanager
 def worked_with(config: Config) -> Iterator[StateStore]:
-    """The state store of a pipeline that was worked on.
+    """Open the state store of a pipeline.
 
     Raises:
-        ConfigError: no worker ever made it.
+        ConfigError: no worker has created it yet.
         StateStoreError: it does not answer.
     """
     from tidesink.sinks.state.sql_store import open_state_store
 
     if not _has_store(config):
-        raise ConfigError("no worker has run yet: tidesink run makes the state store", state=config.state)
+        raise ConfigError(
+            "no worker has run yet, so there is no state store. `tidesink run` creates it.",
+            state=config.state,
+        )
     with closing(open_state_store(config.state)) as store:
         yield store
 
 
 @contextmanager
 def store_if_there(config: Config) -> Iterator[StateStore | None]:
-    """The state store of a pipeline; None if there is none yet, which looking into it must not make.
+    """Open the state store of a pipeline, or return None if there is none yet: a look must not create one.
 
     Raises:
         StateStoreError: it does not answer.
@@ -748,24 +763,24 @@ def store_if_there(config: Config) -> Iterator[StateStore | None]:
 
 
 def tables_worked_on(config: Config) -> list[TableId]:
-    """The tables that a pipeline's state store knows; none before its first run."""
+    """Tables in a pipeline's state store; none before its first run."""
     return [entry.table for entry in read_statuses(config)]
 
 
 def named_table(name: str, known: Iterable[TableId]) -> TableId:
-    """The table of a name as records keep it, ``schema.table``; either of its parts may hold a dot."""
+    """The table with this name, ``schema.table`` as in records. Either part may contain a dot."""
     found = {str(table): table for table in known}
     schema, dot, rest = name.partition(".")
     return found.get(name) or (TableId(schema, rest) if dot else TableId("", name))
 
 
 def known_table(name: str, config: Config, found: Iterable[TableId]) -> TableId:
-    """The table of a name, as the worker or the config spells it; either of its parts may hold a dot.
+    """The table with this name, spelt as the worker or the config spells it. Either part may contain a dot.
 
-    It may be given in any case, where no table that was worked on is spelt just so.
+    Upper and lower case are ignored, unless a table with exactly this name has been worked on.
 
     Raises:
-        ConfigError: neither knows it.
+        ConfigError: neither the worker nor the config has the table.
     """
     found = tuple(found)
     spelt = {str(table): table for table in found}
@@ -775,7 +790,7 @@ def known_table(name: str, config: Config, found: Iterable[TableId]) -> TableId:
     known = {fold_name(str(table)): table for table in (*named, *found)}
     if fold_name(name) not in known:
         raise ConfigError(
-            f"no table {name} is known to pipeline {config.pipeline}{nearest(name, known)}; tidesink status "
-            "lists those that were worked on"
+            f"no table {name} is known to pipeline {config.pipeline}{nearest(name, known)}. `tidesink "
+            "status` lists the tables that were worked on."
         )
     return known[fold_name(name)]

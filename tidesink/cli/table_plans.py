@@ -1,4 +1,4 @@
-"""What the worker would do with each table, found without Spark: its columns, its mode, and its limits."""
+"""The plan of each table, made without Spark: its columns, its mode, and its limits."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _TEXTS: Final = frozenset({"string", "text", "longtext"})
 
 
 class ColumnPlan(NamedTuple):
-    """One column: its type in the source's words and in the target's; ``note`` says what is not the same."""
+    """The plan of a column: its types at the source and at the target. ``note``: what differs, or is lost."""
 
     name: str
     source_type: str
@@ -91,8 +91,8 @@ class ColumnPlan(NamedTuple):
 def column_plan(
     config: Config, column: ShapeColumn, shape: TableShape, sources: Mapping[str, str], reported: str
 ) -> ColumnPlan:
-    """The plan of a column of ``shape``; ``sources`` are the source's names of those that it has."""
-    was = sources.get(column.name, column.name)  # what a mode adds is not the source's
+    """Return the plan of a column of ``shape``. ``sources``: the source's names of the columns from there."""
+    was = sources.get(column.name, column.name)  # a mode's own columns are not in the source
     there = column_type(config, column)
     notes = (reported, f"{was} at the source" if was != column.name else "", _note(column, shape, there))
     note = "; ".join(note for note in notes if note)
@@ -100,9 +100,9 @@ def column_plan(
 
 
 def _reason(column: ShapeColumn, there: str) -> str | None:
-    """Why a column is not of the nearest type at the target; None where it is.
+    """Return why a column has another type at the target than the nearest one, or None.
 
-    Some targets have a type for numbers that are text to Spark.
+    Some targets have a type for numbers that are text in Spark.
     """
     return column.reason if row_of(column.type).reader != "decimal" or there in _TEXTS else None
 
@@ -120,28 +120,31 @@ def _note(column: ShapeColumn, shape: TableShape, there: str) -> str:
         policies = shape.policies_of(column)
         zone = f"; read in {shape.time_zone}" if row.reader == "timestamp" else ""
         if _has_ambiguous_times(column, shape):
-            zone += f", times that come twice: {policies['ambiguous_time']}"
-        return f"days no calendar has: {policies['zero_date']}{zone}"
+            zone += f", times that occur twice: {policies['ambiguous_time']}"
+        return f"invalid dates: {policies['zero_date']}{zone}"
     if row.reader in ("enum", "set"):
         return "" if column.type.members is not None else row.lost
     return row.lost if row.reader == "time" and there in _TEXTS else ""
 
 
 _NO_KEY = (
-    "the topic names no key for this table, so no row can be identified: give its keys in the config, "
-    "as in tables: [{{name: {table}, keys: [...]}}], or set mode: append to keep its changes. {identity}"
+    "The topic names no key for this table, so its rows cannot be identified. Give its keys in the config, "
+    "as in tables: [{{name: {table}, keys: [...]}}], or set mode: append to store its changes. {identity}"
 )
 _NO_ORDER = (
-    "sequence_by: source compares TiDB's commit_ts, and a row of this topic has none: of Debezium's messages "
-    "those of TiCDC have one. Set sequence_by: kafka, which is right for a connector's topics"
+    "sequence_by: source compares TiDB's commit_ts, which the rows of this topic do not have. Of Debezium's "
+    "messages only TiCDC's have one. Set sequence_by: kafka, which is right for a connector's topics."
 )
-_UNSERVED = "tables names {table}, but {found}: check its name in the changefeed, and whether it has rows yet"
+_UNSERVED = "tables names {table}, but {found}. Check its name in the changefeed, and whether it has rows yet"
 
 
 class SnapshotEstimate(NamedTuple):
-    """A table's snapshot: ``rows`` and ``bytes`` as the database estimates them, the ranges that these make.
+    """The size of a table's snapshot, as the database estimates it.
 
-    ``key``: the columns by whose index it is read.
+    rows: Number of rows.
+    bytes: Size of the rows.
+    ranges: Number of ranges in which they are read.
+    key: Columns of the key by which they are read.
     """
 
     rows: int
@@ -152,13 +155,17 @@ class SnapshotEstimate(NamedTuple):
 
 @dataclass(frozen=True)
 class TablePlan:
-    """One table. ``problem`` is why the worker cannot process it yet.
+    """The plan of one table.
 
-    ``types_from`` is what gave the source's types, ``omitted`` are columns that the target does not have,
-    ``shard`` is the value of its rows' shard column. ``read_as`` is the query of the rows that are not
-    deleted, where deleted ones stay, marked. ``limits``: what the target cannot do, and the table may need.
-    ``snapshot``: what its first batches read from the database, if they do. ``sampled``: how many records the
-    plan is by, if the topic has more; 0 if it has not, or a registry has the schemas of all.
+    problem: Reason why the worker cannot process the table yet, or None.
+    types_from: Origin of the source's types.
+    omitted: Columns of the source that the target does not have.
+    shard: Value of the shard column of its rows.
+    read_as: Query of the living rows, if deleted rows stay in the table, marked.
+    limits: Limits of the target that the table may meet.
+    snapshot: Size of the snapshot with which the table begins, or None.
+    sampled: Number of records that the plan was made from, if the topic has more; otherwise, or if a registry
+        has all schemas, 0.
     """
 
     table: TableId | None
@@ -188,7 +195,7 @@ class TablePlan:
 
 
 def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
-    """The plan of every table there is now. ``sample``: how many records of a canal-json topic are read.
+    """Yield the plan of every table that exists now. ``sample``: records to read of a canal-json topic.
 
     Raises:
         SourceUnavailableError: the broker does not answer.
@@ -220,14 +227,14 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
 
 @dataclass
 class Sample:
-    """The first ``size`` records of a topic. ``more``: the topic has others, as was found by reading it."""
+    """The first ``size`` records of a topic. ``more``: True if the topic has more, as reading showed."""
 
     topic: str
     size: int
     more: bool = False
 
     def records(self, config: Config) -> Iterator[Message]:
-        """Those records, in Kafka's order of time."""
+        """Yield these records, in the order of Kafka's timestamps."""
         properties = config.source.confluent_properties()
         found = read_topic(properties, self.topic, start=Start("earliest"), limit=self.size + 1)
         for number, message in enumerate(found):
@@ -237,12 +244,12 @@ class Sample:
             yield message
 
     def noted(self, plan: TablePlan) -> TablePlan:
-        """The plan, with how many records it is by if the topic has more."""
+        """Return the plan, with the number of its records if the topic has more."""
         return dataclasses.replace(plan, sampled=self.size) if self.more else plan
 
 
 def sample_warning(plans: Iterable[TablePlan]) -> str | None:
-    """What plans by the first records of their topics cannot show; None if all records were looked at."""
+    """Return the warning that plans only show their topics' first records; None if they show all."""
     sizes = {plan.topic: plan.sampled for plan in plans if plan.sampled}
     if not sizes:
         return None
@@ -253,22 +260,24 @@ def sample_warning(plans: Iterable[TablePlan]) -> str | None:
 
 _NAMED_TOPICS: Final = 5
 _SAMPLED: Final = (
-    "only the first {size} records of each topic were looked at, and there are more ({topics}): columns that "
-    "later ones add, and tables that they are the first of, are not shown. tidesink plan --sample {larger} "
-    "looks at more"
+    "Only the first {size} records of each topic were read, and these topics have more: {topics}. Columns "
+    "and tables that first appear in later records are not shown. `tidesink plan --sample {larger}` reads "
+    "more."
 )
 
 
-_QUIET: Final = "no record that was looked at is of the table: its columns are those of the database"
+_QUIET: Final = (
+    "None of the sampled records belongs to this table. Its columns come from the source database."
+)
 _UNBORN: Final = (
-    "topic {} is not there yet: the table is loaded, and the topic is read from its beginning once the "
-    "changefeed makes it. Is source.topics as in the changefeed?"
+    "Topic {} does not exist yet. The table is loaded, and the topic is read from its beginning once the "
+    "changefeed creates it. Check that source.topics is the changefeed's rule."
 )
-_MUST_EXIST: Final = "the broker has no topic {}, and the worker loads no table of it before it is there"
+_MUST_EXIST: Final = "The broker has no topic {}, and the worker does not load its tables before it exists."
 
 
 def with_quiet_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]:
-    """The plans, and those of tables that are loaded from the database though no record names them.
+    """Yield the plans, and plans of tables that are loaded from the database although no record names them.
 
     Raises:
         ConfigError: the database refuses the user.
@@ -307,28 +316,28 @@ def _quiet(config: Config, topic: str, table: TableId, statement: str) -> TableP
 
 
 def _of_no_topic(config: Config, plan: TablePlan) -> TablePlan:
-    """The plan of a table whose topic is not there yet."""
+    """Return the plan of a table whose topic does not exist yet."""
     if plan.topic in config.fixed_topics or config.cuts is not None:
         return dataclasses.replace(plan, problem=plan.problem or _MUST_EXIST.format(plan.topic))
     return dataclasses.replace(plan, warnings=(*plan.warnings, _UNBORN.format(plan.topic)))
 
 
 _COMPACTED: Final = (
-    "the topic has cleanup.policy={policy}, which removes deletes {hours:g} h (delete.retention.ms) after "
-    "they were compacted: a table that was not read for so long stops, since deletes may be missing"
+    "The topic has cleanup.policy={policy}. Compaction removes deletes after {hours:g} h "
+    "(delete.retention.ms). A table that was not read for that long stops, since deletes may be missing."
 )
 _LEFT_OUT: Final = (
-    "compaction also removes the updates that hold values which later ones leave out (TOAST in Postgres): "
-    "REPLICA IDENTITY FULL sends them all"
+    "Compaction also removes updates whose values later updates leave out (TOAST in Postgres). REPLICA "
+    "IDENTITY FULL sends all values."
 )
 _NO_TOPIC_ID: Final = (
-    "the broker gives topics no id (before Kafka 2.8, and some services): that the topic was made again is "
-    "noticed by its ends and first records alone"
+    "The broker assigns no ids to topics (Kafka before 2.8, and some services). If a topic is created again, "
+    "only its ends and first records show it."
 )
 
 
 def by_topics(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]:
-    """The plans, with what the settings of their topics mean for them.
+    """Yield the plans, with warnings and problems from the settings of their topics.
 
     Raises:
         SourceUnavailableError: the broker does not answer.
@@ -343,7 +352,7 @@ def by_topics(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]
 
 
 def of_topic(config: Config, plan: TablePlan, topic: TopicOffsets) -> TablePlan:
-    """The plan of a table of a topic."""
+    """Return the plan of a topic's table, with warnings and problems from the topic's settings."""
     warnings, problem = list(plan.warnings), plan.problem
     if topic.topic_id == NO_ID:
         warnings.append(_NO_TOPIC_ID)
@@ -358,7 +367,7 @@ def of_topic(config: Config, plan: TablePlan, topic: TopicOffsets) -> TablePlan:
 
 
 def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]:
-    """The plans, with what a snapshot of each table reads, where its first batch begins one.
+    """Yield the plans, with the size of each table's snapshot if its first batch begins one.
 
     Raises:
         ConfigError: the database refuses the user.
@@ -372,7 +381,7 @@ def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[Table
                 yield plan
                 continue
             if database is None:
-                # Here, since it takes what Spark's tasks do, which takes a second to load.
+                # Imported here because it imports Spark's tasks, which take a second to load.
                 from tidesink.sinks.worker.snapshot import open_source_database
 
                 database = closing.enter_context(open_source_database(config))
@@ -390,14 +399,14 @@ def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[Table
 
 
 _NOT_SENT: Final = (
-    "The table's key is ({}), and Postgres does not send {} of a deleted row: the replica identity is ({}). "
-    "A delete would name another row, or none. Set REPLICA IDENTITY FULL on the table, or let "
-    "message.key.columns name columns of the replica identity only"
+    "The table's key is ({}), but Postgres does not send {} of a deleted row: the replica identity is ({}). "
+    "A delete would name another row, or none. Set REPLICA IDENTITY FULL on the table, or choose only "
+    "columns of the replica identity in message.key.columns."
 )
 
 
 def with_identity(plan: TablePlan, stored: StoredTable) -> TablePlan:
-    """The plan, with what the replica identity of a Postgres table says about its key."""
+    """Return the plan, with the consequences of a Postgres table's replica identity for its key."""
     problem = plan.problem or identity_problem(plan.keys, stored)
     facts = KeyFacts(identity=stored.replica_identity)
     if facts.are_sent(plan.keys) is None and not facts.confirm(plan.keys):
@@ -408,7 +417,7 @@ def with_identity(plan: TablePlan, stored: StoredTable) -> TablePlan:
 
 
 def identity_problem(keys: Collection[str], stored: StoredTable) -> str | None:
-    """Why deletes of a Postgres table do not name their rows; None where they do, or nothing says it."""
+    """Return why deletes of a Postgres table do not name their rows; None if they do, or if it is unknown."""
     there = {fold_name(name): name for name in stored.types}
     if stored.identity is None or not {fold_name(key) for key in keys} <= there.keys():
         return None
@@ -419,7 +428,7 @@ def identity_problem(keys: Collection[str], stored: StoredTable) -> str | None:
 
 
 def unserved_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[str]:
-    """A warning for each table that the config names and that was found nowhere, and each idle pattern."""
+    """Yield a warning for each table that the config names and no topic has, and for each unused pattern."""
     listed = list(plans)
     yield from idle_patterns(config, (plan.table for plan in listed if plan.table is not None))
     planned = {fold_name(str(plan.table)) for plan in listed}
@@ -427,9 +436,9 @@ def unserved_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[str]
     for table in dict.fromkeys(entry.table for entry in config.tables if entry.table is not None):
         if fold_name(str(table)) in planned:
             continue
-        # A topic of canal-json may hold more than was looked at.
+        # A canal-json topic may hold tables beyond the sampled records.
         may_be = topics.intersection(rule.topic_for(table) for rule in config.source.rules)
-        found = f"no record of {min(may_be)} that was looked at is of it" if may_be else "no topic serves it"
+        found = f"none of the sampled records of {min(may_be)} belongs to it" if may_be else "no topic has it"
         yield _UNSERVED.format(table=table, found=found)
 
 
@@ -438,11 +447,11 @@ def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: Tabl
     try:
         keys = settings.keys or _key_names(registry, topic)
         records = _records(registry, topic, "value")
-        # A table that begins later has the schemas of later records, of which the newest is certain.
+        # A table with a later start has the schemas of later records. Only the newest is certain.
         read = records if settings.start == "earliest" else records[-1:]
         shapes = [_shape(record.table_schema(table, keys), settings) for record in read]
         if not shapes:
-            return _unplanned(config, topic, table, "the registry has no schema for this topic yet")
+            return _unplanned(config, topic, table, "The registry has no schema for this topic yet.")
         shape = merged_in_order(shapes, left_out=settings.layout.leaves_out)
     except (ConfigError, DecodeError, SchemaRefusedError) as error:
         return _unplanned(config, topic, table, error.message)
@@ -474,38 +483,40 @@ class _Seen(NamedTuple):
 
 @dataclass
 class Undecodable:
-    """What cannot be decoded of the records that were looked at; ``errors`` are in Kafka's order."""
+    """The sampled records that cannot be decoded. ``errors`` are in Kafka's order."""
 
     looked_at: int = 0
     errors: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """How many, and the first."""
-        number = f"{len(self.errors)} of the {self.looked_at} records that were looked at"
+        """The number of such records, and the first error."""
+        number = f"{len(self.errors)} of the {self.looked_at} sampled records"
         first = self.errors[0]
-        return f"{number} cannot be decoded; the first: {first}{'' if first.endswith(('.', '?')) else '.'}"
+        return (
+            f"{number} cannot be decoded. The first error: {first}{'' if first.endswith(('.', '?')) else '.'}"
+        )
 
     def told(self, config: Config, plan: TablePlan) -> TablePlan:
-        """The plan of the table whose records they are; a problem where the worker stops before them."""
+        """Return the table's plan with these errors: a problem if the worker stops at them, or a warning."""
         if not self.errors:
             return plan
         if plan.table is None:
             return dataclasses.replace(plan, warnings=(), problem=plan.problem or self.text)
         if config.table_config(plan.table).bad_record == "dead-letter":
-            remark = f"{self.text} The worker makes them dead letters (bad-record: dead-letter)"
+            remark = f"{self.text} The worker stores them as dead letters (bad-record: dead-letter)."
             return dataclasses.replace(plan, warnings=(*plan.warnings, remark))
-        stops = f"{self.text} The table stops before it (bad-record: pause): {_SET_ASIDE}"
+        stops = f"{self.text} The table stops before this record (bad-record: pause). {_SET_ASIDE}"
         return dataclasses.replace(plan, problem=plan.problem or stops)
 
 
-_SET_ASIDE: Final = "make the record readable, or set bad-record: dead-letter to set such records aside"
+_SET_ASIDE: Final = "Make the record readable, or set bad-record: dead-letter to set such records aside."
 
 
 def _table_named(message: Message) -> TableId | None:
-    """The table that a canal-json record names which cannot be decoded; None where nobody can tell.
+    """Return the table that an undecodable canal-json record names, or None if it names none.
 
-    As for the worker, which takes such a record for one of each table of its topic.
+    The worker counts a record without a table for every table of its topic.
     """
     try:
         found = json.loads(message.value or b"")
@@ -544,21 +555,21 @@ def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterato
 
 
 _NONE_BAD: Final = Undecodable()
-_NO_ROW: Final = "no row change in the records that were looked at"
+_NO_ROW: Final = "None of the sampled records changes a row."
 
 
 _SEVERAL: Final = (
-    "The topic holds rows of several tables ({}), and nothing in their keys keeps them apart. If a "
+    "The topic holds rows of several tables ({}), and their keys do not distinguish the tables. If a "
     "transform routes them into it (ByLogicalTableRouter), set key.enforce.uniqueness=true and leave the "
-    "field that it adds ({}) among the keys, or give each table a topic and bring them together with route "
-    "and shard-column. Tables whose names are the same in Kafka need topic names of their own"
+    "field that it adds ({}) among the keys. Or give each table its own topic, and merge the tables with "
+    "route and shard-column. Tables with equal names in Kafka need topic names of their own."
 )
 
 
 def routed_problem(
     tables: Collection[TableId], keys: Collection[str], added: Collection[str] = ()
 ) -> str | None:
-    """Why the rows of a topic are not of one table; None if they are, or if a field keeps tables apart.
+    """Return why a topic's rows are not of one table; None if they are, or if their keys name the table.
 
     ``keys``: the key at the target. ``added``: columns that only the keys of records have.
     """
@@ -568,14 +579,14 @@ def routed_problem(
 
 
 def _by_records(config: Config, registry: SchemaRegistry | None, read: Sample) -> TablePlan:
-    """The plan of a topic's one table, by its first records."""
+    """Return the plan of a topic's only table, from its first records."""
     bad = Undecodable()
     plan = _of_rows(config, registry, read, bad)
     return read.noted(bad.told(config, plan))
 
 
 def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad: Undecodable) -> TablePlan:
-    """The same by the rows among them; ``bad`` takes note of what cannot be decoded."""
+    """Return the plan from the rows among these records. Adds decode errors to ``bad``."""
     topic = read.topic
     stated, options = config.definitions(), config.source.codec_options()
     met = MetRecords(options) if config.source.protocol == "debezium-json" else None
@@ -595,9 +606,9 @@ def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad:
         except DecodeError as error:
             bad.errors.append(str(error))
             continue
-        for event in events if message.value is not None else ():  # a tombstone names the key alone
+        for event in events if message.value is not None else ():  # a tombstone has only the key
             if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
-                # The newest says most: a column that was added is in it.
+                # The newest row has the most columns: also those that were added.
                 found = event
                 if met is not None:
                     met.take(event, event.schema)
@@ -640,11 +651,11 @@ def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad:
 
 def _canal_table(config: Config, table: TableId, found: _Seen, definitions: TableDefinitions) -> TablePlan:
     settings = config.table_config(table)
-    # As for the worker: a definition in the config stays as it is, whatever DDL the topic has.
+    # As in the worker: a definition in the config stays valid, whatever DDL the topic has.
     stated = config.definitions().get(table)
     defined = stated or definitions.get(table)
     schema = defined or found.schema
-    # As for the worker: DDL reports a unique key that rows do not name.
+    # As in the worker: DDL shows a unique key that rows do not name.
     handle = schema.handle_columns or found.schema.handle_columns
     keys = settings.keys or tuple(column.name for column in handle)
     try:
@@ -659,7 +670,7 @@ def _canal_table(config: Config, table: TableId, found: _Seen, definitions: Tabl
     plan = plan_of(config, found.topic, shape, types_from=types_from, renames=renames, past=past)
     plan = dataclasses.replace(plan, warnings=(*plan.warnings, *ambiguous_times(shape, plan.omitted)))
     if defined is None:
-        reported = "types come from the short names in mysqlType: a definition of the table gives full ones"
+        reported = "Types come from the short names in mysqlType. A definition of the table has full types."
         unreported_key = (UNREPORTED_KEY,) if is_row_keyed(shape) else ()
         return dataclasses.replace(plan, warnings=(reported, *unreported_key, *plan.warnings))
     return plan
@@ -684,9 +695,9 @@ def plan_of(
     renames: Sequence[tuple[str, str]] = (),
     past: Iterable[str] = (),
 ) -> TablePlan:
-    """The plan of a table whose shape at the source is known.
+    """Return the plan of a table whose schema at the source is known.
 
-    By its DDL ``renames`` are names that columns had, each with a later one; ``past`` columns that are gone.
+    ``renames``: pairs of a column's former and later name, from its DDL. ``past``: names of dropped columns.
     """
     settings = config.table_config(source.table)
     try:
@@ -721,7 +732,7 @@ def plan_of(
 def _preflight(
     config: Config, shape: TableShape, sources: Mapping[str, str]
 ) -> tuple[PreflightResult, str | None]:
-    """What the target cannot do, and why it cannot have such a table, if it cannot."""
+    """Return the target's limits for the table, and the reason if the target cannot have such a table."""
     if not shape.keys:
         no_key = _NO_KEY.format(table=shape.source, identity=IDENTITIES.get(config.source.protocol, ""))
         return PreflightResult(), no_key.rstrip()
@@ -735,13 +746,13 @@ def _unplanned(config: Config, topic: str, table: TableId, problem: str) -> Tabl
     policies = _policies(config, config.table_config(table))
     try:
         path = _path(config, config.destination(table).table)
-    except ConfigError as error:  # of its route
+    except ConfigError as error:  # from the table's route
         return TablePlan(table, topic, policies=policies, problem=error.message)
     return TablePlan(table, topic, path, policies=policies, problem=problem)
 
 
 def _path(config: Config, table: TableId) -> str:
-    """Empty where the target has no such name, which is the table's problem."""
+    """Return the table's location, or an empty text if the target refuses its name."""
     try:
         return target_module(config.target).place_of(config.target, table)
     except SchemaRefusedError:
@@ -749,7 +760,7 @@ def _path(config: Config, table: TableId) -> str:
 
 
 def _warnings(config: Config, shape: TableShape, sources: Mapping[str, str]) -> Iterator[str]:
-    """The source's columns that are another type at the target, or that the table waits with."""
+    """Yield warnings for columns that have another type at the target, or make the table wait."""
     settings = config.table_config(shape.source)
     for column in (column for column in shape.columns if column.name in sources):
         reason = _reason(column, column_type(config, column))
@@ -760,7 +771,7 @@ def _warnings(config: Config, shape: TableShape, sources: Mapping[str, str]) -> 
 
 
 def _policies(config: Config, settings: TableConfig) -> dict[str, str]:
-    # A log does not order the rows of one key, and a history orders them by commit_ts alone.
+    # The rows of one key have no order in a log, and a history always orders them by commit_ts.
     ordered = {"sequence_by": settings.sequence_by, "deletes": settings.deletes}
     return {
         "mode": settings.mode,
@@ -776,27 +787,27 @@ def _policies(config: Config, settings: TableConfig) -> dict[str, str]:
 
 
 _NO_OLD_ROWS: Final = (
-    "the topic has no old rows: updates come as update_postimage alone, deletes with their key alone. New "
-    "TiCDC writes old rows with avro-include-before-value=true; canal-json always has them"
+    "The topic has no old rows. Updates arrive only as update_postimage, and deletes only with their key. "
+    "New TiCDC writes old rows with avro-include-before-value=true; canal-json always has them."
 )
 _NO_OPS: Final = (
-    "the topic does not distinguish inserts from updates, so both are called upsert: "
-    "enable-tidb-extension=true in the changefeed distinguishes them"
+    "The topic does not distinguish inserts from updates, so both are called upsert. "
+    "enable-tidb-extension=true in the changefeed distinguishes them."
 )
 _NO_MOMENTS: Final = (
-    "deletes of classic TiCDC's flat-avro have no commit_ts, so the table pauses before the first of them: "
-    "use canal-json with enable-tidb-extension=true. New TiCDC's delete markers have one"
+    "Deletes of classic TiCDC's flat-avro have no commit_ts, so the table pauses before the first of them. "
+    "Use canal-json with enable-tidb-extension=true. New TiCDC's delete markers have one."
 )
 _DELETE_WITHOUT_KEY: Final = (
-    "the table has no key: a delete without its row is a bad record (flat-avro has the row with "
-    "avro-include-before-value=true)"
+    "The table has no key, so a delete without its row is a bad record (flat-avro has the row with "
+    "avro-include-before-value=true)."
 )
 
 
 def flat_avro_warnings(
     records: Iterable[WriterRecord], keys: tuple[str, ...], settings: TableConfig
 ) -> Iterator[str]:
-    """What flat-avro's schemas lack for a change log, and for options that need a commit_ts in each event."""
+    """Yield what flat-avro's schemas lack for a change log, or for a mode that needs a commit_ts."""
     newest = list(records)[-1]
     if newest.before is None and (settings.mode == "history" or settings.sequence_by == "source"):
         yield _NO_MOMENTS
@@ -811,14 +822,14 @@ def flat_avro_warnings(
 
 
 _AMBIGUOUS: Final = (
-    "the clocks of {zone} are set back, and nothing in the topic says which time is meant by one that they "
-    "show twice: of {columns} ambiguous-time: {policy} decides. Row checksums (flat-avro) say it, and in UTC "
-    "no time comes twice (the changefeed's time zone, and source.time-zone)"
+    "The clocks of {zone} are set back, and the topic does not show which reading is meant by a time that "
+    "occurs twice. For {columns} ambiguous-time: {policy} decides. Row checksums (flat-avro) identify the "
+    "reading, and in UTC no time occurs twice (the changefeed's time zone, and source.time-zone)."
 )
 
 
 def ambiguous_times(shape: TableShape, omitted: Collection[str]) -> Iterator[str]:
-    """A warning where a table's times may come twice, and no checksum says which are meant."""
+    """Yield a warning if times of a table may occur twice, and no checksum identifies the reading."""
     columns = [one for one in shape.columns if one.name not in omitted and _has_ambiguous_times(one, shape)]
     if columns:
         names = ", ".join(column.name for column in columns)
@@ -826,7 +837,7 @@ def ambiguous_times(shape: TableShape, omitted: Collection[str]) -> Iterator[str
 
 
 def _has_ambiguous_times(column: ShapeColumn, shape: TableShape) -> bool:
-    """Whether a column is read by clocks that are set back this year or the next."""
+    """Return True if a column is read in a zone whose clocks are set back this year or the next."""
     local = row_of(column.type).reader == "timestamp" and column.spark == "timestamp"
     return local and sets_clocks_back(ZoneInfo(shape.time_zone), datetime.now(timezone.utc).year)
 
@@ -835,9 +846,9 @@ _Quote = Callable[[str], str]
 
 
 def live_rows_query(config: Config, shape: TableShape) -> str:
-    """The query of the rows that are not deleted, without tidesink's own columns; empty if none is marked.
+    """Return the query of the rows that are not deleted, in the SQL of the database or of Spark.
 
-    In the SQL of the database, or in Spark's.
+    It leaves out tidesink's own columns. It is empty if the table marks no rows as deleted.
     """
     settings = config.table_config(shape.source)
     place = _PLACES.get(config.target.type)
@@ -871,7 +882,7 @@ def _database(quote: _Quote) -> Callable[[Any, TableId], tuple[_Quote, str, str]
     return place_of
 
 
-# Targets that keep rows: how a name is quoted there, where a table is, and its view where it has one.
+# Targets that store rows: functions that return how to quote a name, a table's location, and its view.
 _PLACES: Final[Mapping[str, Callable[[Any, TableId], tuple[_Quote, str, str]]]] = MappingProxyType(
     {
         "delta": _delta,

@@ -1,9 +1,9 @@
-"""What all commands share: output, failures, exit codes, common options, logs and progress.
+"""Functions and options of all commands: output, failures, exit codes, logs and progress.
 
 Commands print JSON for programs and rich tables for people. A command that fails prints one clear block on
 stderr and ends with the right exit code; a traceback is printed only on request. The worker's log on stderr
-is readable lines for people, JSON for programs; a run shows a line per batch, and one where a table's state
-changes.
+has readable lines for people, and JSON for programs. A run shows a line per batch, and a line when a table's
+state changes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from tidesink.sinks.batch.observers import (
 
 
 class OutputFormat(str, Enum):
-    """How a command prints its result."""
+    """Format of a command's result."""
 
     TEXT = "text"
     JSON = "json"
@@ -62,41 +62,44 @@ _FOLDED_WIDTH = 16
 _GAP = 2  # rich pads each side of a cell by one
 _PADDING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
 _WATCH_SECONDS: Final = 2.0
-# Batches may take minutes: a rate is of the last few.
+# Batches may take minutes, so a rate is measured over the last few.
 _RATE_SECONDS: Final = 600.0
-# What a bar has beside its table: tens of millions of records fit.
+# Width of a bar's columns other than the table's name, for tens of millions of records.
 _BESIDE_NAMES: Final = 52
 
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="text for people, json for programs.")]
 
 
 class _Screen(Console):
-    """rich's console, but a reader that closes the pipe is left to ``guarded``."""
+    """rich's console, but ``guarded`` handles a reader that closes the pipe."""
 
     def on_broken_pipe(self) -> None:
-        """Called by rich where stdout is closed; rich itself would end the process with 1."""
+        """Called by rich if stdout is closed; rich itself would end the process with 1."""
         raise BrokenPipeError
 
 
 def console() -> Console:
-    """stdout as rich sees it now; plain text, and wide enough for tables, where it is no terminal."""
+    """Return rich's console for the present stdout.
+
+    Without a terminal it is plain, and wide enough for tables.
+    """
     terminal = sys.stdout.isatty()
     return _Screen(highlight=False, soft_wrap=not terminal, width=None if terminal else _FILE_WIDTH)
 
 
 def write_json(value: Any) -> None:
-    """One JSON value on one line of stdout."""
+    """Write one JSON value as one line on stdout."""
     sys.stdout.write(orjson.dumps(value, default=str).decode("utf-8") + "\n")
     sys.stdout.flush()
 
 
 def warn(text: str) -> None:
-    """A warning on stderr, where it cannot mix with output that programs read."""
+    """Write a warning to stderr, so that it does not mix with output that programs read."""
     sys.stderr.write(f"warning: {complete(text)}\n")
 
 
 def note(text: str) -> None:
-    """A line of progress on stderr."""
+    """Write a line of progress to stderr."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
@@ -104,10 +107,10 @@ def note(text: str) -> None:
 def show_table(
     title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, folded: Sequence[str] = ()
 ) -> None:
-    """A plain table on stdout; numbers are right-aligned.
+    """Print a plain table on stdout; numbers are right-aligned.
 
-    Cells are never wrapped, so that names and numbers can be read and copied on any terminal, except in the
-    ``folded`` columns, which hold sentences. A newline in a column's name is one in the heading.
+    Cells are never wrapped, so that names and numbers can be read and copied on any terminal. The exception
+    are the ``folded`` columns, which hold sentences. A newline in a column's name breaks its heading.
     """
     listed = [["" if cell is None else cell for cell in row] for row in rows]
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
@@ -128,12 +131,12 @@ def show_table(
         made.add_row(*(Text(str(cell)) for cell in row))
     screen = console()
     # rich would wrap cells to fit a narrow terminal; the terminal itself only wraps the line.
-    # Height too: rich ignores a width alone where it does not know the terminal.
+    # Height too: without a terminal rich ignores a width that is given without a height.
     wide = max(screen.width, sum(widths) + _GAP * (len(widths) - 1))
     screen.size = ConsoleDimensions(wide, screen.height)
     with screen.capture() as shown:
         screen.print(made)
-    # Without the blanks that fill the last cells: a narrow terminal would wrap the line for them.
+    # Strip the blanks that pad the last cells: a narrow terminal would wrap the line because of them.
     screen.file.write(_PADDING.sub(lambda padding: padding.group().replace(" ", ""), shown.get()))
 
 
@@ -142,17 +145,17 @@ def _width(cells: Iterable[Any]) -> int:
 
 
 _log = structlog.get_logger("tidesink")
-_UNFORESEEN: Final = "report this with the version of tidesink"
+_UNFORESEEN: Final = "Report this with the version of tidesink."
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _NEXT = {
-    "fix": "correct this and run it again",
-    "retry": "this may be temporary: run it again later",
-    "reject": "only this record is affected",
-    "stop": "this table stops here until you have checked it",
-    "re-read progress": "run it again: it reads the progress from the target first",
+    "fix": "Correct this and run it again.",
+    "retry": "This may be temporary. Run it again later.",
+    "reject": "Only this record is affected.",
+    "stop": "This table stops here until you have checked it.",
+    "re-read progress": "Run it again. It reads the progress from the target first.",
 }
 
 _debug = threading.local()
@@ -164,18 +167,18 @@ def set_debug(on: bool) -> None:
 
 
 def debug() -> bool:
-    """Whether --debug was given, in this thread."""
+    """Returns True if --debug was given in this thread."""
     return bool(getattr(_debug, "on", False))
 
 
 def next_step(error: TidesinkError) -> str:
-    """What to do about an error; one that is not about a table stops no table."""
+    """Return what to do about an error. An error without a table stops no table."""
     stops_nothing = error.remedy == "stop" and "table" not in error.context
     return _NEXT["fix" if stops_nothing else error.remedy]
 
 
 def error_block(error: TidesinkError) -> str:
-    """An error as people read it: what, where, and what to do next."""
+    """Format an error for people: what happened, where, and what to do next."""
     lines = [f"{type(error).__name__}: {complete(error.message)}"]
     where = error.where()
     if where:
@@ -185,9 +188,9 @@ def error_block(error: TidesinkError) -> str:
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:
-    """A command whose errors become exit codes: 2 for usage and config, 1 for what fails at run time.
+    """Wrap a command so that errors become exit codes: 2 for usage and config, 1 for failures at run time.
 
-    What is logged meanwhile goes to stderr.
+    The log goes to stderr meanwhile.
     """
 
     @functools.wraps(command)
@@ -203,7 +206,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             _show(error)
             raise typer.Exit(USAGE if isinstance(error, ConfigError) else FAILED) from None
         except BrokenPipeError:
-            # The reader of our output has closed it: what is left must not fail on exit either.
+            # The reader of our output has closed it: writing the rest on exit must not fail either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(DONE) from None
         except (Exception, KeyboardInterrupt) as error:
@@ -215,7 +218,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
                 raise
             _log.error(_UNFORESEEN, trace=trace_of(error))
             raise typer.Exit(FAILED) from None
-        finally:  # whoever called the command as a function has a stderr of its own
+        finally:  # a caller of the command as a function has its own stderr
             structlog.configure(**before)
             _chosen.form, _chosen.config, _chosen.names = LogFormat.TEXT, DEFAULT_CONFIG, ()
 
@@ -230,15 +233,15 @@ def _names_in(values: Iterable[Any]) -> Iterator[str]:
 
 
 class Terminated(KeyboardInterrupt):
-    """A SIGTERM came."""
+    """A SIGTERM arrived."""
 
 
 @contextmanager
 def stops_cleanly() -> Iterator[None]:
-    """A command that SIGTERM ends here ends well: it had not begun its work.
+    """Treat a SIGTERM in this context as success: the command has not begun its work yet.
 
     Raises:
-        Exit: by SIGTERM, with the code of success.
+        Exit: after SIGTERM, with the exit code of success.
     """
     try:
         yield
@@ -250,7 +253,7 @@ def stops_cleanly() -> Iterator[None]:
 
 
 def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """The interrupt during which an error came, if any: it may have cut off a call of the JVM."""
+    """Return the interrupt that caused an error, if any: it may have cut off a call of the JVM."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__context__
@@ -258,7 +261,7 @@ def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 
 def say(text: str) -> None:
-    """A line on stderr, in the form of the log."""
+    """Write a line to stderr, in the format of the log."""
     if logs_json():
         _log.info(text)
     else:
@@ -282,10 +285,10 @@ def _show(error: TidesinkError) -> None:
 
 
 def trace_of(error: BaseException) -> str:
-    """A traceback, the first cause first: of each error its class, and the lines of code that led to it.
+    """Return a traceback, the first cause first: each error's class, and the lines of code that led to it.
 
-    What an error says is there if it is tidesink's. The words of any other, of a driver, Spark or pydantic,
-    may hold a secret or a value of a row.
+    It contains the texts of tidesink's own errors. Texts of other errors, from a driver, Spark or pydantic,
+    are left out: they may contain a secret or a value of a row.
     """
     chain: list[BaseException] = []
     cause: BaseException | None = error
@@ -297,18 +300,18 @@ def trace_of(error: BaseException) -> str:
 
 def _traced(error: BaseException) -> str:
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    said = str(error) if isinstance(error, TidesinkError) else "(what it says is left out)"
+    said = str(error) if isinstance(error, TidesinkError) else "(text left out)"
     lines = traceback.format_tb(error.__traceback__)
     return "".join(("Traceback (most recent call last):\n", *lines, f"{kind}: {said}\n"))
 
 
 def show_fault(error: Exception) -> None:
-    """Show an error that nobody foresaw, as ``--debug`` shows others."""
+    """Show an unexpected error with its traceback, like ``--debug`` does for others."""
     sys.stderr.write(f"{trace_of(error)}{_UNFORESEEN}\n")
 
 
 def interrupt_on_sigterm() -> None:
-    """Have SIGTERM end a command as Ctrl-C does, with an exit code of its own."""
+    """Make SIGTERM end a command like Ctrl-C, with its own exit code."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise Terminated
@@ -316,7 +319,7 @@ def interrupt_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, interrupt)
 
 
-# Exit codes, besides those of a run.
+# Exit codes, in addition to those of a run.
 FAILED: Final = 1
 USAGE: Final = 2
 DONE, UNWELL = observers.DONE, observers.UNWELL
@@ -326,7 +329,7 @@ INTERRUPTED, TERMINATED = observers.INTERRUPTED, observers.TERMINATED
 DEFAULT_CONFIG = Path("tidesink.yaml")
 
 ConfigArgument = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG]", help="The config file; tidesink.yaml if not given.")
+    Path | None, typer.Argument(metavar="[CONFIG]", help="The config file; the default is tidesink.yaml.")
 ]
 ConfigOption = Annotated[
     Path | None,
@@ -335,12 +338,12 @@ ConfigOption = Annotated[
 
 
 def config_path(argument: Path | None, option: Path | None) -> Path:
-    """Which config file is meant; commands that are suggested from now on name it (``complete``)."""
+    """Return the chosen config file. From now on, suggested commands name it (``complete``)."""
     _chosen.config = argument or option or DEFAULT_CONFIG
     return argument or option or DEFAULT_CONFIG
 
 
-# The commands that read a config, as messages suggest them; those of a group with the group's name.
+# The commands that read a config, as messages suggest them; a subcommand has its group's name.
 _SUGGESTED: Final = re.compile(
     r"\btidesink (accept-restored|cut (?:list|show)|ddl (?:list|show|approve|reject)|diff|"
     r"dlq (?:list|show|replay|drop)|offsets (?:show|rewind)|pause|plan|resume|resync|run|"
@@ -349,9 +352,10 @@ _SUGGESTED: Final = re.compile(
 
 
 def complete(text: str, config: Path | None = None) -> str:
-    """A text whose commands can be pasted: they name the config that this command was run with.
+    """Return the text with its commands completed by the config of this run, so that they can be pasted.
 
-    ``config``: that one; None: the one chosen in this thread. Nothing is added for the default one.
+    ``config``: the config file; None for the one chosen in this thread. Nothing is added for the default
+    file.
     """
     path = config or getattr(_chosen, "config", DEFAULT_CONFIG)
     if path == DEFAULT_CONFIG:
@@ -361,11 +365,11 @@ def complete(text: str, config: Path | None = None) -> str:
 
 
 def echo(text: str) -> None:
-    """Print a line, whose commands can be pasted."""
+    """Print a line, with its commands completed so that they can be pasted."""
     typer.echo(complete(text))
 
 
-_NO_CONFIG: Final = "no config was given, and this folder has no tidesink.yaml: give one with --config FILE"
+_NO_CONFIG: Final = "No config was given, and this folder has no tidesink.yaml. Give one with --config FILE."
 
 
 def _refuse_config_among_names() -> None:
@@ -383,7 +387,7 @@ def _refuse_config_among_names() -> None:
 
 
 def chosen_config(argument: Path | None, option: Path | None) -> Config:
-    """The config that a command was given.
+    """Load the config that a command was given.
 
     Raises:
         ConfigError: it cannot be read, or is wrong; all problems are listed. Or it was given as a name.
@@ -397,14 +401,14 @@ def chosen_config(argument: Path | None, option: Path | None) -> Config:
 
 
 class LogFormat(str, Enum):
-    """How the run's steps are shown on stderr."""
+    """Format of the run's steps on stderr."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class LogLevel(str, Enum):
-    """The least level of the log that is shown."""
+    """The lowest level of the log that is shown."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -416,15 +420,15 @@ _chosen = threading.local()
 
 
 def logs_json() -> bool:
-    """Whether all that is said on stderr is lines of JSON, in this thread."""
+    """Returns True if everything on stderr is JSON lines, in this thread."""
     return getattr(_chosen, "form", LogFormat.TEXT) is LogFormat.JSON
 
 
 def log_to_stderr(form: LogFormat, level: LogLevel | None = None) -> None:
     """Send the log to stderr: it must not mix with results, which programs read from stdout.
 
-    Unless a level is given it shows, as text, warnings and worse, and everything with --debug, since other
-    lines show the steps; as JSON it shows everything.
+    Without a level, JSON shows everything. Text shows warnings and worse, since progress lines show the
+    steps, and everything with --debug.
     """
     usual = LogLevel.WARNING if form is LogFormat.TEXT and not debug() else LogLevel.DEBUG
     least = int(getattr(logging, (level or usual).name))
@@ -437,7 +441,7 @@ def log_to_stderr(form: LogFormat, level: LogLevel | None = None) -> None:
 
 
 def _line(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
-    """``level: what (name: value, ...)``; a trace stands on lines of its own."""
+    """Format an event as ``level: text (name: value, ...)``, followed by the lines of its trace."""
     rest = {name: value for name, value in event.items() if value is not None}
     level, text, trace = rest.pop("level"), rest.pop("event"), rest.pop("trace", None)
     reported = ", ".join(f"{name}: {_listed(value)}" for name, value in rest.items())
@@ -456,9 +460,9 @@ _RENDERERS: Mapping[LogFormat, tuple[Callable[..., Any], ...]] = {
 
 
 class ProgressLines:
-    """Listens to the worker and writes lines; the worker's threads share it.
+    """A listener that writes the worker's events as lines; the worker's threads share it.
 
-    ``brokers``: where Kafka should be, to be named when it does not answer.
+    brokers: Addresses of Kafka, which lines name if it does not answer.
     """
 
     def __init__(self, write: Callable[[str], None], *, brokers: str) -> None:
@@ -466,7 +470,7 @@ class ProgressLines:
         self._brokers = brokers
         self._lock = threading.Lock()
         self._states: dict[TableId, tuple[str, str | None]] = {}
-        # The worker's threads do not know which config this one has chosen.
+        # The worker's threads do not have this thread's config.
         self._config: Path = getattr(_chosen, "config", DEFAULT_CONFIG)
 
     def hear(self, event: WorkerEvent) -> None:
@@ -503,20 +507,20 @@ class ProgressLines:
 
 
 class _Rate(ProgressColumn):
-    """Records a second."""
+    """Records per second."""
 
     def render(self, task: Task) -> Text:
-        """Nothing before the first batch is applied."""
+        """Render nothing before the first batch is applied."""
         speed = task.finished_speed or task.speed
         return Text(f"{speed:,.0f}/s" if speed else "", justify="right")
 
 
 class ProgressBars:
-    """Listens to the worker and shows a bar a table on a terminal, while it is open as a context.
+    """A listener that shows a bar per table on a terminal, while it is open as a context.
 
-    A bar has the records (offsets of the topic) that this run applied, of those that it found, their rate and
-    the time that is left. What is no progress is written above the bars, as ``ProgressLines`` has it, and so
-    is what others write to stderr.
+    A bar shows the records (offsets of the topic) that this run applied, of those that it found, their rate
+    and the time left. Other lines of ``ProgressLines``, and what else is written to stderr, appear above the
+    bars.
     """
 
     def __init__(self, screen: Console, *, brokers: str) -> None:
@@ -564,12 +568,12 @@ class ProgressBars:
             bar = self._bar_of[event.table] = self._bars.add_task(str(event.table), total=total)
         else:
             self._bars.update(bar, total=self._bars.tasks[bar].completed + total)
-        # A rate is counted from here on: rich knows the moments of steps alone.
+        # A rate counts from here on: rich only records the times of steps.
         self._bars.advance(bar, 0)
 
 
 def show_again(show: Callable[[], object], *, in_place: bool) -> NoReturn:
-    """Show something every two seconds until Ctrl-C: in place, or one below the other."""
+    """Show something every two seconds until Ctrl-C, in place or one below the other."""
     with Live(console=console(), auto_refresh=False) if in_place else nullcontext() as screen:
         while True:
             if screen is None:

@@ -1,4 +1,4 @@
-"""The one configuration file of a pipeline: its models, and how it is read."""
+"""The configuration file of a pipeline: its models, and how it is loaded."""
 
 from tidesink.config.fields import Problem
 from tidesink.config.load import check_config, load_config, parse_config

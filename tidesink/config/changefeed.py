@@ -1,11 +1,11 @@
-"""A TiCDC changefeed: its sink URI and TOML, and the config of a pipeline that reads what it writes.
+"""A TiCDC changefeed: its sink URI and TOML, and the config of a pipeline that reads its topics.
 
-TiCDC checks a changefeed when it is created. Here only the options that a reader depends on are read, and
-refused where a pipeline could not read the result. Facts are TiCDC's (tiflow c7b2588; its new architecture
-b813e76): pkg/config, pkg/sink/kafka, pkg/sink/codec.
+TiCDC checks a changefeed when it is created. This module reads only the options that a reader depends on, and
+refuses them if a pipeline could not read the result. The facts are TiCDC's (tiflow c7b2588; its new
+architecture b813e76): pkg/config, pkg/sink/kafka, pkg/sink/codec.
 
-A sink URI holds passwords: neither it nor a value behind a secret's name is ever part of an error, and in a
-config secrets become references.
+A sink URI contains passwords: neither the URI nor the value of a secret's name is ever part of an error, and
+in a config secrets become references.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLAIM_CHECK_VARIABLE: Final = "CLAIM_CHECK_STORAGE_URI"
 _SAFE_RULE: Final = "use partition = 'index-value' or 'table' in the changefeed's dispatcher"
 _KAFKA: Final = ("sink", "kafka-config")
 _LARGE: Final = (*_KAFKA, "large-message-handle")
-# TiCDC's other names of protocols.
+# TiCDC's other names for protocols.
 _OTHER_NAMES: Final = {"default": "open-protocol", "flat-avro": "avro"}
 _TRUE: Final = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE: Final = ("", "0", "f", "F", "FALSE", "false", "False")
@@ -82,10 +82,10 @@ _OF_NEW_ALONE: Final = ("avro-include-before-value", "output-row-key")
 
 @dataclass(frozen=True)
 class Changefeed:
-    """What a changefeed does. ``warnings`` is what TiCDC takes and ignores.
+    """The settings of a changefeed. ``warnings``: settings that TiCDC accepts and ignores.
 
-    ``options`` are those that a reader depends on, under TiCDC's names; ``parameters`` are the URI's and
-    ``settings`` the TOML's. These three may hold secrets and are no part of the repr.
+    ``options``: those that a reader depends on, under TiCDC's names. ``parameters``: the URI's, and
+    ``settings``: the TOML's. These three may contain secrets and are not in the repr.
     """
 
     protocol: str
@@ -100,22 +100,22 @@ class Changefeed:
 def read_changefeed(
     sink_uri: str, settings: Mapping[str, Any] | None = None, *, producer: Producer = "classic"
 ) -> Changefeed:
-    """A changefeed with TiCDC's defaults; ``settings`` is its parsed TOML.
+    """Read a changefeed, with TiCDC's defaults. ``settings``: its parsed TOML.
 
     Raises:
-        ConfigError: the URI is none or not Kafka's, or an option or a dispatcher cannot be read.
+        ConfigError: the text is not a URI of Kafka, or an option or a dispatcher cannot be read.
     """
     scheme, brokers, topic, parameters = _uri_parts(sink_uri)
     if scheme not in ("kafka", "kafka+ssl"):
         raise ConfigError(
-            f"sink-uri: the changefeed writes to {scheme}, and tidesink reads Kafka: give kafka://…"
+            f"sink-uri: the changefeed writes to {scheme}, but tidesink reads Kafka. Give kafka://…"
         )
     given = settings or {}
     named = parameters.get("protocol") or _setting(given, "sink", "protocol")
     if not named:
-        raise ConfigError("protocol: is missing; add it to the sink URI, such as protocol=canal-json")
+        raise ConfigError("protocol is missing. Add it to the sink URI, such as protocol=canal-json.")
     if not topic:
-        raise ConfigError("sink-uri: names no topic; write one behind the brokers: kafka://host:port/topic?…")
+        raise ConfigError("sink-uri names no topic. Add it after the brokers: kafka://host:port/topic?…")
     protocol = _OTHER_NAMES.get(str(named).lower(), str(named).lower())
     warnings: list[str] = []
     rules = tuple(_dispatchers(given, protocol, producer, warnings))
@@ -125,14 +125,14 @@ def read_changefeed(
 
 
 def _uri_parts(sink_uri: str) -> tuple[str, str, str, dict[str, str]]:
-    """Scheme, hosts, topic and parameters of a sink URI."""
+    """Return scheme, hosts, topic and parameters of a sink URI."""
     try:
         parts = urlsplit(sink_uri)
     except ValueError as error:
-        raise ConfigError("sink-uri is no URI; give kafka://host:port/topic?protocol=…") from error
+        raise ConfigError("sink-uri is not a URI. Give kafka://host:port/topic?protocol=…") from error
     if not parts.scheme or not sink_uri[len(parts.scheme) :].startswith("://"):
-        raise ConfigError("sink-uri has no scheme; give kafka://host:port/topic?protocol=…")
-    # Of a name given twice TiCDC takes the first, and drops a pair with a semicolon.
+        raise ConfigError("sink-uri has no scheme. Give kafka://host:port/topic?protocol=…")
+    # TiCDC uses the first of equal names, and drops a pair with a semicolon.
     pairs = (pair for pair in parse_qsl(parts.query, keep_blank_values=True) if ";" not in pair[0])
     parameters: dict[str, str] = {}
     for name, value in pairs:
@@ -142,10 +142,10 @@ def _uri_parts(sink_uri: str) -> tuple[str, str, str, dict[str, str]]:
 
 
 def read_toml_file(file: Path) -> dict[str, Any]:
-    """The settings in a changefeed's file.
+    """Read the settings in a changefeed's file.
 
     Raises:
-        ConfigError: it cannot be read, or is no TOML.
+        ConfigError: the file cannot be read, or is not TOML.
     """
     try:
         return read_toml(read_text(file))
@@ -154,22 +154,22 @@ def read_toml_file(file: Path) -> dict[str, Any]:
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """The settings in a changefeed's TOML; raises ConfigError for what is none."""
+    """Parse a changefeed's TOML. Raises ConfigError for a text that is not TOML."""
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         found: dict[str, Any] = toml.loads(text)
     except toml.TOMLDecodeError as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"the changefeed's settings are no TOML: {reason}") from error
+        raise ConfigError(f"The changefeed's settings are not TOML: {reason}.") from error
     return found
 
 
 def _setting(settings: Mapping[str, Any], *place: str) -> Any:
-    """A setting of the TOML by its place, or None."""
+    """Return a setting of the TOML by its place, or None."""
     found: Any = settings
     for depth, name in enumerate(place):
         if not isinstance(found, Mapping):
-            raise ConfigError(f"changefeed: {'.'.join(place[:depth])} is a section, write it as [section]")
+            raise ConfigError(f"changefeed: {'.'.join(place[:depth])} is a section. Write it as [section].")
         found = found.get(name)
         if found is None:
             return None
@@ -179,9 +179,10 @@ def _setting(settings: Mapping[str, Any], *place: str) -> Any:
 def _options(
     parameters: Mapping[str, str], settings: Mapping[str, Any], protocol: str, producer: Producer
 ) -> dict[str, Any]:
-    """Every option: the URI's value over the file's, over TiCDC's default.
+    """Return every option: the URI's value, else the file's, else TiCDC's default.
 
-    A value of nothing (false or an empty text) in the URI does not undo the file's: TiCDC merges them so.
+    An empty value (false or an empty text) in the URI does not replace the file's: TiCDC merges them this
+    way.
     """
     found: dict[str, Any] = {}
     for option in _OPTIONS:
@@ -193,7 +194,7 @@ def _options(
     found["content-compatible"] = compatible
     found["only-output-updated-columns"] |= compatible
     found["avro-enable-watermark"] &= found["enable-tidb-extension"] and protocol in _with_subjects(producer)
-    # The new architecture reads it from [sink]; classic TiCDC from the top.
+    # The new architecture reads it from [sink], classic TiCDC from the top level.
     section = ("sink", "integrity") if producer == "new" else ("integrity",)
     found["row-checksum"] = _setting(settings, *section, "integrity-check-level") == "correctness"
     return found
@@ -203,7 +204,7 @@ def _of_uri(option: _Option, text: str | None) -> bool | str | None:
     if text is None or not isinstance(option.default, bool):
         return text
     if text not in (*_TRUE, *_FALSE):
-        raise ConfigError(f"sink-uri: {option.name}: {shown(text)} cannot be read; use true or false")
+        raise ConfigError(f"sink-uri: {option.name}: {shown(text)} cannot be read. Use true or false.")
     return text in _TRUE
 
 
@@ -211,7 +212,7 @@ def _of_file(option: _Option, value: Any) -> Any:
     if value is None or type(value) is type(option.default):
         return value
     expected = "true or false without quotes" if isinstance(option.default, bool) else "a text"
-    raise ConfigError(f"changefeed: {'.'.join(option.section)}.{option.name}: give {expected}")
+    raise ConfigError(f"changefeed: {'.'.join(option.section)}.{option.name}: give {expected}.")
 
 
 def _with_subjects(producer: Producer) -> tuple[str, ...]:
@@ -223,7 +224,7 @@ def _dispatchers(
 ) -> Iterator[Dispatcher]:
     rules = _setting(settings, "sink", "dispatchers") or []
     if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
-        raise ConfigError("changefeed: sink.dispatchers is a list: [{matcher = ['shop.*'], …}]")
+        raise ConfigError("changefeed: sink.dispatchers is a list: [{matcher = ['shop.*'], …}].")
     case_sensitive = _setting(settings, "case-sensitive") is True
     for index, rule in enumerate(rules):
         place = f"changefeed: sink.dispatchers[{index}]"
@@ -233,7 +234,7 @@ def _dispatchers(
             partition = _partition(rule, place, warnings)
             columns = _texts(rule, "columns") if partition == "columns" else ()
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error.message}; correct this rule") from error
+            raise ConfigError(f"{place}: {error.message}. Correct this rule.") from error
         by_index = str(rule.get("index") or "") if partition == "index-value" else ""
         yield Dispatcher(matcher, topic, partition, by_index, columns)
 
@@ -242,11 +243,11 @@ def _partition(rule: Mapping[str, Any], place: str, warnings: list[str]) -> Any:
     for name in rule:
         if name not in _RULE_MEMBERS:
             hint = nearest(name, _RULE_MEMBERS)
-            warnings.append(f"{place}.{name} is unknown{hint}: TiCDC would not read it")
+            warnings.append(f"{place}.{name} is unknown{hint}: TiCDC ignores it")
     named = str(rule.get("partition") or rule.get("dispatcher") or "default")
     if named.lower() not in PARTITION_RULES:
         hint = nearest(named, PARTITION_RULES)
-        warnings.append(f"{place}.partition {shown(named)} is unknown{hint}: TiCDC takes 'table' instead")
+        warnings.append(f"{place}.partition {shown(named)} is unknown{hint}: TiCDC uses 'table' instead")
     return PARTITION_RULES.get(named.lower(), "table")
 
 
@@ -263,13 +264,13 @@ def _topic_rule(text: str, protocol: str, producer: Producer) -> TopicRule | Non
     rule = TopicRule.parse(text)
     if protocol in _with_subjects(producer) and not (rule.is_fixed or rule.names_tables):
         raise ConfigError(
-            f"topic {text!r} must contain {{schema}} and {{table}} with protocol {protocol}, "
-            "or several tables would share one subject"
+            f"topic {text!r} must contain {{schema}} and {{table}} with protocol {protocol}; otherwise "
+            "several tables would share one subject"
         )
     return rule
 
 
-# Written though they have their default, since a reader of the config wants to see them.
+# Options that are written even with their default, for readers of the config.
 _ALWAYS: Final = {
     "flat-avro": (
         "enable-tidb-extension",
@@ -284,7 +285,7 @@ _ALWAYS: Final = {
 
 @dataclass
 class PipelineDraft:
-    """Parts of a config: ``source`` and ``tables`` under the config's names, and what is left to a person."""
+    """Parts of a config: ``source`` and ``tables`` under the config's names, and notes for the user."""
 
     source: dict[str, Any] = field(default_factory=dict)
     tables: list[dict[str, Any]] = field(default_factory=list)
@@ -292,10 +293,10 @@ class PipelineDraft:
 
 
 def pipeline_draft(feed: Changefeed, definitions: TableDefinitions | None = None) -> PipelineDraft:
-    """The config of a pipeline that reads a changefeed; ``definitions`` have the keys of its tables.
+    """Return the config of a pipeline that reads a changefeed. ``definitions``: keys of its tables.
 
     Raises:
-        ConfigError: tidesink cannot read what this changefeed writes, or its order would be lost.
+        ConfigError: tidesink cannot read this changefeed's topics, or the order of changes would be lost.
     """
     protocol = _protocol(feed)
     _refuse_lost_order(feed, definitions)
@@ -319,25 +320,25 @@ def _protocol(feed: Changefeed) -> str:
     found = ALIASES.get(feed.protocol, feed.protocol)
     if found not in _ALWAYS:
         raise ConfigError(
-            f"the changefeed's protocol is {feed.protocol}{nearest(feed.protocol, _ALWAYS)}, and a "
-            f"pipeline reads {' or '.join(_ALWAYS)}: create a changefeed with one of these",
+            f"The changefeed's protocol is {feed.protocol}{nearest(feed.protocol, _ALWAYS)}, but a "
+            f"pipeline reads {' or '.join(_ALWAYS)}. Create a changefeed with one of these.",
             key="protocol",
         )
     return found
 
 
 def lost_order(dispatcher: Dispatcher, key: Collection[str] | None = None) -> str | None:
-    """Why a dispatcher may put one row's changes into several partitions, and what to do; None where not.
+    """Return why a dispatcher may put one row's changes into several partitions, with the remedy, or None.
 
-    flat-avro deletes carry no position of the source's, and ``sequence_by: kafka`` is the order within a
-    partition. ``key``: the table's handle columns, where they are known.
+    flat-avro deletes have no position of the source, and ``sequence_by: kafka`` is the order within a
+    partition. ``key``: the table's handle columns, if known.
     """
     reason = dispatcher.scatters(key)
     if reason is None:
         return None
     known = dispatcher.partition != "columns" or key is not None
     hint = "" if known else ", or give --table-definition if these are key columns"
-    return f"dispatcher of {dispatcher.matcher}: {reason}, and their order is lost; {_SAFE_RULE}{hint}"
+    return f"dispatcher of {dispatcher.matcher}: {reason}, so their order is lost; {_SAFE_RULE}{hint}"
 
 
 def _refuse_lost_order(feed: Changefeed, definitions: TableDefinitions | None) -> None:
@@ -350,13 +351,13 @@ def _refuse_lost_order(feed: Changefeed, definitions: TableDefinitions | None) -
 
 
 def key_of(definitions: TableDefinitions | None, table: TableId) -> Collection[str] | None:
-    """The handle columns of a table, or None if it has no definition."""
+    """Return the handle columns of a table, or None if it has no definition."""
     schema = definitions.get(table) if definitions is not None else None
     return {column.name for column in schema.handle_columns} if schema is not None else None
 
 
 _COPY_DIFFERS: Final = "the copy will differ from its source"
-# What each member of an event filter leaves out (TiCDC's documentation, "Event filter rules").
+# Events that each member of an event filter drops (TiCDC's documentation, "Event filter rules").
 _FILTERED: Final[Mapping[str, str]] = {
     "ignore-event": "events of the kinds {}",
     "ignore-sql": "DDL that matches {}",
@@ -366,7 +367,7 @@ _FILTERED: Final[Mapping[str, str]] = {
     "ignore-delete-value-expr": "deletes of rows with {}",
     "ignore-update-only-columns": "updates that change only {}",
 }
-# Expressions over a row that its key's update may satisfy.
+# Expressions over a row that an update of its key may satisfy.
 _MAY_MATCH_A_KEY_CHANGE: Final = frozenset(
     {"ignore-delete-value-expr", "ignore-update-new-value-expr", "ignore-update-old-value-expr"}
 )
@@ -374,7 +375,7 @@ _DELETES: Final = frozenset({"delete", "all dml", "all"})
 
 
 def _left_out(feed: Changefeed, definitions: TableDefinitions | None) -> Iterator[str]:
-    """What the changefeed does not send of its tables, so that no copy of them can equal the source."""
+    """Yield what the changefeed does not send of its tables, so that no copy can equal the source."""
     yield from _filtered_events(feed)
     yield from _selected_columns(feed, definitions)
     starts = _setting(feed.settings, "filter", "ignore-txn-start-ts")
@@ -405,14 +406,14 @@ def _filtered_events(feed: Changefeed) -> Iterator[str]:
                 cause = f"{place} leaves" if surely else f"{place}.{name} may leave"
                 yield (
                     f"{tables}: TiCDC sends an update of a key as a delete and an insert, and {cause} the "
-                    "delete out: the old row stays beside the new one. mode: append keeps what was sent "
-                    "without that claim; otherwise take the rule out"
+                    "delete out: the old row stays in addition to the new one. mode: append stores every "
+                    "sent change; otherwise remove the rule"
                 )
         for name in rule:
             if name != "matcher" and name not in _FILTERED:
                 yield (
-                    f"{tables}: {place}.{name} is not known to tidesink{nearest(name, [*_FILTERED])}: "
-                    "look up whether TiCDC leaves events out for it"
+                    f"{tables}: {place}.{name} is unknown to tidesink{nearest(name, [*_FILTERED])}: "
+                    "check in TiCDC's documentation whether it drops events"
                 )
 
 
@@ -426,7 +427,7 @@ def _selected_columns(feed: Changefeed, definitions: TableDefinitions | None) ->
         chosen = ", ".join(columns)
         yield (
             f"{tables}: {place} sends only the columns {chosen}: {_COPY_DIFFERS} in the others, and a "
-            "resync or tidesink diff would find them in the database. Name the same columns under "
+            "resync or tidesink diff would find them in the database. List the same columns under "
             "tables: columns"
         )
         selected = _column_filter(columns)
@@ -452,7 +453,7 @@ _MAYBE_UNSENT_KEY: Final = (
 
 
 def _column_filter(columns: Collection[str]) -> TableFilter:
-    """Matches a column as the name of a table: TiCDC reads both patterns alike."""
+    """Return a filter that matches columns as if they were tables: TiCDC reads both patterns alike."""
     return TableFilter.parse([f"!*.{one[1:]}" if one.startswith("!") else f"*.{one}" for one in columns])
 
 
@@ -462,19 +463,19 @@ def _example(columns: Collection[str]) -> str:
 
 def _rules(rules: Any, place: str) -> list[Mapping[str, Any]]:
     if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
-        raise ConfigError(f"changefeed: {place} is a list: [{{matcher = ['shop.*'], …}}]")
+        raise ConfigError(f"changefeed: {place} is a list: [{{matcher = ['shop.*'], …}}].")
     return rules
 
 
 def _listed(value: Any) -> list[str]:
-    """A setting's texts, given as one or as a list."""
+    """Return a setting's texts, which may be given as one text or a list."""
     if value in (None, "", []):
         return []
     return [str(one) for one in value] if isinstance(value, list) else [str(value)]
 
 
 def _topics(feed: Changefeed, protocol: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """The topics that rows can be in, and the tables of topics that serve one."""
+    """Return the topics that rows may be in, and the tables of topics with only one table."""
     topics: list[str] = []
     tables: list[dict[str, Any]] = []
     alone, passed = not CODECS[protocol].shares_topics, _filter(feed)
@@ -493,7 +494,7 @@ def _topics(feed: Changefeed, protocol: str) -> tuple[list[str], list[dict[str, 
             topics.append(feed.router.default_topic)
         tables += [{"name": str(table), "topic": feed.router.default_topic} for table in rest or ()]
     if not topics:
-        raise ConfigError("the filter lets no table through: correct its rules", key=_FILTER_PLACE)
+        raise ConfigError("The filter matches no table. Correct its rules.", key=_FILTER_PLACE)
     return list(dict.fromkeys(topics)), tables
 
 
@@ -501,7 +502,7 @@ _FILTER_PLACE: Final = "changefeed: filter.rules"
 
 
 def _filter(feed: Changefeed) -> TableFilter:
-    """The tables that the changefeed replicates: TiCDC's default is all."""
+    """Return the tables that the changefeed replicates: TiCDC's default is all."""
     rules = _setting(feed.settings, "filter", "rules")
     case_sensitive = _setting(feed.settings, "case-sensitive") is True
     return TableFilter.parse(
@@ -510,7 +511,7 @@ def _filter(feed: Changefeed) -> TableFilter:
 
 
 def _owners(feed: Changefeed, index: int, passed: TableFilter) -> tuple[TableId, ...]:
-    """Who has the one topic of a dispatcher's tables: one table, or none that the filter lets through."""
+    """Return the only table of a dispatcher's topic; empty if the filter excludes its tables."""
     dispatcher = feed.router.dispatchers[index]
     if dispatcher.matcher.only_table is not None:
         return (dispatcher.matcher.only_table,)
@@ -524,18 +525,18 @@ def _owners(feed: Changefeed, index: int, passed: TableFilter) -> tuple[TableId,
 
 
 def _rest(feed: Changefeed, passed: TableFilter) -> tuple[TableId, ...]:
-    """Who has the sink URI's topic: one table that the filter lets through, no dispatcher's, or none."""
+    """Return the only table of the sink URI's topic, which no dispatcher matches; empty without one."""
     rest = passed.rest([dispatcher.matcher for dispatcher in feed.router.dispatchers])
     if rest is None or len(rest) > 1:
         place = "changefeed: sink.dispatchers" if feed.router.dispatchers else _FILTER_PLACE
-        raise ConfigError(_shared("tables that no dispatcher fits", feed.router.default_topic), key=place)
+        raise ConfigError(_shared("tables that no dispatcher matches", feed.router.default_topic), key=place)
     return rest
 
 
 def _shared(who: str, topic: str) -> str:
     return (
-        f"{who} share the topic {topic}, which can have one table: give them a topic each with a last "
-        "dispatcher {matcher = ['*.*'], topic = '{schema}_{table}'} in the changefeed"
+        f"{who} share the topic {topic}, which can only have one table. Give each its own topic with a last "
+        "dispatcher {matcher = ['*.*'], topic = '{schema}_{table}'} in the changefeed."
     )
 
 
@@ -545,8 +546,8 @@ def _registry(feed: Changefeed, protocol: str, notes: list[str]) -> dict[str, An
         return {}
     if not url:
         raise ConfigError(
-            f"a pipeline reads {feed.protocol} with a Confluent-compatible registry (not with AWS Glue): add "
-            "schema-registry=http://… to the sink URI",
+            f"A pipeline reads {feed.protocol} with a Confluent-compatible registry (not with AWS Glue). Add "
+            "schema-registry=http://… to the sink URI.",
             key="schema-registry",
         )
     parts = urlsplit(url)
@@ -559,7 +560,7 @@ def _registry(feed: Changefeed, protocol: str, notes: list[str]) -> dict[str, An
 
 
 def _codec(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[str, Any]]:
-    """The options that the protocol has and that are not TiCDC's default."""
+    """Yield the protocol's options that differ from TiCDC's default."""
     large = feed.options["large-message-handle-option"]
     taken = SourceSettings.model_fields.keys() - without_effect(protocol, "reads")
     for name, value in feed.options.items():
@@ -567,7 +568,7 @@ def _codec(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[
         wanted = name in _ALWAYS[protocol] or value not in (False, "", "none")
         if name.startswith("claim-check") and large != "claim-check":
             continue
-        # TiCDC takes an unknown word for none.
+        # TiCDC reads an unknown word as none.
         if name == "large-message-handle-option" and large not in ("claim-check", "handle-key-only"):
             continue
         if known and wanted and name != "schema-registry":
@@ -575,14 +576,14 @@ def _codec(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[
     if protocol == "flat-avro" and feed.options["row-checksum"]:
         yield "checksum", "warn"
     if protocol == "canal-json" and large == "handle-key-only":
-        notes.append("large rows carry only their key: set upstream-url to TiDB's, which completes them")
+        notes.append("large rows have only their key. Set upstream-url to TiDB's URL, to complete them")
 
 
 def _storage(uri: str, notes: list[str]) -> str:
     if "?" not in uri and "@" not in uri:
         return uri
     notes.append(f"set {CLAIM_CHECK_VARIABLE} to the changefeed's claim-check-storage-uri")
-    return f"${{env:{CLAIM_CHECK_VARIABLE}}}"  # an access key may stand in it
+    return f"${{env:{CLAIM_CHECK_VARIABLE}}}"  # the URI may contain an access key
 
 
 def _kafka(feed: Changefeed, notes: list[str]) -> Iterator[tuple[str, str]]:
@@ -602,5 +603,5 @@ def _kafka(feed: Changefeed, notes: list[str]) -> Iterator[tuple[str, str]]:
     places = {"ca": "ssl.ca.location", "cert": "ssl.certificate.location", "key": "ssl.key.location"}
     for name, place in places.items():
         if path := setting(name):
-            notes.append(f"{place}: {path} is a path on TiCDC's machine: put the file there, or correct it")
+            notes.append(f"{place}: {path} is a path on TiCDC's machine. Put the file there, or correct it")
             yield place, path

@@ -1,6 +1,6 @@
-"""Checks across settings: those that contradict each other or have no effect.
+"""Checks across settings: settings that contradict each other or have no effect.
 
-Here are those of the source, the target and the routes; ``table_checks`` has those of the settings of tables.
+This module checks the source, the target and the routes; ``table_checks`` checks the settings of tables.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tidesink.events import fold_name
 
 
 def large_message_problems(config: Config) -> Iterator[Problem]:
-    """What TiCDC would refuse too (tiflow c7b2588), and an upstream without an installed driver."""
+    """Yield settings that TiCDC would refuse too (tiflow c7b2588), and an upstream without its driver."""
     source = config.source
     option = source.large_message_handle_option
     if option != "none" and not source.enable_tidb_extension and source.protocol == "canal-json":
@@ -46,7 +46,7 @@ def large_message_problems(config: Config) -> Iterator[Problem]:
         yield Problem(
             "source.binary-text",
             "utf-8 cannot be used with large-message-handle-option handle-key-only: rows that are completed "
-            "from the upstream have their bytes as ISO-8859-1",
+            "from the upstream have their bytes in ISO-8859-1",
             "let the changefeed use claim-check, or a protocol other than canal-json",
         )
     if option == "claim-check" and source.claim_check_storage_uri is None:
@@ -58,7 +58,7 @@ def large_message_problems(config: Config) -> Iterator[Problem]:
 
 
 def database_problems(config: Config) -> Iterator[Problem]:
-    """A database that is named twice, and snapshots without one."""
+    """Yield problems of the database: named twice, or missing for snapshots."""
     source, sections = config.source, [*sections_of(config)]
     snapshots = any(at.own.snapshot not in (None, "never") for at in sections)
     if source.database is not None and source.upstream_url is not None:
@@ -72,10 +72,10 @@ def database_problems(config: Config) -> Iterator[Problem]:
 
 
 def message_target_problems(config: Config) -> Iterator[Problem]:
-    """Settings that contradict a target which keeps no rows."""
+    """Yield settings that contradict a target which stores no rows."""
     for at in sections_of(config):
         if at.own.deletes == "soft" and "soft-deletes" not in config.target.features:
-            reason = f"a {config.target.type} target forwards deletes and stores no row to mark"
+            reason = f"a {config.target.type} target forwards deletes and has no stored row to mark"
             yield at.problem("deletes", reason, "use deletes: hard")
     if isinstance(config.target, KafkaSettings):
         yield from _kafka_target(config, config.target)
@@ -92,20 +92,20 @@ def _kafka_target(config: Config, target: KafkaSettings) -> Iterator[Problem]:
     if source.lacks_commit_ts and target.protocol.startswith("debezium"):
         yield Problem(
             "target.protocol",
-            f"{target.protocol} writes the commit_ts of each row, and the source has none",
+            f"{target.protocol} writes the commit_ts of each row, but the source has none",
             "set enable-tidb-extension = true at the changefeed and under source, or write flat-avro or "
             "canal-json",
         )
     elif source.lacks_commit_ts and target.enable_tidb_extension:
         yield Problem(
             "target.enable-tidb-extension",
-            "writes the commit_ts of each row, and the source has none",
+            "writes the commit_ts of each row, but the source has none",
             "set enable-tidb-extension = true at the changefeed and under source, or remove it here",
         )
 
 
 def commit_problems(config: Config) -> Iterator[Problem]:
-    """A lake on S3 whose workers would overwrite each other's commits."""
+    """Yield a lake on S3 whose workers would overwrite each other's commits."""
     target = config.target
     if not isinstance(target, DeltaSettings | IcebergSettings):
         return
@@ -122,77 +122,75 @@ def _overwriting(target: DeltaSettings | IcebergSettings) -> Problem:
     if isinstance(target, DeltaSettings):
         return Problem(
             "target.path",
-            "is on S3, where the log store that Delta uses lets two workers overwrite each other's commits",
+            "is on S3, and Delta's log store there lets two workers overwrite each other's commits",
             f"set spark.delta.logStore.{target.scheme}.impl: io.delta.storage.S3DynamoDBLogStore under "
             f"spark.conf (docs/targets-delta.md), or {alone}",
         )
     return Problem(
         "target.catalog-properties",
-        "are of a catalog of type hadoop on S3, where two workers overwrite each other's commits",
+        "belong to a catalog of type hadoop on S3, where two workers overwrite each other's commits",
         f"use a catalog that compares versions (rest, glue, jdbc, hive), give it a lock-impl, or {alone}",
     )
 
 
 _WATERMARKED: Final = (
     "use canal-json with enable-tidb-extension: true, or flat-avro with enable-tidb-extension and "
-    "avro-enable-watermark: true, as the changefeed has them; of a Debezium connector set "
+    "avro-enable-watermark: true, as the changefeed has them; for a Debezium connector set "
     "source.debezium.offsets-topic and connector-name"
 )
 
 
 def cut_problems(config: Config) -> Iterator[Problem]:
-    """Why cuts cannot be published."""
+    """Yield the reasons why cuts cannot be published."""
     cuts, source = config.cuts, config.source
     if cuts is None:
         return
     if isinstance(config.target, SqlSettings):
         yield from _database_cut_problems(config, cuts)
     elif not isinstance(config.target, DeltaSettings | IcebergSettings):
-        reason = f"are of tables, and a target of type {config.target.type} keeps none"
+        reason = f"need tables, and a target of type {config.target.type} stores none"
         yield Problem("cuts", reason, "use a lake or a database as the target, or remove cuts")
     marked = source.protocol == "flat-avro" and source.avro_enable_watermark
     marked |= source.protocol == "canal-json" and source.enable_tidb_extension
     if source.has_commit_positions:
         yield from _connector_cut_problems(config)
     elif not marked:
-        yield Problem("cuts", "need watermarks in the topics, and these have none", _WATERMARKED)
+        yield Problem("cuts", "need watermarks, which the topics do not have", _WATERMARKED)
     if cuts.every < 1:
-        yield Problem(
-            "cuts.every", "is below a second, which is how often TiCDC sends watermarks", "raise it"
-        )
+        yield Problem("cuts.every", "is less than a second, the interval of TiCDC's watermarks", "raise it")
     if cuts.keep < cuts.every:
-        yield Problem("cuts.keep", "is shorter than cuts.every, so that no cut would be kept", "raise it")
+        yield Problem("cuts.keep", "is shorter than cuts.every, so no cut would be kept", "raise it")
     for at in sections_of(config):
         if at.own.mode == "append":
             reason = "rows around a cut are read twice, and would be appended twice: not with cuts"
             yield at.problem("mode", reason, "use mode: upsert or history, or remove cuts")
 
 
-# What is not had where a connector's position stands for a commit_ts: setting, value, reason.
+# Settings that are refused if a connector's position is used as commit_ts: setting, value, reason.
 _NOT_BY_POSITION: Final[tuple[tuple[str, object, str], ...]] = (
-    ("mode", "history", "needs the commit_ts of each change, and a connector's have none"),
-    ("sequence_by", "source", "needs the commit_ts of each change, and a connector's have none"),
+    ("mode", "history", "needs a commit_ts in each change; Debezium connectors do not send one"),
+    ("sequence_by", "source", "needs a commit_ts in each change; Debezium connectors do not send one"),
 )
 
 
 def _connector_cut_problems(config: Config) -> Iterator[Problem]:
-    """What cuts of a connector's topics have not, in this version."""
+    """Yield settings that cuts of a connector's topics do not support in this version."""
     if config.source.debezium.schema_change_topic is not None:
-        reason = "has DDL that is in no order with a connector's rows: not with cuts"
+        reason = "has DDL without an order relative to a connector's rows: not with cuts"
         yield Problem("source.debezium.schema-change-topic", reason, "remove it, or cuts")
     for at in sections_of(config):
         for name, value, reason in _NOT_BY_POSITION:
             if getattr(at.own, name) == value:
                 yield at.problem(name, reason, "remove it, or cuts")
         if at.own.snapshot not in (None, "never"):
-            reason = "reads rows as of now, and no position of the database says up to which commit"
+            reason = "reads rows as of now, and no position of the database shows as of which commit"
             yield at.problem(
                 "snapshot", f"{reason}: not with cuts", "use the connector's snapshot.mode, or remove cuts"
             )
 
 
 def _offsets_topic(config: Config) -> Iterator[Problem]:
-    """A connector's offsets are for cuts, and named by topic and connector."""
+    """Yield problems of a connector's offsets: they are for cuts, and need both a topic and a name."""
     debezium = config.source.debezium
     if (debezium.offsets_topic is None) != (debezium.connector_name is None):
         lacking = "offsets-topic" if debezium.offsets_topic is None else "connector-name"
@@ -203,19 +201,19 @@ def _offsets_topic(config: Config) -> Iterator[Problem]:
         yield Problem("source.debezium.offsets-topic", "has no effect without cuts", "set cuts, or remove it")
 
 
-# What is not had where changes are gathered, the last of each key: setting, value, reason.
+# Settings that are refused if a cut gathers the last change of each key: setting, value, reason.
 _NOT_GATHERED: Final[tuple[tuple[str, object, str], ...]] = (
-    ("mode", "history", "keeps each version of a row, and for a cut the last one is gathered"),
+    ("mode", "history", "stores each version of a row, but a cut only gathers the last one"),
     ("deletes", "soft", "keeps a deleted row's values, which are not gathered"),
-    ("sequence_by", "source", "forgets deletes by the tables' own time, and they are as of the last cut"),
-    ("ignore_null_updates", True, "needs the stored values, which the table has not got before the cut"),
+    ("sequence_by", "source", "forgets deletes by the tables' own time, which is that of the last cut"),
+    ("ignore_null_updates", True, "needs the stored values, which are merged only at the next cut"),
 )
 
 
 def _database_cut_problems(config: Config, cuts: CutSettings) -> Iterator[Problem]:
-    """What cuts of a database have not, in this version."""
+    """Yield settings that cuts of a database do not support in this version."""
     if "keep" in cuts.model_fields_set:
-        reason = "has no effect: a database has the last cut alone"
+        reason = "has no effect: a database only has the last cut"
         yield Problem("cuts.keep", reason, "remove it")
     for at in sections_of(config):
         for name, value, reason in _NOT_GATHERED:
@@ -223,19 +221,21 @@ def _database_cut_problems(config: Config, cuts: CutSettings) -> Iterator[Proble
                 yield at.problem(name, f"{reason}: not with cuts", "remove it, or cuts")
     for number, route in enumerate(config.routes):
         if route.shard_column is not None:
-            reason = "has several tables write to one, whose changes are gathered apart: not with cuts"
+            reason = "lets several tables write to one, whose changes are gathered separately: not with cuts"
             yield Problem(f"routes[{number}].shard-column", reason, "remove the route, or cuts")
 
 
 def route_problems(config: Config) -> Iterator[Problem]:
-    """What is wrong with the routes of a config."""
+    """Yield problems of a config's routes."""
     earlier: dict[str, Route] = {}
     patterns: set[str] = set()
     obstacles = list(_shard_obstacles(config))
     for number, route in enumerate(config.routes):
         found = list(_route(route, earlier.get(route.to)))
         if route.match in patterns:
-            found.append(("match", "is an earlier route's: this one is never used", "join the two routes"))
+            found.append(
+                ("match", "repeats an earlier route, so this one is never used", "join the two routes")
+            )
         if route.shard_column is not None:
             found += [("shard-column", *obstacle) for obstacle in obstacles]
         yield from (Problem(f"routes[{number}].{setting}", *rest) for setting, *rest in found)
@@ -244,32 +244,33 @@ def route_problems(config: Config) -> Iterator[Problem]:
 
 
 def _route(route: Route, earlier: Route | None) -> Iterator[tuple[str, str, str]]:
-    """Setting, reason and remedy; ``earlier``: another route to the same table."""
+    """Yield setting, reason and remedy. ``earlier``: another route to the same table."""
     for name, text in (("to", route.to), ("shard", route.shard or "")):
         for group in sorted(references(text)):
             if group > route.groups:
-                reason = f"names group ${group}, and {route.match!r} has {route.groups}"
-                yield name, reason, "put the part of the name into ( )"
+                reason = f"names group ${group}, but {route.match!r} has {route.groups}"
+                yield name, reason, "put that part of the name into ( )"
     if route.shard_column is None and route.shard is not None:
-        yield "shard", "has no effect without shard-column", "give one, or remove it"
+        yield "shard", "has no effect without shard-column", "give a shard-column, or remove it"
     if route.shard_column is None and route.merges:
         yield (
             "shard-column",
-            f"several source tables may go to {route.to}, and rows of one key would overwrite each other",
-            "name a column for the source table of each row, or put everything that differs between the "
-            "names into groups that to names",
+            f"several source tables may go to {route.to}, and rows with equal keys would overwrite each "
+            "other",
+            "add a shard-column for the source table of each row, or put everything that differs between the "
+            "names into groups that `to` contains",
         )
     if route.shard_column and route.shard is not None and route.merges and not references(route.shard):
         reason = "is the same for all source tables, so nothing distinguishes their rows"
         yield "shard", reason, "name a group, as in $1, or remove it"
     if earlier and (route.shard_column is None or earlier.shard_column != route.shard_column):
         columns = f"{earlier.shard_column or '(none)'} and {route.shard_column or '(none)'}"
-        reason = f"two routes go to {route.to}, with the shard columns {columns}"
+        reason = f"two routes go to {route.to}, but with different shard columns: {columns}"
         yield "shard-column", reason, "give both the same shard-column"
 
 
 def _shard_obstacles(config: Config) -> Iterator[tuple[str, str]]:
-    """Why tables cannot share a table at the target, and what to do."""
+    """Yield the reasons why tables cannot share a table at the target, with remedies."""
     if "shards" not in config.target.features:
         yield (
             f"several source tables cannot share a table of a target of type {config.target.type}",
@@ -326,8 +327,8 @@ def _schema_change_topic(config: Config) -> Iterator[Problem]:
     if topic is not None and topic in config.fixed_topics:
         yield Problem(
             "source.debezium.schema-change-topic",
-            f"topic {topic} is one of those with rows, too: a connector writes DDL to a topic of its own, "
-            "which is called as its topic.prefix",
+            f"topic {topic} also has rows, but a connector writes DDL to a topic of its own, whose name is "
+            "its topic.prefix",
             "remove it there, or name the other topic here",
         )
 
@@ -339,15 +340,15 @@ def _raw_change_event(config: Config) -> Iterator[Problem]:
     if source.protocol == "flat-avro" and not source.avro_include_before_value:
         yield Problem(
             "source.output-raw-change-event",
-            "flat-avro then writes a changed key without the old key, so the old row would stay for ever",
+            "flat-avro then writes a changed key without the old key, so the old row would never be removed",
             "set output-raw-change-event = false in the changefeed, or with new TiCDC "
             "avro-include-before-value: true in both",
         )
     elif any((at.mode, at.sequence_by) == ("upsert", "kafka") for at in sections_of(config)):
         yield Problem(
             "source.output-raw-change-event",
-            "where one row takes the key that another row leaves (UPDATE t SET id = id + 1), the order of "
-            "records in Kafka does not show whether the write or the delete came last, so rows would be lost",
+            "if a row gets the key that another row had (UPDATE t SET id = id + 1), the order of records in "
+            "Kafka does not show whether the write or the delete came last, so rows would be lost",
             "set output-raw-change-event = false in the changefeed, or sequence_by: source for all tables",
         )
 
@@ -360,7 +361,7 @@ def _rules(config: Config) -> Iterator[Problem]:
 
 
 def _fixed_topics(config: Config) -> Iterator[Problem]:
-    """flat-avro: one fixed topic serves exactly one table, and a table must own it."""
+    """Yield flat-avro topics without exactly one table: a fixed topic needs one table that owns it."""
     if config.source.protocol != "flat-avro":
         return
     owners: dict[str, list[str]] = defaultdict(list)
@@ -391,18 +392,18 @@ def _tables(config: Config) -> Iterator[Problem]:
         if (entry.name is None) == (entry.match is None):
             yield Problem(field, "needs either name or match", "give name: schema.table or match: schema.*")
         if entry.topic and entry.name is None:
-            yield Problem(f"{field}.topic", "a topic belongs to one table", "give name in place of match")
+            yield Problem(f"{field}.topic", "a topic belongs to one table", "use name instead of match")
         if isinstance(entry.start, dict) and entry.name is None:
-            reason = "offsets are those of one table's topic"
-            yield Problem(f"{field}.start", reason, "give name in place of match, or a time")
+            reason = "offsets belong to one table's topic"
+            yield Problem(f"{field}.start", reason, "use name instead of match, or a time")
         if entry.definition and entry.name is None:
             yield Problem(
-                f"{field}.definition", "a definition belongs to one table", "give name in place of match"
+                f"{field}.definition", "a definition belongs to one table", "use name instead of match"
             )
         if entry.topic and CODECS[config.source.protocol].shares_topics:
             yield Problem(
                 f"{field}.topic",
-                f"has no effect with {config.source.protocol}: there a table is what the message says",
+                f"has no effect with {config.source.protocol}, where each message names its table",
                 "remove it, and list the topic under source.topics",
             )
         if entry.name and fold_name(entry.name) in seen:
@@ -442,7 +443,7 @@ def _dead_letters(config: Config) -> Iterator[Problem]:
             "set bad-record: dead-letter, or remove it",
         )
     if config.topics_among([topic]):
-        yield Problem(setting, f"{topic} is a source topic by source.topics", "name another topic")
+        yield Problem(setting, f"{topic} matches source.topics", "name another topic")
 
 
 def _kafka_clients(config: Config) -> Iterator[Problem]:
@@ -481,7 +482,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
 
 
 def cross_problems(config: Config) -> list[Problem]:
-    """Every contradiction in a config whose fields are right one by one."""
+    """Return every contradiction in a config whose fields are right one by one."""
     found = [problem for check in _CHECKS for problem in check(config)]
-    # Where a section is wrong alone, the check of all sections together would only repeat it.
+    # A wrong section is reported once: the check of all sections together would repeat it.
     return found or list(merged_problems(config))

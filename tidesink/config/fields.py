@@ -1,8 +1,8 @@
-"""Field types of the config, how secrets are resolved, and how problems are reported.
+"""Field types of the config, references to secrets, and the report of problems.
 
-Field types: durations, sizes, paths, secrets, databases by SQLAlchemy's URLs, and the base of the models.
-``${env:NAME}`` and ``${file:path}`` are resolved here and nowhere else. A problem names its field, what is
-wrong, and what to do.
+Field types: durations, sizes, paths, secrets, databases by SQLAlchemy URLs, and the base of the models.
+``${env:NAME}`` and ``${file:path}`` are resolved only here. A problem names its field, the fault, and the
+remedy.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _BYTES = {
 }
 
 
-# A number beyond these is a mistake, and clocks and the numbers of Kafka and Spark overflow.
+# Larger numbers are mistakes: clocks, and numbers of Kafka and Spark, would overflow.
 LONGEST_SECONDS: Final = 365 * 86400.0
 MOST_RECORDS: Final = 10**9
 MOST_BYTES: Final = 2**40
 MOST_TABLES: Final = 1000
 
-# A user's name may hold an @.
+# A user's name may contain an @.
 _AT_IN_PASSWORD: Final = re.compile(r"[^:/]*://[^:/]*:[^@]*@.*@", re.DOTALL)
 _PASSWORD: Final = re.compile(r"(://[^:/@]*):.*@")
 _QUERY_VALUE: Final = re.compile(r"([?&][^=&]*=)[^&]*")
@@ -80,9 +80,9 @@ class Model(BaseModel):
 
 def _duration(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        # Seconds to some, milliseconds to Kafka's users; 0 is the same in both.
+        # A bare number could mean seconds or, as in Kafka, milliseconds. 0 is the same in both.
         if value and math.isfinite(value):
-            raise ValueError("give it a unit: 500ms, 10s, 5m, 1h")
+            raise ValueError("add a unit: 500ms, 10s, 5m, 1h")
         return float(value)
     found = _DURATION.fullmatch(str(value).strip())
     if found is None:
@@ -95,12 +95,12 @@ def _size(value: Any) -> Any:
         return value
     found = _SIZE.fullmatch(str(value).strip())
     if found is None:
-        raise ValueError("give a number of bytes, or one with a unit: 64MiB, 1GB")
+        raise ValueError("give a number of bytes, or a number with a unit: 64MiB, 1GB")
     return int(found.group(1)) * _BYTES[(found.group(2) or "B").lower()]
 
 
 def _counted(value: Any) -> Any:
-    # A boolean is an int to Python, and YAML reads `yes` as one.
+    # In Python a boolean is an int, and YAML reads `yes` as a boolean.
     if value is True or value is False:
         raise ValueError("give a whole number")
     return value
@@ -111,7 +111,7 @@ def _listed(value: Any) -> Any:
 
 
 def beside_config(value: str, info: ValidationInfo) -> str:
-    """The path read from the config file's own folder; a URL stays as it is."""
+    """Return a path relative to the config file's folder; a URL stays unchanged."""
     base: Path | None = (info.context or {}).get("base")
     if base is None or "://" in value:
         return value
@@ -119,7 +119,7 @@ def beside_config(value: str, info: ValidationInfo) -> str:
 
 
 class RefusedSettingError(ValueError):
-    """What a validator refuses, with what to do about it."""
+    """A refusal of a validator, with its remedy."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}; {remedy}")
@@ -128,16 +128,16 @@ class RefusedSettingError(ValueError):
 
 
 def _pem_file(path: str) -> str:
-    if not Path(path).is_file():  # a worker must not find out hours later
-        raise RefusedSettingError("there is no such file", "give a PEM file")
+    if not Path(path).is_file():  # otherwise a worker would fail hours later
+        raise RefusedSettingError("the file does not exist", "give a PEM file")
     return path
 
 
-def known_database(url: str, *, remedy: str, no_url: str = "is no SQLAlchemy URL") -> None:
-    """Refuse a URL whose database SQLAlchemy, if it is installed, does not know; it connects to nothing.
+def known_database(url: str, *, remedy: str, no_url: str = "is not a SQLAlchemy URL") -> None:
+    """Refuse a URL whose database SQLAlchemy (if installed) does not support. It connects to nothing.
 
     Raises:
-        RefusedSettingError: its words never hold the URL.
+        RefusedSettingError: the URL is refused; the text never contains it.
     """
     try:
         from sqlalchemy.engine import make_url
@@ -146,17 +146,17 @@ def known_database(url: str, *, remedy: str, no_url: str = "is no SQLAlchemy URL
         return
     if _AT_IN_PASSWORD.match(url):
         raise RefusedSettingError(
-            "has an @ behind its password's first @, so that a part of the password would be the host's name",
+            "has a second @ in its password, so that a part of the password would become the host's name",
             "write %40 for each @ in the password, and percent-encode : / ? # and % in it too",
         )
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # ValueError: of the port
+    except (ArgumentError, ValueError):  # ValueError: a wrong port
         raise RefusedSettingError(no_url, remedy) from None
     try:
         parsed.get_dialect()
     except (NoSuchModuleError, ImportError):
-        raise RefusedSettingError(f"SQLAlchemy knows no database {parsed.drivername}", remedy) from None
+        raise RefusedSettingError(f"SQLAlchemy supports no database {parsed.drivername}", remedy) from None
 
 
 def _state_place(value: str) -> str:
@@ -167,7 +167,7 @@ def _state_place(value: str) -> str:
 
 
 def read_text(file: Path, shown: str = "") -> str:
-    """The UTF-8 text of a file, which an error names as ``shown``.
+    """Read the UTF-8 text of a file, which errors name as ``shown``.
 
     Raises:
         ConfigError: it cannot be read.
@@ -180,14 +180,14 @@ def read_text(file: Path, shown: str = "") -> str:
 
 
 def without_secrets(value: str) -> str:
-    """A path as it is; a database's URL without its password and the values behind ``?``."""
+    """Return a path unchanged; a database's URL without its password and the values after ``?``."""
     if "://" not in value:
         return value
     return _QUERY_VALUE.sub(r"\1***", _PASSWORD.sub(r"\1:***@", value))
 
 
 def shown_seconds(value: float) -> str:
-    """A duration as a config file has it."""
+    """Format a duration as in a config file."""
     return f"{value:g}s"
 
 
@@ -237,7 +237,7 @@ Count = Annotated[int, BeforeValidator(_counted)]
 
 
 def _null_word(value: Any) -> Any:
-    # YAML reads a bare null as nothing; here it is a policy's name.
+    # YAML reads a bare null as no value; here it is the name of a policy.
     return "null" if value is None else value
 
 
@@ -249,12 +249,12 @@ _START_FORM: Final = "give earliest, latest, or a time with its zone, such as 20
 
 
 def _start(value: Any) -> Any:
-    """A start in one form: a word, or a time as ISO text in UTC."""
+    """Normalise a start: a word, or a time as ISO text in UTC."""
     if value in _START_WORDS or value is None:
         return value
     if isinstance(value, str):
         try:
-            # Python 3.10 does not read the Z.
+            # Python 3.10 does not accept the Z.
             value = datetime.fromisoformat(value.strip().removesuffix("Z") + "+00:00" * value.endswith("Z"))
         except ValueError:
             raise ValueError(_START_FORM) from None
@@ -288,17 +288,17 @@ def _table_name(name: str) -> str:
 
 def _table_pattern(pattern: str) -> str:
     if "\\" in pattern:
-        raise ValueError("it is a pattern such as shop.*, not a regular expression: remove the backslash")
+        raise ValueError("give a pattern such as shop.*, not a regular expression: remove the backslash")
     return _table_name(pattern)
 
 
-# What fits a key beside a table's name in every database: sinks/state/progress.py.
+# Length that fits a key together with a table's name in every database: sinks/state/progress.py.
 LONGEST_PIPELINE: Final = 128
 PipelineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=LONGEST_PIPELINE)]
 TableName = Annotated[str, AfterValidator(_table_name)]
 """One table, ``schema.table``."""
 TablePattern = Annotated[str, AfterValidator(_table_pattern)]
-"""Tables that a pattern of file names fits, ``shop.*``."""
+"""Tables that match a pattern like those of file names, ``shop.*``."""
 
 
 _NOTHING: Final = object()
@@ -306,10 +306,10 @@ _REFERENCE = re.compile(r"\$\{([^}]*)\}")
 
 
 class Interpolated:
-    """The config's data with references replaced, and where there were any.
+    """The config's data with references replaced, and the places of the references.
 
-    A setting whose references are empty counts as not given, and so does a section that has no other
-    setting: one file can then serve brokers with and without a password.
+    A setting with only empty references counts as not given, and so does a section without other settings.
+    So one file can serve brokers with and without a password.
     """
 
     def __init__(self, data: Any, *, base: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -341,19 +341,19 @@ class Interpolated:
             return self._from_environment(name, place)
         if kind == "file" and name:
             return self._from_file(name, place)
-        # It may be part of a password.
+        # Do not show it: it may be part of a password.
         self._refuse(place, "a ${…} in it is not a reference", "write ${env:NAME} or ${file:path}")
         return ""
 
     def _from_environment(self, name: str, place: tuple[str | int, ...]) -> str:
         if name not in self._environment:
-            self._refuse(place, f"the environment has no {name}", f"set {name} before you start")
+            self._refuse(place, f"the environment variable {name} is not set", f"set {name} before you start")
         return self._environment.get(name, "")
 
     def _from_file(self, name: str, place: tuple[str | int, ...]) -> str:
         path = self._base / Path(name).expanduser()
         try:
-            # A secret file usually ends in the newline of the editor that wrote it.
+            # A secret file usually ends with a newline that an editor added.
             return read_text(path).rstrip("\r\n")
         except ConfigError as error:
             self._refuse(place, error.message, "give a readable file")
@@ -364,7 +364,7 @@ class Interpolated:
 
 
 class Problem(NamedTuple):
-    """One wrong setting: where it stands, what is wrong, what to do."""
+    """One wrong setting: its place, the fault, and the remedy."""
 
     field: str
     reason: str
@@ -375,14 +375,14 @@ class Problem(NamedTuple):
 
 
 def dotted(place: Iterable[str | int]) -> str:
-    """A place in the config as ``tables[0].name``."""
+    """Format a place in the config as ``tables[0].name``."""
     text = ""
     for part in place:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
 
 
-# By pydantic's kinds of errors; its own messages are about Python's types, which a config does not have.
+# By pydantic's kinds of errors. Its own messages are about Python's types, which a config does not have.
 _NUMBERS: dict[str, str] = {
     "greater_than": "give a number greater than {gt}",
     "greater_than_equal": "give a number of {ge} or more",
@@ -396,10 +396,10 @@ _NUMBERS: dict[str, str] = {
     "float_type": "give a number",
 }
 _FORMS: dict[str, str] = {
-    "string_type": "give a text: in quotes, if it looks like a number, a date or a boolean",
+    "string_type": "give a text; quote it if it looks like a number, a date or a boolean",
     "string_too_short": "give at least {min_length} characters",
     "string_too_long": "give at most {max_length} characters",
-    "string_pattern_mismatch": "give a text that fits {pattern}",
+    "string_pattern_mismatch": "give a text that matches {pattern}",
     "tuple_type": "give a list",
     "list_type": "give a list",
     "dict_type": "give a section of names and values",
@@ -415,14 +415,14 @@ _REMEDIES: dict[str, tuple[str, str]] = {
     "bool_parsing": ("{shown} is neither true nor false", "use true or false"),
     "bool_type": ("{shown} is neither true nor false", "use true or false"),
     "value_error": ("{shown} is not allowed", "{error}"),
-    **{kind: ("{shown} is no number this setting takes", remedy) for kind, remedy in _NUMBERS.items()},
+    **{kind: ("{shown} is not a number that fits", remedy) for kind, remedy in _NUMBERS.items()},
     **{kind: ("{shown} has the wrong form", remedy) for kind, remedy in _FORMS.items()},
 }
 _ANY_REMEDY: Final = ("{shown} has the wrong form", "see tidesink init for an example")
 
 
 def _explained(error: ErrorDetails, shown: str, model: type[BaseModel]) -> tuple[str, str]:
-    """What is wrong, and what to do; ``shown`` is the value as a message may show it."""
+    """Return the fault and the remedy. ``shown``: the value, as a message may show it."""
     if error["type"] == "extra_forbidden":
         names, word = _settings_at(model, list(error["loc"][:-1])), str(error["loc"][-1])
         return f"unknown setting{nearest(word, names)}", one_of(word, names) if names else "remove it"
@@ -437,15 +437,15 @@ def _explained(error: ErrorDetails, shown: str, model: type[BaseModel]) -> tuple
 
 
 def place_of(error: ErrorDetails) -> tuple[int | str, ...]:
-    """Where an error stands in the file: pydantic names the type of a target there too, as a level."""
+    """Return the place of an error in the file, without pydantic's extra level for the type of a target."""
     place = error["loc"]
     return place[:1] + place[2:] if place[0] == "target" else place
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], *, hidden: Iterable[str]) -> list[Problem]:
-    """Pydantic's findings as Problems.
+    """Convert pydantic's findings to Problems.
 
-    Values are never shown at the places that are ``hidden``, and where a secret may stand.
+    Values are never shown at ``hidden`` places, or if they may be a secret.
     """
     found = []
     for detail in error.errors(include_url=False):
@@ -458,17 +458,17 @@ def problems_of(error: ValidationError, model: type[BaseModel], *, hidden: Itera
 
 
 def _may_be_secret(model: type[BaseModel], place: Iterable[str | int]) -> bool:
-    """Whether a value at a place may hold a secret: by the types there, and where no type is known."""
+    """Returns True if a value at a place may be a secret: by its types, or if its type is unknown."""
     kinds: list[Any] = [model]
     for part in place:
-        if part == "[key]":  # pydantic's word for the name of an entry, where it means no value
+        if part == "[key]":  # pydantic's place of an entry's name, which is not a value
             return False
         kinds = [below for kind in kinds for below in _below(kind, part)]
     return not kinds or any(_holds_secret(kind) for kind in kinds)
 
 
 def _below(kind: Any, part: str | int) -> Iterator[Any]:
-    """The types that a member of a value of this type may have; a field without a repr is a secret."""
+    """Yield the possible types of a value's member; a field without a repr is a secret."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         for name, info in kind.model_fields.items():
             if part in (info.alias, name):
@@ -495,7 +495,7 @@ def _settings_at(model: type[BaseModel], place: list[Any]) -> list[str]:
 
 
 def _types_of(model: type[BaseModel]) -> tuple[Any, ...]:
-    """The types by which one of several models of a section is picked."""
+    """Return the types that choose between the models of a section."""
     return get_args(model.model_fields["type"].annotation) if "type" in model.model_fields else ()
 
 
@@ -507,7 +507,7 @@ def _annotation(model: type[BaseModel], alias: str) -> Any:
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models in an annotation such as ``tuple[Table, ...]`` or ``Registry | None``."""
+    """Yield the models in an annotation such as ``tuple[Table, ...]`` or ``Registry | None``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in getattr(annotation, "__args__", ()):
@@ -518,9 +518,9 @@ TableMode = Literal["upsert", "append", "history"]
 
 
 def _no_boolean(value: object) -> object:
-    # For Python true is 1.
+    # In Python True equals 1.
     if isinstance(value, bool):
-        raise ValueError("must be 1 or 2")  # noqa: TRY004  (pydantic takes ValueErrors alone)
+        raise ValueError("must be 1 or 2")  # noqa: TRY004  (pydantic only converts ValueErrors)
     return value
 
 
@@ -528,15 +528,15 @@ ScdType = Annotated[Literal[1, 2], BeforeValidator(_no_boolean)]
 MODE_OF_SCD_TYPE: Final[Mapping[object, TableMode]] = MappingProxyType({1: "upsert", 2: "history"})
 SOFT_DELETE: Final = "soft-delete"
 _Words = Literal["upsert", "append", "history", "soft-delete"]
-# ``soft-delete`` is taken apart by ``normalised_mode`` before the field sees it.
+# ``soft-delete`` is replaced by ``normalised_mode`` before the field sees it.
 Mode = Annotated[TableMode, BeforeValidator(lambda mode: mode, json_schema_input_type=_Words)]
 
 
 def normalised_mode(section: Any) -> Any:
-    """A section of the config with its mode in our words: ``mode`` and ``deletes`` alone say it.
+    """Return a section of the config whose mode is expressed only by ``mode`` and ``deletes``.
 
     Raises:
-        ValueError: two words of it contradict each other.
+        ValueError: two settings of it contradict each other.
     """
     if not isinstance(section, Mapping):
         return section
@@ -556,75 +556,77 @@ def normalised_mode(section: Any) -> Any:
 
 ChangeKind = Literal["add", "widen", "drop", "rename", "narrow", "nullability", "type", "key", RowChangeKind]
 ChangePolicy = Literal["apply", "ignore", "pause"]
-# The commands of tidesink ddl by which a person chooses a policy for a change that waits.
+# The commands of tidesink ddl that decide a waiting change, by policy.
 DDL_COMMANDS: Final[Mapping[str, str]] = MappingProxyType({"apply": "approve", "ignore": "reject"})
 
 
-# What is done about the kinds of changes that leave no choice.
+# Policies of the kinds of changes without a setting.
 _FIXED: Final[Mapping[str, ChangePolicy]] = MappingProxyType(
     {
-        "nullability": "ignore",  # columns beside the key take NULL at every target
-        "type": "pause",  # a type that cannot be one with the target's
-        "key": "pause",  # other key columns, under which no row would be found
+        "nullability": "ignore",  # columns outside the key accept NULL at every target
+        "type": "pause",  # a type without a common type with the target's
+        "key": "pause",  # other key columns, by which no stored row would be found
     }
 )
 
 
 class SchemaChanges(Model):
-    """What becomes of a change of the source table's columns, or of DDL that changes its rows; see
+    """Policies for changes of the source table's columns, and for DDL that changes its rows; see
     `docs/schema-changes.md`."""
 
     add: Literal["apply", "ignore", "pause"] = "apply"
-    """A new column. `apply` adds it, and rows already there get the default it was added with; `ignore` goes
-    on without it: its values are lost; `pause` waits before the first batch of a worker that knows it."""
+    """A new column. `apply` adds it, and existing rows get the default it was added with; `ignore` continues
+    without it: its values are lost; `pause` waits before the first batch in which the worker sees it."""
     widen: Literal["apply", "pause"] = "apply"
-    """A type that holds more than the target's: `apply` widens the target's column."""
+    """A type that holds more than the target's type. `apply` widens the target's column."""
 
     drop: Literal["ignore", "apply", "pause"] = "ignore"
-    """A column that DDL dropped. `ignore` keeps it at the target, NULL in new rows; `apply` drops it there
-    with all its values. Only where the topic tells DDL: canal-json."""
+    """A column that DDL dropped.
+
+    `ignore` keeps it at the target, with NULL in new rows; `apply` drops it there
+    with all its values. Only if the topic has DDL: canal-json."""
     rename: Literal["pause", "apply", "ignore"] = "pause"
-    """A column that DDL renamed. `apply` renames it at the target, and rows from before are read by the new
-    name; `ignore` keeps the old column and adds the new one. Only where a topic tells DDL: canal-json, and a
-    Debezium connector's schema-change topic, where the new column is one beside the old one, and `apply` has
-    a resync fill it."""
+    """A column that DDL renamed. `apply` renames it at the target, and earlier rows are read by the new name;
+    `ignore` keeps the old column and adds the new one. Only if a topic has DDL: canal-json, and a Debezium
+    connector's schema-change topic. With the latter the new column is added next to the old one, and `apply`
+    starts a resync that fills it."""
     narrow: Literal["ignore", "pause"] = "ignore"
-    """A type that holds less than the target's: the target's column stays as it is. Only where the topic
-    tells DDL: canal-json."""
+    """A type that holds less than the target's type. The target's column stays unchanged. Only if the topic
+    has DDL: canal-json."""
     truncate: Literal["pause", "apply", "ignore"] = "pause"
     """`TRUNCATE TABLE`. `apply` empties the target's table at that moment of the source; `ignore` leaves the
-    rows there. This and the kinds below only where a topic tells DDL: canal-json, and a Debezium connector's
-    schema-change topic, where `apply` has a resync follow (`docs/schema-changes.md`)."""
+    rows there. This and the following kinds exist only if a topic has DDL: canal-json, and a Debezium
+    connector's schema-change topic, where `apply` starts a resync (`docs/schema-changes.md`)."""
     drop_table: Literal["pause", "apply", "ignore"] = "pause"
-    """`DROP TABLE` and `DROP DATABASE`. `apply` empties the target's table, which stays for a table that is
-    made again under the name; `ignore` leaves the rows there."""
+    """`DROP TABLE` and `DROP DATABASE`. `apply` empties the target's table, which stays for a new table of
+    that name; `ignore` leaves the rows there."""
     rename_table: Literal["pause", "ignore"] = "pause"
-    """`RENAME TABLE`, at the old name and at the new one. `ignore` leaves the rows at the target of the old
+    """`RENAME TABLE`, for the old name and the new one. `ignore` leaves the rows at the target of the old
     name."""
     partition: Literal["pause", "ignore"] = "pause"
     """A partition that is truncated, dropped or exchanged. `ignore` leaves its rows at the target."""
     values: Literal["ignore", "pause"] = "ignore"
-    """Values that the database wrote into rows that were there, when a column was added (a default that is
-    computed for each row, the current time) or texts were converted. `ignore` goes on with a warning; a
-    resync (`tidesink resync`) brings the values."""
+    """Values that the database wrote into existing rows, when a column was added (a default that is computed
+    for each row, the current time) or texts were converted. `ignore` continues with a warning; a resync
+    (`tidesink resync`) loads the values."""
     unknown: Literal["pause", "ignore"] = "pause"
     """A statement about the table that is not understood, that changes rows without row events, or that
     brings rows back (`RECOVER TABLE`, `FLASHBACK`)."""
 
     def policy(self, kind: ChangeKind) -> ChangePolicy:
-        """The policy of a kind; the only one there is where it is no setting."""
+        """Return the policy of a kind, also of a kind without a setting."""
         found: ChangePolicy = getattr(self, kind.replace("-", "_"), None) or _FIXED[kind]
         return found
 
 
 def allowed_policies(kind: ChangeKind) -> tuple[ChangePolicy, ...]:
-    """The policies that a kind of change may have, the default first."""
+    """Return the policies that a kind of change may have, the default first."""
     setting = SchemaChanges.model_fields.get(kind.replace("-", "_"))
     return (_FIXED[kind],) if setting is None else get_args(setting.annotation)
 
 
 def merged_changes(defaults: SchemaChanges, own: Iterable[SchemaChanges | None]) -> SchemaChanges:
-    """The policies of one table, kind by kind: its own sections in order, then the defaults."""
+    """Return the policies of one table, kind by kind: from its own sections in order, then the defaults."""
     sections = [section for section in own if section is not None]
     given = {name: getattr(one, name) for one in reversed(sections) for name in one.model_fields_set}
     return defaults.model_copy(update=given)
@@ -646,12 +648,12 @@ _LISTS: Final = ("columns", "except_column_list")
 
 
 def selection(sections: Sequence[Model]) -> dict[str, Any]:
-    """The lists of the first section that has one: of two lists from two places neither would hold."""
+    """Return the lists of the first section with a list: lists from two sections would contradict."""
     own = ({name: getattr(section, name) for name in _LISTS} for section in sections)
     return next((found for found in own if any(value is not None for value in found.values())), {})
 
 
-# A table's mode or order, and the settings that then have their defaults, since they have no effect.
+# A table's mode or order, and the settings that then keep their defaults because they have no effect.
 _NO_USE: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = MappingProxyType(
     {
         ("mode", "append"): {"sequence_by": "kafka", "deletes": "hard", "ignore_null_updates": False},
@@ -662,11 +664,11 @@ _NO_USE: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = MappingProxyType(
 
 
 def without_use(sections: Sequence[Model], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of merged settings that the table's mode or order makes void.
+    """Return the defaults of merged settings that have no effect under the table's mode or order.
 
-    ``sections``: what covers the table, the nearest first. A setting is void where a section behind that of
-    the mode or order gives it. In the same section or a nearer one it is a contradiction and stays:
-    ``merged_problems`` reports it.
+    ``sections``: the sections that apply to the table, the nearest first. A setting is reset if a farther
+    section than that of the mode or order sets it. In the same section or a nearer one it is a contradiction
+    and stays: ``merged_problems`` reports it.
     """
     found: dict[str, Any] = {}
     for (word, value), nothing in _NO_USE.items():
@@ -677,5 +679,5 @@ def without_use(sections: Sequence[Model], settings: Mapping[str, Any]) -> dict[
 
 
 def _place(sections: Sequence[Model], name: str) -> int:
-    """The first section that has a setting; the last, the defaults, has all."""
+    """Return the index of the first section with a setting; the last section, the defaults, has all."""
     return next(at for at, section in enumerate(sections) if getattr(section, name) is not None)

@@ -1,7 +1,7 @@
-"""From a YAML file to a Config, with every problem found at once; and the config's JSON Schema.
+"""Load a Config from a YAML file, with all problems at once; and the config's JSON Schema.
 
-The JSON Schema is for editors and other programs. The registry's settings can also stand in a file of their
-own, for those who use the registry and no workers.
+The JSON Schema is for editors and other programs. The registry's settings may also be in a file of their
+own, for those who use the registry without workers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tidesink.config.models import Config
 from tidesink.config.source import RegistrySettings, kafka_problems, registry_section
 from tidesink.errors import ConfigError
 
-# Aliases let a small file stand for a large one: a config has some thousands of values.
+# Aliases let a small file expand to a large one; a config has some thousands of values.
 _MOST_VALUES: Final = 200_000
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML's safe loader, but a key given twice is an error; the last one does not win."""
+    """YAML's safe loader, but a repeated key is an error instead of replacing the first one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -40,8 +40,8 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep=deep)
-        except (AttributeError, KeyError, ValueError) as error:  # of a text that is not of its tag
-            what = "the value looks like a date or a number and is none: put it in quotes"
+        except (AttributeError, KeyError, ValueError) as error:  # a text that does not fit its tag
+            what = "the value looks like a date or a number, but is neither: put it in quotes"
             raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark) from error
 
     def get_single_data(self) -> Any:
@@ -53,7 +53,10 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def _check_size(node: yaml.Node, known: dict[yaml.Node, int], around: set[yaml.Node]) -> int:
-    """How many values a node stands for, with those of its aliases; refuses what has no end, or too many."""
+    """Count the values of a node, aliases included.
+
+    Refuses a node without an end, or with too many values.
+    """
     if node in around:
         raise yaml.MarkedYAMLError(problem="an anchor is used inside itself", problem_mark=node.start_mark)
     if node not in known:
@@ -61,13 +64,13 @@ def _check_size(node: yaml.Node, known: dict[yaml.Node, int], around: set[yaml.N
         below = itertools.chain.from_iterable(parts) if isinstance(node, yaml.MappingNode) else parts
         known[node] = 1 + sum(_check_size(one, known, {*around, node}) for one in below)
     if known[node] > _MOST_VALUES:
-        what = f"with its aliases it stands for more than {_MOST_VALUES:,} values"
+        what = f"with its aliases it expands to more than {_MOST_VALUES:,} values"
         raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
     return known[node]
 
 
 def load_config(path: str | Path) -> Config:
-    """The config in a file, references to secrets resolved.
+    """Load the config from a file, with references to secrets resolved.
 
     Raises:
         ConfigError: the file cannot be read, or settings are wrong; the message lists all of them.
@@ -79,7 +82,7 @@ def load_config(path: str | Path) -> Config:
 
 
 def check_config(path: str | Path) -> tuple[Config | None, list[Problem]]:
-    """The config in a file if it is right, and every problem if it is not.
+    """Load the config from a file; return it if it is right, and all problems if it is not.
 
     Raises:
         ConfigError: the file cannot be read or is not YAML.
@@ -91,7 +94,7 @@ def check_config(path: str | Path) -> tuple[Config | None, list[Problem]]:
 def parse_config(
     data: Any, *, base: Path, environment: Mapping[str, str] | None = None
 ) -> tuple[Config | None, list[Problem]]:
-    """The config in parsed YAML. Relative paths are read from ``base``."""
+    """Return the config in parsed YAML. Relative paths are relative to ``base``."""
     if not isinstance(data, dict):
         return None, [Problem("(file)", "is not a mapping of settings", "run tidesink init to see one")]
     found = Interpolated(data, base=base, environment=environment)
@@ -101,7 +104,7 @@ def parse_config(
 
 def _validated(found: Interpolated, base: Path) -> tuple[Config | None, list[Problem]]:
     data, problems = found.data, list(found.problems)
-    # A wrong field is reported and taken out, so that what follows from the right ones is checked too.
+    # A wrong field is reported and removed, so that checks which depend on right fields run too.
     for _ in range(2):
         try:
             config = Config.model_validate(data, context={"base": base})
@@ -116,7 +119,7 @@ def _validated(found: Interpolated, base: Path) -> tuple[Config | None, list[Pro
 
 
 def _kafka_problems(data: dict[str, Any]) -> Iterator[Problem]:
-    """What is wrong with Kafka's properties, where the rest is too wrong to make a config."""
+    """Yield the problems of Kafka's properties, even if the other settings do not make a config."""
     source = data.get("source")
     properties = source.get("kafka") if isinstance(source, dict) else None
     if isinstance(properties, dict):
@@ -124,7 +127,7 @@ def _kafka_problems(data: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _follows(problem: Problem, before: list[Problem]) -> bool:
-    """Whether a contradiction only follows from a wrong field that is reported already."""
+    """Returns True if a contradiction only follows from a wrong field that is reported already."""
     return any(f"{earlier.field}.".startswith(f"{problem.field}.") for earlier in before)
 
 
@@ -151,7 +154,7 @@ def _with_placeholders(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _depth(data: Any, place: tuple[int | str, ...]) -> int:
-    """How many parts of a place the data have; for a missing setting all but the last."""
+    """Return how many parts of a place exist in the data; for a missing setting all but the last."""
     for depth, part in enumerate(place):
         known = part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int)
         if not known:
@@ -161,29 +164,29 @@ def _depth(data: Any, place: tuple[int | str, ...]) -> int:
 
 
 def read_yaml(file: Path) -> Any:
-    """The data of a YAML file; raises ConfigError for a file that cannot be read, or is no YAML."""
+    """Load a YAML file. Raises ConfigError if the file cannot be read, or is not YAML."""
     try:
         return yaml.load(file.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 (a SafeLoader)
     except OSError as error:
         raise ConfigError(
-            f"cannot be read: {error.strerror}; tidesink init writes one", file=str(file)
+            f"cannot be read: {error.strerror}. tidesink init writes one", file=str(file)
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError("is not UTF-8 text", file=str(file)) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        # A traceback of PyYAML's would show the line, and with it a password.
-        raise ConfigError(f"is no YAML{place}: {_explained(error)}", file=str(file)) from None
+        # A traceback from PyYAML would show the line, and with it perhaps a password.
+        raise ConfigError(f"is not YAML{place}: {_explained(error)}", file=str(file)) from None
     except yaml.reader.ReaderError as error:
         what = f"character {error.position + 1} has the code {error.character}, which is not allowed"
-        raise ConfigError(f"is no YAML: {what}", file=str(file)) from error
+        raise ConfigError(f"is not YAML: {what}", file=str(file)) from error
     except RecursionError as error:
-        raise ConfigError("is no config: its values are nested too deeply", file=str(file)) from error
+        raise ConfigError("is not a config: its values are nested too deeply", file=str(file)) from error
 
 
 def _explained(error: yaml.MarkedYAMLError) -> str:
-    """What is wrong; where PyYAML would repeat a text that may be a password, only what begins it."""
+    """Return the fault. If PyYAML would repeat a text that may be a password, only its first character."""
     for words, sign in (("alias", "*"), ("tag", "!")):
         if f"{words} '" in str(error.problem):
             return f"there is no such {words}; a text that begins with {sign} must be in quotes"
@@ -196,7 +199,7 @@ def _listing(path: str | Path, problems: list[Problem]) -> str:
 
 
 def load_registry_settings(path: str | Path) -> RegistrySettings:
-    """The settings in a YAML file: the same members as ``source.schema-registry`` in a config.
+    """Load a registry's settings from a YAML file, with the members of ``source.schema-registry``.
 
     Raises:
         ConfigError: the file cannot be read, or settings are wrong; the message lists all of them.
@@ -207,7 +210,7 @@ def load_registry_settings(path: str | Path) -> RegistrySettings:
     settings = _validated_registry(found, file, problems)
     if settings is None or problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
-        raise ConfigError(f"these settings of a registry are wrong:\n{listed}", file=str(file))
+        raise ConfigError(f"These settings of a registry are wrong:\n{listed}", file=str(file))
     return settings
 
 
@@ -225,20 +228,20 @@ def _validated_registry(found: Interpolated, file: Path, problems: list[Problem]
     return settings
 
 
-# A reference may stand for any value; it is replaced before the value is checked.
+# A reference may stand for any value: it is replaced before the value is checked.
 _REFERENCE = {"type": "string", "pattern": r"\$\{(env|file):[^}]+\}"}
 _NO_TEXT = frozenset({"boolean", "integer", "number"})
 
 
 def config_schema() -> dict[str, Any]:
-    """The schema (draft 2020-12) that every right config fulfils; ``tidesink validate`` checks more."""
+    """Return the schema (draft 2020-12) of every correct config; ``tidesink validate`` checks more."""
     schema = _plain(Config.model_json_schema())
     registry = schema["$defs"]["RegistrySettings"]
     registry["properties"]["url"] = registry["properties"]["urls"]
     registry["oneOf"] = [{"required": ["urls"]}, {"required": ["url"]}]
     del registry["required"]
     target = schema["properties"]["target"]
-    target["anyOf"] = target.pop("oneOf")  # a reference as type fits all of them
+    target["anyOf"] = target.pop("oneOf")  # a reference as type matches all of them
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
@@ -247,14 +250,14 @@ def config_schema() -> dict[str, Any]:
 
 
 def _plain(part: Any) -> Any:
-    """Without pydantic's titles and Python's markup; patterns anchored; references let through."""
+    """Remove pydantic's titles and Python's markup, anchor patterns, and allow references."""
     if isinstance(part, list):
         return [_plain(item) for item in part]
     if not isinstance(part, dict):
         return part
     kept = {name: _member(name, value) for name, value in part.items() if name != "title"}
     if isinstance(kept.get("default"), float):
-        kept["default"] = shown_seconds(kept["default"])  # durations alone are such numbers
+        kept["default"] = shown_seconds(kept["default"])  # only durations are such numbers
     if isinstance(kept.get("description"), str):
         kept["description"] = kept["description"].replace("``", "`").replace("\n", " ")
     if isinstance(kept.get("pattern"), str) and not kept["pattern"].startswith(("^", r"\$")):
@@ -266,7 +269,7 @@ def _plain(part: Any) -> Any:
 
 
 def _member(name: str, value: Any) -> Any:
-    # Below these, names are the settings' own: one may be called type or title.
+    # Below these members, names are settings: a setting may be called type or title.
     if name in ("properties", "$defs"):
         return {own: _plain(schema) for own, schema in value.items()}
     return _plain(value)

@@ -1,8 +1,8 @@
 """The models of the config file. Names are TiCDC's for the codec, Databricks' for merge semantics.
 
-Here are also the ``routes`` of a pipeline (the target table of each source table), table definitions (SQL
-in place, or the name of a file), and what a codec needs to know of a config's tables: which tables a
-flat-avro topic holds, and their keys. Where the topic rule is ambiguous, the registry decides.
+This module also has the ``routes`` of a pipeline (the target table of each source table), table definitions
+(SQL in the config, or the name of a file), and what a codec needs from a config's tables: the tables of a
+flat-avro topic, and their keys. If the topic rule is ambiguous, the registry decides.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from tidesink.typemap.projection import Layout, read_filter
 from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import MetadataKind, Shard, beside_log
 
-# A shard's name must fit into a key: this many characters of four bytes are a third of MySQL's longest.
+# Limit of a shard's name within a key: as characters of four bytes, a third of MySQL's longest key.
 LONGEST_SHARD: Final = 255
 _REFERENCE: Final = re.compile(r"\$([1-9$])")
 _GROUP: Final = re.compile(r"(?<!\\)\((?:\?P<\w+>|(?!\?))(?:[^()\\]|\\.)*\)")
-# What fits more than one text: words for classes of characters, and everything but plain characters.
+# Parts of an expression that match more than one text: classes of characters, and special characters.
 _VARIABLE: Final = re.compile(r"\\[A-Za-z0-9]|(?<!\\)[.^$*+?{}\[\]|()]")
 
 
@@ -83,7 +83,7 @@ def _table_text(text: str) -> str:
 
 def _vetted(text: str) -> str:
     if "$" in _REFERENCE.sub("", text):
-        raise ValueError("$ stands before the number of a group ($1 to $9); a $ itself is $$")
+        raise ValueError("$ must be followed by the number of a group ($1 to $9); a $ itself is $$")
     return text
 
 
@@ -91,12 +91,12 @@ class Route(Model):
     """The target table of source tables whose whole name, `schema.table`, matches a regular expression."""
 
     match: Annotated[str, Field(min_length=1), AfterValidator(_regex)]
-    """A regular expression (Python's) for the whole of `schema.table`, in any case; the first route that
-    matches counts. A table that none matches keeps its name."""
+    """A regular expression (Python's) for the whole of `schema.table`, in upper or lower case. The first
+    matching route is used. A table that no route matches keeps its name."""
     to: Annotated[str, AfterValidator(_table_text)]
-    """The table at the target, `schema.table`; `$1` to `$9` stand for what the groups matched."""
+    """The table at the target, `schema.table`; `$1` to `$9` are the texts of the groups."""
     shard_column: Annotated[str, Field(min_length=1)] | None = None
-    """A column, added to the target's key, that names the source table of each row. Needed where several
+    """A column, added to the target's key, that names the source table of each row. It is required if several
     source tables may go to one table."""
     shard: Annotated[str, Field(min_length=1), AfterValidator(_vetted)] | None = None
     """The value of the shard column: text with `$1` to `$9`; `schema.table` of the source if not given.
@@ -104,38 +104,38 @@ class Route(Model):
 
     @property
     def groups(self) -> int:
-        """How many groups the expression has."""
+        """The number of groups in the expression."""
         return re.compile(self.match).groups
 
     @property
     def merges(self) -> bool:
-        """Whether several source tables may go to one table, as far as the texts show."""
+        """True if several source tables may go to one table, judging by the texts."""
         if _VARIABLE.search(_GROUP.sub("", self.match)):
             return True
         return not references(self.to) >= set(range(1, self.groups + 1))
 
     def fits(self, table: TableId) -> re.Match[str] | None:
-        """What the expression matched of a table's name."""
+        """Return the match of a table's name, or None."""
         return re.compile(self.match, re.IGNORECASE).fullmatch(str(table))
 
 
 class Destination(NamedTuple):
-    """The target's table, and what distinguishes the source table's rows from those of others there."""
+    """The target's table, and the shard that distinguishes the source table's rows from others there."""
 
     table: TableId
     shard: Shard | None = None
 
 
 def references(text: str) -> set[int]:
-    """The numbers of the groups a text names."""
+    """Return the numbers of the groups that a text names."""
     return {int(found) for found in _REFERENCE.findall(text) if found != "$"}
 
 
 def destination(routes: Sequence[Route], table: TableId) -> Destination:
-    """Where a source table goes.
+    """Return the target's table of a source table.
 
     Raises:
-        ConfigError: what the groups matched makes no name of a table, or a shard's name that is too long.
+        ConfigError: the groups' texts make no table name, or a shard's name that is too long.
     """
     for route in routes:
         found = route.fits(table)
@@ -148,7 +148,8 @@ def _destination(route: Route, found: re.Match[str], table: TableId) -> Destinat
     schema, name = (_expanded(part, found) for part in route.to.split("."))
     if not (schema and name):
         raise ConfigError(
-            f"the route {route.match!r} makes no name of {table}: {route.to} becomes {schema}.{name}",
+            f"The route {route.match!r} makes no table name from {table}: {route.to} becomes "
+            f"{schema}.{name}.",
             table=str(table),
         )
     target = TableId(schema, name)
@@ -157,15 +158,15 @@ def _destination(route: Route, found: re.Match[str], table: TableId) -> Destinat
     value = str(table) if route.shard is None else _expanded(route.shard, found)
     if not 0 < len(value) <= LONGEST_SHARD:
         raise ConfigError(
-            f"the shard of {table} has {len(value)} characters, and a key holds 1 to {LONGEST_SHARD}: "
-            f"give the route {route.match!r} a shard, such as $1",
+            f"The shard of {table} has {len(value)} characters, and a key holds 1 to {LONGEST_SHARD}. "
+            f"Give the route {route.match!r} a shard, such as $1.",
             table=str(table),
         )
     return Destination(target, Shard(route.shard_column, value))
 
 
 def _expanded(text: str, found: re.Match[str]) -> str:
-    """A text with what the groups matched; a group that took no part is empty."""
+    """Return a text with its groups filled in; a group without a match is empty."""
 
     def value(reference: re.Match[str]) -> str:
         name = reference[1]
@@ -178,14 +179,14 @@ Dialect = Literal["mysql", "postgres"]
 
 
 class Definition(Model):
-    """``CREATE TABLE`` text in the source's SQL; ``file`` says where it was read from."""
+    """``CREATE TABLE`` text in the source's SQL. ``file``: the file that it was read from, if any."""
 
     sql: str
     file: str | None = None
     dialect: Dialect = "mysql"
 
     def declare_in(self, definitions: TableDefinitions, default_schema: str) -> None:
-        """Declare what the text defines.
+        """Add the tables of the text to ``definitions``.
 
         Raises:
             ConfigError: the text cannot be read.
@@ -200,25 +201,25 @@ class Definition(Model):
 
 
 class DefinitionFile(Model):
-    """SQL in a file of its own."""
+    """SQL in its own file."""
 
     file: str
     """Its path, relative to the config file."""
     dialect: Dialect = "mysql"
-    """Whose SQL it is."""
+    """The database whose SQL it is."""
 
 
 class DefinitionText(Model):
-    """SQL in the config itself, of another database than TiDB and MySQL."""
+    """SQL in the config itself, for a database other than TiDB and MySQL."""
 
     sql: str
     """The CREATE TABLE statement."""
     dialect: Dialect = "mysql"
-    """Whose SQL it is."""
+    """The database whose SQL it is."""
 
 
 def read_definition(value: Any, info: ValidationInfo) -> Any:
-    """Text is the SQL itself, TiDB's or MySQL's; ``{file: path}`` is read from beside the config."""
+    """Read a definition: text is SQL of TiDB or MySQL; ``{file: path}`` is relative to the config."""
     if isinstance(value, str):
         return {"sql": value}
     if not isinstance(value, dict) or "file" not in value or "sql" in value:
@@ -236,74 +237,74 @@ BadRecord = Literal["pause", "dead-letter"]
 
 
 class HistorySettings(Model):
-    """The names of the columns that a history adds to a table (`docs/table-modes.md`)."""
+    """The names of a history's own columns (`docs/table-modes.md`)."""
 
     valid_from: str = Field(default="valid_from", min_length=1)
-    """When a version begins."""
+    """Start of a version."""
     valid_to: str = Field(default="valid_to", min_length=1)
-    """When it ended; NULL: it has not."""
+    """End of a version; NULL for the current one."""
     current: str = Field(default="current", min_length=1)
-    """True for the row as it is now."""
+    """True for the current version of a row."""
 
 
 class TableDefaults(Model):
-    """Settings of every table that has none of its own."""
+    """Settings of every table that does not set them itself."""
 
     mode: Mode = "upsert"
-    """What the target's table holds. `upsert`: the rows as they are at the source. `append`: every change,
-    each image of it a row. `history`: every version of each row, with the time it was valid (SCD type 2).
-    `soft-delete`: another name for `upsert` with `deletes: soft`. See `docs/table-modes.md`."""
+    """Content of the target's table. `upsert`: the rows as they are at the source. `append`: every change, a
+    row for each image. `history`: every version of each row, with the time in which it was valid (SCD type
+    2). `soft-delete`: another name for `upsert` with `deletes: soft`. See `docs/table-modes.md`."""
     stored_as_scd_type: ScdType | None = Field(default=None, alias="stored_as_scd_type")
     """Databricks' name for the mode: 1 is `upsert`, 2 is `history`."""
     history: HistorySettings = HistorySettings()
-    """The names of a history's columns."""
+    """The names of a history's own columns."""
     sequence_by: SequenceBy = Field(default="kafka", alias="sequence_by")
     """The order of the changes of one key. `kafka`: partition, offset. `source`: commit_ts, also across
-    partitions and whatever order changes arrive in; deleted rows stay in the table, marked
+    partitions and whatever the order of arrival; deleted rows stay in the table, marked
     (`docs/guarantees.md`)."""
     deletes: Deletes = "hard"
-    """`hard` removes the row, `soft` keeps it, marked."""
+    """`hard` removes a deleted row, `soft` keeps it, marked."""
     tombstone_retention: PositiveDuration = 7 * 86400.0
     """Under `sequence_by: source`, how long deleted rows stay, marked, so that an older change does not bring
-    them back; measured in the source's time. A change older than that is a bad record."""
+    them back. It is measured in the source's time. An older change is a bad record."""
     zero_date: Annotated[ZeroDate, NullWord] = "null"
-    """Dates that no calendar has, such as 0000-00-00: `null` (counted), `error` (the record is bad), `text`
-    (the column becomes text). In a key column always an error."""
+    """Invalid dates such as 0000-00-00: `null` (counted), `error` (the record is bad), `text` (the column
+    becomes text). In a key column always an error."""
     ambiguous_time: AmbiguousTime = "first"
-    """TIMESTAMP values in the hour that `time-zone` has twice, where neither topic nor row checksum tells
-    which is meant: the `first` or the `second` (both counted), or `error` (the record is bad). In a key
+    """TIMESTAMP values in the hour that occurs twice in `time-zone`, if neither topic nor row checksum shows
+    which one is meant: the `first` or the `second` (both counted), or `error` (the record is bad). In a key
     column always an error (`docs/guarantees.md`)."""
     snapshot: Snapshot = "never"
     """Rows from `source.database` that the topic does not have (`docs/snapshots.md`). `initial`: all rows of
-    a table of which nothing was applied yet, in ranges of its key, while its changes are applied."""
+    a table without applied records, in ranges of its key, while its changes are applied."""
     start: Start = "earliest"
-    """Where a table of which nothing was applied yet begins to read its topic: at the `earliest` record that
-    Kafka holds, behind the `latest` one, or at a time, as `2026-11-28T10:00:00Z`, by Kafka's timestamps.
-    Earlier records are not applied, and not read for columns either. It is resolved once; for a table that
-    has begun it changes nothing (`tidesink offsets rewind` does). See `docs/offsets.md`."""
+    """Start of a table without applied records in its topic: the `earliest` record that Kafka holds, after
+    the `latest` one, or a time, such as `2026-11-28T10:00:00Z`, by Kafka's timestamps. Earlier records are
+    not applied, and not read for columns either. It is resolved once, and has no effect on a table that has
+    begun (use `tidesink offsets rewind`). See `docs/offsets.md`."""
     bad_record: BadRecord = "pause"
-    """A record that cannot be decoded: `pause` its table before it, or `dead-letter` it and go on."""
+    """A record that cannot be decoded: `pause` its table before it, or store it as a `dead-letter`."""
     schema_changes: SchemaChanges = SchemaChanges()
-    """What to do about a change of the source table's columns, kind by kind."""
+    """Policy for changes of the source table's columns and rows, by kind of change."""
     columns: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
     """The columns that the target has, by the source's names; all if not given. The key's columns are
     required. This and the next four settings: `docs/how-to-columns.md`."""
     except_column_list: Annotated[tuple[str, ...], MaybeListed] | None = Field(
         default=None, alias="except_column_list"
     )
-    """The columns that the target does not have, by the source's names; not together with `columns`. `[]`:
-    no column is excluded, whatever another section excludes."""
+    """The columns that the target does not have, by the source's names; not together with `columns`. `[]`
+    excludes no column, whatever another section excludes."""
     rename: dict[str, str] | None = None
     """The target's names of columns, `{source: target}`."""
     filter: str | None = None
-    """A condition in Spark's SQL on the source's row, as `status <> 'draft'`: the target holds the rows for
-    which it is true. `true` cancels the filter of another section."""
+    """A condition in Spark's SQL on the source's row, such as `status <> 'draft'`: the target holds the rows
+    that satisfy it. `true` cancels the filter of another section."""
     metadata: Metadata | None = None
-    """Columns that show where a row's last change came from, `{kind: column}`, or a list of kinds, whose
-    columns are named `_tidesink_` and the kind: op, commit_ts, position, database, table, topic, partition,
-    offset, batch."""
+    """Columns with the origin of a row's last change, `{kind: column}`, or a list of kinds, whose columns are
+    named `_tidesink_` and the kind: op, commit_ts, position, database, table, topic, partition, offset,
+    batch."""
     ignore_null_updates: bool = Field(default=False, alias="ignore_null_updates")
-    """A NULL in an update leaves the stored value as it is, except in the key's columns."""
+    """A NULL in an update leaves the stored value unchanged, except in the key's columns."""
 
     _said = model_validator(mode="before")(normalised_mode)
 
@@ -312,22 +313,22 @@ _DefinitionInput = str | DefinitionFile | DefinitionText
 
 
 class TableOverride(Model):
-    """Settings of one table (``name``) or of all that a pattern fits (``match``, as ``shop.*``)."""
+    """Settings of one table (``name``), or of tables that match a pattern (``match``, such as ``shop.*``)."""
 
     name: TableName | None = None
     """One table, `schema.table`."""
     match: TablePattern | None = None
-    """All tables that a pattern fits, `shop.*`; names come before patterns, and those in order."""
+    """All tables that match a pattern, `shop.*`. Names come before patterns, and patterns in order."""
     topic: str | None = None
-    """The topic of this table, if no rule gives it. Not for canal-json."""
+    """The topic of this table, if no rule matches it. Not for canal-json."""
     keys: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
-    """The columns that identify a row, if neither the key record nor `pkNames` names them."""
+    """The columns that identify a row, if neither the key record nor `pkNames` has them."""
     definition: (
         Annotated[Definition, BeforeValidator(read_definition, json_schema_input_type=_DefinitionInput)]
         | None
     ) = None
-    """The CREATE TABLE statement, or `{file: path}`: gives types that the topic does not carry. Postgres' is
-    given as `{sql: …, dialect: postgres}`, or with `file`."""
+    """The CREATE TABLE statement, or `{file: path}`, with types that the topic does not carry. For Postgres
+    use `{sql: …, dialect: postgres}`, or `file` with `dialect`."""
     mode: Mode | None = None
     """As under `defaults`, for this table."""
     stored_as_scd_type: ScdType | None = Field(default=None, alias="stored_as_scd_type")
@@ -347,24 +348,24 @@ class TableOverride(Model):
     snapshot: Snapshot | None = None
     """As under `defaults`, for this table."""
     start: StartOrOffsets | None = None
-    """As under `defaults`, for this table; also the first offset of each partition, as `{0: 1200, 1: 980}`,
-    for one table."""
+    """As under `defaults`, for this table; for one table also the first offset of each partition, such as
+    `{0: 1200, 1: 980}`."""
     bad_record: BadRecord | None = None
     """As under `defaults`, for this table."""
     schema_changes: SchemaChanges | None = None
-    """As under `defaults`, for this table; kinds that it does not name are as there."""
+    """As under `defaults`, for this table; kinds without a policy here keep that of `defaults`."""
     columns: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
-    """As under `defaults`, for this table, in place of both lists there."""
+    """As under `defaults`, for this table; replaces both lists there."""
     except_column_list: Annotated[tuple[str, ...], MaybeListed] | None = Field(
         default=None, alias="except_column_list"
     )
-    """As under `defaults`, for this table, in place of both lists there."""
+    """As under `defaults`, for this table; replaces both lists there."""
     rename: dict[str, str] | None = None
-    """As under `defaults`, for this table, in place of the names there."""
+    """As under `defaults`, for this table; replaces the names there."""
     filter: str | None = None
-    """As under `defaults`, for this table, in place of the filter there."""
+    """As under `defaults`, for this table; replaces the filter there."""
     metadata: Metadata | None = None
-    """As under `defaults`, for this table, in place of the columns there."""
+    """As under `defaults`, for this table; replaces the columns there."""
     ignore_null_updates: bool | None = Field(default=None, alias="ignore_null_updates")
     """As under `defaults`, for this table."""
 
@@ -372,22 +373,22 @@ class TableOverride(Model):
 
     @property
     def table(self) -> TableId | None:
-        """The table, where it is one."""
+        """The table of ``name``; None for a pattern."""
         return TableId(*self.name.split(".", 1)) if self.name else None
 
     def covers(self, table: TableId) -> bool:
-        """Whether these settings are for a table; names match in any case, as TiCDC's rules do."""
+        """Returns True if these settings are for a table. Names match in any case, like TiCDC's rules."""
         return self.fits(fold_name(str(table)))
 
     def fits(self, table: str) -> bool:
-        """``covers``, of a name in lower case."""
+        """``covers`` for a name in lower case."""
         if self.name:
             return fold_name(self.name) == table
         return fnmatchcase(table, fold_name(self.match or ""))
 
 
 class DeadLetterSettings(Model):
-    """The Kafka topic of records that cannot be decoded, under Kafka Connect's names of its settings."""
+    """The Kafka topic of records that cannot be decoded. Its settings have Kafka Connect's names."""
 
     topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")] | None = Field(
         default=None, alias="errors.deadletterqueue.topic.name"
@@ -397,7 +398,7 @@ class DeadLetterSettings(Model):
     replication_factor: Annotated[Count, Field(ge=-1, le=1000)] | None = Field(
         default=None, alias="errors.deadletterqueue.topic.replication.factor"
     )
-    """Replicas of the topic if tidesink creates it. Default: as many as there are brokers, up to 3; -1 is the
+    """Replicas of the topic if tidesink creates it. Default: the number of brokers, up to 3; -1 is the
     brokers' own default."""
 
 
@@ -405,35 +406,36 @@ class BatchSettings(Model):
     """Limits of one batch of one table, and how many tables are processed at once."""
 
     max_records: Count = Field(default=1_000_000, ge=1, le=MOST_RECORDS)
-    """Records of one batch of one table, or of one read that tables of a topic share. A batch is as large as
-    what waits, up to this and to `max-bytes`: a target commits one large batch sooner than two halves."""
+    """Records of one batch of one table, or of one read that tables of a topic share. A batch has as many
+    records as wait, up to this and to `max-bytes`: a target commits one large batch sooner than two
+    halves."""
     max_bytes: ByteSize = Field(default=256 * 2**20, ge=1, le=MOST_BYTES)
-    """Bytes of one batch of one table as its tasks hold the decoded rows, estimated from earlier batches; of
-    a first batch, and of a read that tables of a topic share, bytes of the records."""
+    """Bytes of the decoded rows of one batch of one table in its tasks, estimated from earlier batches. For
+    a first batch, and for a read that tables of a topic share, bytes of the records."""
     max_tables: Count = Field(default=2, ge=1, le=MOST_TABLES)
     """Tables processed at once."""
     poll_interval: PositiveDuration = 1.0
-    """How often to look for new records when idle."""
+    """Interval of looks for new records when idle."""
     watermark_interval: PositiveDuration = 60.0
-    """How long a table goes without a commit where its topic has nothing for it but watermarks and rows of
-    other tables. Its own rows are read and committed at once."""
+    """Longest time without a commit of a table whose topic only has watermarks and rows of other tables. Its
+    own rows are read and committed at once."""
 
 
 class CutSettings(Model):
-    """All tables of the pipeline as of one instant, again and again (`docs/cuts.md`)."""
+    """Cuts: all tables of the pipeline as of one instant, published repeatedly (`docs/cuts.md`)."""
 
     every: PositiveDuration = 60.0
-    """How far apart the instants are, in the source's time. Tables are committed once a cut at the least
-    often, so that rows are seen so much later. In a database all tables are, in one transaction."""
+    """Interval of the cuts, in the source's time. Tables are committed at least once per cut, so rows may
+    appear that much later. In a database all tables are committed in one transaction."""
     keep: PositiveDuration = 7 * 86400.0
-    """How long a cut of a lake, and the versions that it names, are kept."""
+    """Time for which a lake's cut, and the versions in it, are kept."""
 
 
 class RetrySettings(Model):
-    """How long a failing step is tried again, with growing pauses, before its table is FAILING."""
+    """Time for which a failing step is retried, with growing pauses, before its table is FAILING."""
 
     for_: Duration = Field(default=300.0, alias="for")
-    """How long a failing step is tried again, with growing pauses, before its table is FAILING."""
+    """Time for which a failing step is retried, with growing pauses, before its table is FAILING."""
 
 
 class SparkSettings(Model):
@@ -444,12 +446,12 @@ class SparkSettings(Model):
     conf: dict[str, SecretStr] = Field(default_factory=dict)
     """Spark settings; their values are never shown. On `local[...]` the JVM runs with
     `-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -XX:GCTimeRatio=9`;
-    `spark.driver.extraJavaOptions` replaces them. Spark logs errors, on stderr; `spark.log.level`
-    says what else. A line leaves out what exceptions say, which may be values of rows, unless you have a
+    `spark.driver.extraJavaOptions` replaces them. Spark logs errors on stderr; `spark.log.level` sets
+    another level. Lines leave out the texts of exceptions, which may be values of rows, unless you have a
     Log4j configuration of your own."""
 
     def conf_values(self) -> dict[str, str]:
-        """``conf`` in plain text: never log it."""
+        """``conf`` in plain text. Never log it."""
         return {name: value.get_secret_value() for name, value in self.conf.items()}
 
 
@@ -480,10 +482,10 @@ class TableConfig(Model):
 
     @property
     def layout(self) -> Layout:
-        """What the target holds of the table.
+        """The columns, names and filter of the target's table.
 
         Raises:
-            ConfigError: the filter cannot be read; ``tidesink validate`` says so before.
+            ConfigError: the filter cannot be read; ``tidesink validate`` finds this earlier.
         """
         return Layout(
             self.columns,
@@ -496,7 +498,7 @@ class TableConfig(Model):
 
     @property
     def metadata_columns(self) -> dict[MetadataKind, str]:
-        """The metadata columns that the table gets; a log has some of those asked for by itself."""
+        """The metadata columns of the table; a change log has some of them by default."""
         return beside_log(self.metadata or {}) if self.mode == "append" else self.metadata or {}
 
 
@@ -506,32 +508,32 @@ class Config(Model):
     pipeline: PipelineName
     """The pipeline's name. It is part of each table's ledger: do not change it."""
     source: SourceSettings
-    """Where changes come from."""
+    """The origin of the changes."""
     defaults: TableDefaults = TableDefaults()
     """Settings of every table."""
     tables: tuple[TableOverride, ...] = ()
-    """Settings of single tables. Every topic that fits the rule is a table, listed here or not."""
+    """Settings of single tables. Every topic that matches the rule is a table, listed here or not."""
     routes: tuple[Route, ...] = ()
-    """Tables that have another name at the target, and several that share one there."""
+    """Tables with another name at the target, and tables that share one there."""
     target: TargetSettings
-    """Where the tables go."""
+    """The destination of the tables."""
     dead_letters: DeadLetterSettings = DeadLetterSettings()
     """The topic of records that cannot be decoded."""
     batch: BatchSettings = BatchSettings()
     """Limits of a batch."""
     cuts: CutSettings | None = None
-    """Publish cuts: all tables as of one instant of the source (`docs/cuts.md`). None are published if not
-    given."""
+    """Publish cuts: all tables as of one instant of the source (`docs/cuts.md`). Without this section there
+    are none."""
     retry: RetrySettings = RetrySettings()
     """How long to retry a failing step."""
     state: StatePlace = Field(default="./.tidesink/state.db", validate_default=True, repr=False)
-    """The worker's own store of status and history: a SQLite file, or a SQLAlchemy URL, such as
+    """The worker's store of status and history: a SQLite file, or a SQLAlchemy URL, such as
     `postgresql+psycopg://user@host/database`. Progress itself is stored in the target."""
     spark: SparkSettings = SparkSettings()
     """The Spark session."""
 
     def table_config(self, table: TableId) -> TableConfig:
-        """The settings of one table: its own by name first, then patterns in order, then the defaults."""
+        """Return a table's settings: those by name first, then patterns in order, then the defaults."""
         spelled = fold_name(str(table))
         overrides = [entry for entry in self.tables if entry.fits(spelled)]
         overrides.sort(key=lambda entry: entry.name is None)
@@ -551,11 +553,11 @@ class Config(Model):
         )
 
     def destination(self, table: TableId) -> Destination:
-        """The target's table of a source table; raises ConfigError where its route makes no name."""
+        """Return the target's table of a source table. Raises ConfigError if its route makes no name."""
         return destination(self.routes, table)
 
     def definitions(self) -> TableDefinitions:
-        """The tables that the config defines, again for whoever follows their DDL."""
+        """Return the config's table definitions, as a new object that the caller may change by DDL."""
         found = TableDefinitions()
         for entry in self.tables:
             if entry.definition and entry.table:
@@ -563,9 +565,9 @@ class Config(Model):
         return found
 
     def table_of_topic(self, topic: str, *, record: TableId | None = None) -> TableId | None:
-        """The table whose changes a topic holds: a named one, else the only one the rule can mean.
+        """Return the table whose changes a topic holds: a named one, else the rule's only reading.
 
-        None where neither decides (``shop_order_items`` by ``{schema}_{table}``), and for canal-json,
+        None if neither decides (``shop_order_items`` by ``{schema}_{table}``), and for canal-json,
         where each message names its table. ``record``: the (sanitised) names in the topic's Avro record,
         which decide between several readings; ``topic_tables`` reads them from the registry.
         """
@@ -580,11 +582,11 @@ class Config(Model):
         return found.pop() if len(found) == 1 else None
 
     def named_table_of_topic(self, topic: str) -> TableId | None:
-        """The table that ``tables`` names for a topic, by its own topic or by the rule."""
+        """Return the table that ``tables`` names for a topic, by its own topic or by the rule."""
         return self._bound_topics.get(topic)
 
     def reads_topic(self, topic: str) -> bool:
-        """Whether this pipeline reads rows in a topic; Kafka's own topics (``__…``) match no rule."""
+        """Returns True if this pipeline reads rows in a topic. Kafka's own topics (``__…``) match no rule."""
         if topic == self.source.debezium.schema_change_topic:
             return False
         if topic in self._bound_topics or topic in self.source.topics:
@@ -592,12 +594,12 @@ class Config(Model):
         return not topic.startswith("__") and any(rule.matches(topic) for rule in self.source.rules)
 
     def topics_among(self, available: Iterable[str]) -> tuple[str, ...]:
-        """The topics of the pipeline among those that a broker has, sorted."""
+        """Return the pipeline's topics among those of a broker, sorted."""
         return tuple(sorted(topic for topic in available if self.reads_topic(topic)))
 
     @property
     def fixed_topics(self) -> tuple[str, ...]:
-        """Topics named one by one: they must exist."""
+        """Topics that are named one by one; they must exist."""
         named = [rule.text for rule in self.source.rules if rule.is_fixed]
         return tuple(dict.fromkeys([*named, *(entry.topic for entry in self.tables if entry.topic)]))
 
@@ -619,7 +621,7 @@ class Config(Model):
         return [rule for rule in self.source.rules if rule.names_tables]
 
 
-# What the scd type says is in the mode.
+# The mode already contains the scd type.
 _POLICIES = tuple(name for name in TableDefaults.model_fields if name != "stored_as_scd_type")
 
 
@@ -629,7 +631,7 @@ def _first(overrides: list[TableOverride], name: str) -> Any:
 
 
 def topic_tables(config: Config, registry: SchemaReader) -> Callable[[str], TableId | None]:
-    """``table_of_topic`` for ``open_codec``: answers are cached; the registry is asked only where needed."""
+    """Return a cached ``table_of_topic`` for ``open_codec`` that asks the registry only if needed."""
     known: dict[str, TableId | None] = {}
 
     def table_of(topic: str) -> TableId | None:
@@ -641,7 +643,7 @@ def topic_tables(config: Config, registry: SchemaReader) -> Callable[[str], Tabl
 
 
 def stated_keys(config: Config) -> dict[TableId, tuple[str, ...]]:
-    """The keys that a config gives to tables by name."""
+    """Return the configured keys of tables that have a name in the config."""
     return {entry.table: entry.keys for entry in config.tables if entry.table and entry.keys}
 
 
@@ -652,15 +654,15 @@ def _table(config: Config, registry: SchemaReader, topic: str) -> TableId | None
     table = config.table_of_topic(topic, record=_record(registry, topic))
     if table is None:
         raise ConfigError(
-            "the topic rule can be read as several tables, and the registry does not show which: "
-            f"name the table under tables: {{name: schema.table, topic: {topic}}}",
+            "The topic rule can be read as several tables, and the registry does not show which. "
+            f"Name the table under tables: {{name: schema.table, topic: {topic}}}.",
             topic=topic,
         )
     return table
 
 
 def _record(registry: SchemaReader, topic: str) -> TableId | None:
-    """Database and table as the topic's newest Avro record names them (sanitised); None without one."""
+    """Return database and table from the topic's newest Avro record (sanitised), or None without a record."""
     for part in ("value", "key"):
         try:
             record = json.loads(registry.latest(subject(topic, part)).schema_text)
@@ -672,24 +674,24 @@ def _record(registry: SchemaReader, topic: str) -> TableId | None:
 
 
 def keeps_bad_records(config: Config) -> bool:
-    """Whether some table has ``bad-record: dead-letter``."""
+    """Returns True if a table has ``bad-record: dead-letter``."""
     return "dead-letter" in (config.defaults.bad_record, *(entry.bad_record for entry in config.tables))
 
 
 def carries_ddl(source: SourceSettings) -> bool:
-    """Whether the topics may hold DDL events, which are stored."""
+    """Returns True if the topics may hold DDL events, which are stored."""
     return source.protocol != "flat-avro" or source.avro_enable_watermark
 
 
 _IDLE: Final = (
-    "{place}: {pattern!r} fits none of the tables that were found ({names}), so nothing under it has an "
-    "effect: check the names in the changefeed"
+    "{place}: {pattern!r} matches none of the tables that were found ({names}), so nothing under it has an "
+    "effect. Check the names in the changefeed"
 )
 _SHOWN: Final = 5
 
 
 def idle_patterns(config: Config, tables: Iterable[TableId]) -> Iterator[str]:
-    """A warning for each ``match`` of ``tables`` and ``routes`` that fits none of some tables."""
+    """Yield a warning for each ``match`` of ``tables`` and ``routes`` that matches none of the tables."""
     known = sorted(set(tables))
     if not known:
         return

@@ -70,7 +70,7 @@ KafkaProperties = dict[str, SecretStr]
 _SERVERS: Final = "bootstrap.servers"
 
 _PASSWORD_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-# Prefix of a property -> the mechanisms that it has an effect with.
+# Prefix of a property, and the mechanisms with which it has an effect.
 _OF_MECHANISMS: Final[Mapping[str, tuple[str, ...]]] = {
     "sasl.username": _PASSWORD_MECHANISMS,
     "sasl.password": _PASSWORD_MECHANISMS,
@@ -92,7 +92,7 @@ _KEY: Final = frozenset({"ssl.key.location", "ssl.key.pem"})
 
 
 def normalised_kafka(value: Any, info: ValidationInfo) -> Any:
-    """The properties as text, with paths read from beside the config."""
+    """Return the properties as text, with paths relative to the config's folder."""
     if not isinstance(value, dict):
         return value
     base: Path = (info.context or {}).get("base") or Path()
@@ -109,7 +109,7 @@ def _text(name: str, value: Any, base: Path) -> Any:
 
 
 def confluent_properties(brokers: str, properties: Mapping[str, SecretStr]) -> ClientSettings:
-    """The settings of confluent-kafka's clients, for ``open_client``; they can be pickled.
+    """Return the settings of confluent-kafka's clients, for ``open_client``; they can be pickled.
 
     Raises:
         ConfigError: a property is refused.
@@ -122,7 +122,7 @@ def _plain(properties: Mapping[str, SecretStr]) -> dict[str, str]:
 
 
 def kafka_problems(properties: KafkaProperties, place: str = "source.kafka") -> Iterator[Problem]:
-    """Client properties that are refused."""
+    """Yield the refused client properties."""
     if _SERVERS in properties:
         remedy = f"use {place.rpartition('.')[0]}.brokers"
         yield Problem(f"{place}.{_SERVERS}", "is not a property here", remedy)
@@ -131,10 +131,10 @@ def kafka_problems(properties: KafkaProperties, place: str = "source.kafka") -> 
 
 
 def security_problems(properties: KafkaProperties, place: str) -> Iterator[Problem]:
-    """Properties of SASL and TLS that need others, or have no effect."""
+    """Yield properties of SASL and TLS that need others, or have no effect."""
     plain = _plain(properties)
     refused = {problem.name for problem in property_problems(plain)}
-    # A refused name is reported already, and what it was meant to set may well have an effect.
+    # A refused name is reported already, and its setting may well have an effect.
     taken = {name: value for name, value in plain.items() if name not in refused}
     if _JAAS in refused:
         refused |= {"sasl.mechanism", "sasl.username", "sasl.password"}
@@ -160,7 +160,7 @@ def _without_effect(place: str, names: set[str], security: str, needed: str) -> 
 def _login_problems(
     settings: Mapping[str, Any], refused: set[str], security: str, place: str
 ) -> Iterator[Problem]:
-    """What the mechanism lacks, and what has no effect with it."""
+    """Yield what the mechanism lacks, and properties that have no effect with it."""
     mechanism = settings.get("sasl.mechanism")
     is_oidc = settings.get("sasl.oauthbearer.method") == "oidc"
     needed: tuple[str, ...] = ("sasl.mechanism", "sasl.password", "sasl.username")
@@ -187,18 +187,18 @@ def _login_problems(
 
 
 def file_problems(properties: KafkaProperties, place: str) -> Iterator[Problem]:
-    """Certificates and keys that do not exist."""
+    """Yield certificates and keys that do not exist."""
     refused = {problem.name for problem in property_problems(_plain(properties))}
     for name in sorted((PATHS & properties.keys()) - refused):
         if not Path(properties[name].get_secret_value()).exists():
-            yield Problem(f"{place}.{name}", "there is no such file", _READABLE)
+            yield Problem(f"{place}.{name}", "the file does not exist", _READABLE)
 
 
 def _place(value: Any, info: ValidationInfo) -> Any:
     return beside_config(value, info) if isinstance(value, str) else value
 
 
-# TiCDC takes an S3 access key behind the URI's ?, so that all of it is secret.
+# The whole URI is secret: TiCDC accepts an S3 access key after its ?.
 ClaimCheckPlace = Annotated[SecretStr, BeforeValidator(_place, json_schema_input_type=str)]
 
 
@@ -212,7 +212,7 @@ def _protocol(name: str) -> str:
 ProtocolName = Annotated[
     str, AfterValidator(_protocol), WithJsonSchema({"enum": [*ALIASES], "type": "string"})
 ]
-"""A protocol by any of its names, in any case; its name in ``CODECS`` then."""
+"""A protocol by any of its names, in any case; converted to its name in ``CODECS``."""
 
 
 def _topic_rule(text: str) -> str:
@@ -236,7 +236,7 @@ DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 
 
 def known_time_zone(name: str) -> str:
-    """The name of a time zone as it is; raises ValueError for one that the database does not have."""
+    """Return the name of a time zone. Raises ValueError if the time zone database lacks it."""
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -257,10 +257,10 @@ Brokers = Annotated[tuple[Annotated[str, AfterValidator(_broker)], ...], Listed,
 
 
 def http_url(url: str, example: str, *, secrets: str) -> SplitResult:
-    """The parts of a URL for requests; ``secrets``: where user name and password go instead.
+    """Return the parts of an HTTP URL. ``secrets``: where user name and password belong instead.
 
     Raises:
-        ValueError: it is none, or holds them.
+        ValueError: the text is not such a URL, or contains a user name or password.
     """
     try:
         parts = urlsplit(url)
@@ -275,14 +275,14 @@ def http_url(url: str, example: str, *, secrets: str) -> SplitResult:
 
 
 def _registry_url(url: str) -> str:
-    if url.startswith("memory:"):  # the shipped in-process registry, for tests and notebooks
+    if url.startswith("memory:"):  # the registry in this process, for tests and notebooks
         return url
     http_url(url, "http://127.0.0.1:8081", secrets="user name and password under schema-registry.auth")
     return url.rstrip("/")
 
 
 def registry_section(value: Any) -> Any:
-    """A plain URL stands for ``{urls: [it]}``, and ``url`` for ``urls``."""
+    """Expand a plain URL to ``{urls: [it]}``, and ``url`` to ``urls``."""
     if isinstance(value, str | list):
         return {"urls": value}
     if isinstance(value, dict) and "url" in value and "urls" not in value:
@@ -309,24 +309,24 @@ class RegistryOAuth(Model):
     scope: str = ""
     """The scope of the token, as the authority expects it; several separated by blanks."""
     ca: PemFile | None = None
-    """Certificates of the authorities to trust at the token endpoint; the system's own if not given."""
+    """Certificates of the authorities to trust at the token endpoint; the system's if not given."""
 
     def client(self, timeout: float) -> OAuthClient:
-        """The same as the registry client takes it; raises ConfigError for a file that is not there."""
+        """Return the registry client's form of these settings. Raises ConfigError for a missing file."""
         tls = TlsOptions(ca=Path(self.ca) if self.ca else None)
         secret = self.client_secret.get_secret_value()
         return OAuthClient(self.token_url, self.client_id, secret, scope=self.scope, tls=tls, timeout=timeout)
 
 
 class SignIn(Model):
-    """How to sign in: ``username`` and ``password``, or a bearer ``token``."""
+    """Credentials: ``username`` and ``password``, or a bearer ``token``."""
 
     username: str | None = Field(default=None, min_length=1)
     """User name of basic authentication."""
     password: SecretStr | None = None
     """Its password."""
     token: SecretStr | None = None
-    """A bearer token, in place of user name and password."""
+    """A bearer token, instead of user name and password."""
 
     @model_validator(mode="after")
     def _one_way(self) -> SignIn:
@@ -344,18 +344,18 @@ class SignIn(Model):
         return self
 
     def signing(self, timeout: float = 10.0) -> Auth:  # noqa: ARG002  # RegistryAuth needs it
-        """How requests are signed. ``timeout``: of a request for a token, in seconds."""
+        """Return what signs requests. ``timeout``: of a request for a token, in seconds."""
         if self.token is not None:
             return BearerAuth(self.token.get_secret_value())
         return BasicAuth(self.username or "", self.password.get_secret_value() if self.password else "")
 
 
 class RegistryAuth(SignIn):
-    """How to sign in to the registry: ``username`` and ``password`` (Confluent Cloud: API key and secret), a
+    """Credentials for the registry: ``username`` and ``password`` (Confluent Cloud: API key and secret), a
     bearer ``token``, or ``oauth``."""
 
     oauth: RegistryOAuth | None = None
-    """OAuth 2.0 client credentials, in place of both."""
+    """OAuth 2.0 client credentials, instead of both."""
 
     def signing(self, timeout: float = 10.0) -> Auth:
         """As ``SignIn``."""
@@ -366,7 +366,7 @@ class RegistryTls(Model):
     """TLS files in PEM form. ``verify: false`` accepts any certificate: for experiments only."""
 
     ca: PemFile | None = None
-    """Certificates of the authorities to trust; the system's own if not given."""
+    """Certificates of the authorities to trust; the system's if not given."""
     certificate: PemFile | None = None
     """The client's certificate."""
     key: PemFile | None = None
@@ -375,7 +375,7 @@ class RegistryTls(Model):
     """`false` accepts any certificate: for experiments only."""
 
     def options(self) -> TlsOptions:
-        """The same as the registry client takes it; raises ConfigError for a file that is not there."""
+        """Return the registry client's form of these settings. Raises ConfigError for a missing file."""
         ca, certificate, key = (
             Path(name) if name else None for name in (self.ca, self.certificate, self.key)
         )
@@ -390,17 +390,17 @@ class RegistrySettings(Model):
     ]
     """One URL or several, tried in turn. `url` means the same."""
     auth: RegistryAuth | None = None
-    """How to sign in to the registry."""
+    """Credentials for the registry."""
     tls: RegistryTls | None = None
-    """Certificates, where the URL is https."""
+    """Certificates for https URLs."""
     timeout: PositiveDuration = 10.0
-    """How long to wait for an answer."""
+    """Time limit for an answer."""
 
     def open(self, stop: Stop | None = None) -> SchemaRegistry:
-        """A client of this registry; ``stop`` as of ``schema_registry.open_registry``.
+        """Open a client of this registry. ``stop``: as in ``schema_registry.open_registry``.
 
         Raises:
-            ConfigError: a TLS file is not there.
+            ConfigError: a TLS file does not exist.
         """
         auth = self.auth.signing(self.timeout) if self.auth else None
         tls = self.tls or RegistryTls()
@@ -412,15 +412,15 @@ UntypedColumns = Literal["refuse", "text"]
 
 
 class DebeziumSettings(Model):
-    """A Debezium connector's options that its records do not show, under Debezium's names with ``-``."""
+    """Options of a Debezium connector that its records do not show, under Debezium's names with ``-``."""
 
     binary_handling_mode: BinaryHandling = DebeziumModes.binary_handling_mode
-    """How binary columns are written, if a definition shows that a text is one: `bytes`, `base64`,
-    `base64-url-safe` or `hex`."""
+    """How binary columns are written as text, if a definition shows that a column is binary: `bytes`,
+    `base64`, `base64-url-safe` or `hex`."""
     unavailable_value_placeholder: Annotated[str, Field(min_length=1)] | None = None
-    """The connector's `unavailable.value.placeholder`, which replaces a value that it did not receive.
-    Default: Debezium's own, `__debezium_unavailable_value`; none in TiCDC's messages, which have every
-    value."""
+    """The connector's `unavailable.value.placeholder`, which replaces a value that the connector did not
+    receive. Default: Debezium's own, `__debezium_unavailable_value`. TiCDC's messages have every value and no
+    placeholder."""
     decimal_handling_mode: DecimalHandling = DebeziumModes.decimal_handling_mode
     """How decimals are written: `precise`, `string` or `double`. For records without a schema, like all
     settings below up to `decimal-format`."""
@@ -428,7 +428,8 @@ class DebeziumSettings(Model):
     """How BIGINT UNSIGNED is written: `long`, `precise` or `string`."""
     time_precision_mode: TimePrecision = DebeziumModes.time_precision_mode
     """How times are written: `adaptive` (PostgreSQL), `adaptive_time_microseconds` (MySQL), `connect`,
-    `isostring`, `microseconds`, `nanoseconds` or `structured`. Rows of a snapshot are spelt so, too."""
+    `isostring`, `microseconds`, `nanoseconds` or `structured`. Rows of a snapshot are written the same
+    way."""
     interval_handling_mode: IntervalHandling = DebeziumModes.interval_handling_mode
     """How PostgreSQL's intervals are written: `numeric` or `string`."""
     hstore_handling_mode: HstoreHandling = DebeziumModes.hstore_handling_mode
@@ -437,25 +438,27 @@ class DebeziumSettings(Model):
     """The converter's `decimal.format`: `base64` or `numeric`."""
     unwrapped: bool = CodecOptions.debezium_unwrapped
     """The connector's ExtractNewRecordState turns envelopes into rows, so that a null value is a delete.
-    Detected if the rows show it: by a schema, or an added field such as `__op`. A compacted topic of
-    envelopes needs it too, where a null value is all that is left of a delete. debezium-json only."""
+    It is detected if the rows show it, by a schema or an added field such as `__op`. Also set it for a
+    compacted topic of envelopes, where only a null value may remain of a delete. debezium-json only."""
     schema_change_topic: Annotated[str, Field(min_length=1)] | None = None
     """The topic to which a connector for MySQL or MariaDB writes DDL (`include.schema.changes`, which is on
-    by default): its name is the connector's `topic.prefix`. Workers read in it of TRUNCATE, DROP and other
-    DDL that changes rows (`docs/schema-changes.md`). Connectors for PostgreSQL have none."""
+    by default): its name is the connector's `topic.prefix`. Workers read TRUNCATE, DROP and other DDL that
+    changes rows from it (`docs/schema-changes.md`). Connectors for PostgreSQL have no such topic."""
     offsets_topic: Annotated[str, Field(min_length=1)] | None = None
-    """The topic in which Kafka Connect keeps the connector's offsets: `offset.storage.topic` of its workers,
+    """The topic in which Kafka Connect stores the connector's offsets: `offset.storage.topic` of its workers,
     or `offsets.storage.topic` of the connector. For `cuts` (`docs/cuts.md`)."""
     connector_name: Annotated[str, Field(min_length=1)] | None = None
-    """The connector's name in Kafka Connect, with `offsets-topic`. All tables must be of this connector."""
+    """The connector's name in Kafka Connect, with `offsets-topic`.
+
+    All tables must come from this connector.
+    """
     untyped_columns: UntypedColumns = "refuse"
-    """What to do about columns of records without schemas whose type neither a `definition` nor
-    `source.database` gives. `refuse`: the table waits, and says so. `text`: they are stored as text, as they
-    are in the JSON: a DECIMAL may be base64 there, and a DATETIME a number. debezium-json only
-    (`docs/codecs.md`)."""
+    """Policy for columns of records without schemas whose type neither a `definition` nor `source.database`
+    shows. `refuse`: the table waits, with an error. `text`: they are stored as text, as in the JSON, where a
+    DECIMAL may be base64, and a DATETIME a number. debezium-json only (`docs/codecs.md`)."""
 
     def modes(self, time_zone: str) -> DebeziumModes:
-        """The same as the codec takes it."""
+        """Return the codec's form of these settings."""
         others = (
             *("unwrapped", "schema_change_topic", "offsets_topic", "connector_name"),
             "untyped_columns",
@@ -471,23 +474,23 @@ class DatabaseSettings(Model):
     """Its SQLAlchemy URL, such as `mysql+pymysql://reader:…@tidb:4000` or
     `postgresql+psycopg://reader:…@host/database`. The user needs SELECT on the tables. Never shown."""
     connections: Count = Field(default=2, ge=1, le=64)
-    """How many ranges of a table's key a snapshot reads at once, each by a connection of its own."""
+    """Number of ranges of a table's key that a snapshot reads at once, each by its own connection."""
     chunk_rows: Count = Field(default=100_000, ge=1, le=10_000_000)
-    """Rows of one range; fewer where `rows-per-second` allows no more in 5 seconds."""
+    """Rows of one range; fewer if `rows-per-second` allows fewer in 5 seconds."""
     rows_per_second: Count | None = Field(default=None, ge=1)
-    """How many rows of a table are read in a second, at the most; as many as come if not given."""
+    """Limit of rows of a table that are read per second; no limit if not given."""
     replica: bool = False
     """Read from a replica. Only right if the connector itself reads this replica: another one may lack
     changes that were sent to Kafka, and is refused."""
 
     @property
     def range_rows_per_second(self) -> float | None:
-        """The rows a second of one range, of which ``connections`` are read at once."""
+        """Rows per second of one range, of which ``connections`` are read at once."""
         return None if self.rows_per_second is None else self.rows_per_second / self.connections
 
 
 def _database_section(value: Any) -> Any:
-    """A URL alone is a section with it."""
+    """Expand a plain URL to a section."""
     return {"url": value} if isinstance(value, str) else value
 
 
@@ -507,8 +510,8 @@ class SourceSettings(Model):
         RegistrySettings | None,
         BeforeValidator(registry_section, json_schema_input_type=Texts | RegistrySettings | None),
     ] = None
-    """The registry that the producer writes to: a URL, or a section. Required by flat-avro and debezium-avro,
-    which alone have one."""
+    """The registry that the producer writes to: a URL, or a section. Required by flat-avro and debezium-avro;
+    other protocols have none."""
     enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
     """TiCDC: the messages carry `_tidb` fields."""
     avro_decimal_handling_mode: DecimalMode = CodecOptions.avro_decimal_handling_mode
@@ -518,24 +521,24 @@ class SourceSettings(Model):
     avro_enable_watermark: bool = CodecOptions.avro_enable_watermark
     """TiCDC: flat-avro topics carry DDL and watermark events; needs the extension."""
     avro_include_before_value: bool = CodecOptions.avro_include_before_value
-    """New TiCDC: flat-avro values carry the row before."""
+    """New TiCDC: flat-avro values carry the row before the change."""
     content_compatible: bool = CodecOptions.content_compatible
     """TiCDC: full column types in `mysqlType`. canal-json only."""
     only_output_updated_columns: bool = CodecOptions.only_output_updated_columns
-    """TiCDC: updates carry changed columns only in `old`. canal-json only."""
+    """TiCDC: in updates, `old` has only the changed columns. canal-json only."""
     delete_only_output_handle_key_columns: bool = CodecOptions.delete_only_output_handle_key_columns
-    """TiCDC: deletes carry the key only. canal-json only."""
+    """TiCDC: deletes carry only the key. canal-json only."""
     binary_text: BinaryText = CodecOptions.binary_text
     """How the producer writes the bytes of BINARY, VARBINARY and BLOB columns as text. TiCDC documents
-    ISO-8859-1: one character a byte. By reports some versions write UTF-8 (5.3, 7.5.4): `utf-8` reads their
-    topics. `docs/codecs.md` says how to find out. canal-json only."""
+    ISO-8859-1: one character per byte. According to reports some versions write UTF-8 (5.3, 7.5.4): `utf-8`
+    reads their topics. `docs/codecs.md` shows how to find out. canal-json only."""
     output_row_key: bool = CodecOptions.output_row_key
     """New TiCDC: rows carry TiDB's row key, which identifies the rows of tables without a key
     (`docs/tables-without-a-key.md`); needs the extension. canal-json only."""
     output_raw_change_event: bool = CodecOptions.output_raw_change_event
     """TiCDC: key changes are not split. Refused for flat-avro without before-values, where the old key would
-    be lost, and under `sequence_by: kafka`, where rows that pass on a key in one transaction would be
-    lost."""
+    be lost. Also refused under `sequence_by: kafka`, where rows that pass on a key in one transaction would
+    be lost."""
     large_message_handle_option: LargeMessageOption = CodecOptions.large_message_handle_option
     """TiCDC: how rows that are too large for Kafka are sent: `none`, `claim-check` or `handle-key-only`.
     canal-json only."""
@@ -543,26 +546,26 @@ class SourceSettings(Model):
     """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. A worker needs this setting for
     canal-json. canal-json and debezium-json only."""
     claim_check_storage_uri: ClaimCheckPlace | None = None
-    """TiCDC: where rows that were too large are: a directory, or a URL that fsspec knows (`s3://bucket/path`).
-    Nothing outside of it is opened. Never shown. canal-json only."""
+    """TiCDC: the place of rows that were too large: a directory, or a URL that fsspec supports
+    (`s3://bucket/path`). Nothing outside of it is opened. Never shown. canal-json only."""
     claim_check_raw_value: bool = CodecOptions.claim_check_raw_value
     """TiCDC: claim-check files hold the bare value. Detected from the files. canal-json only."""
     database: Annotated[
         DatabaseSettings | None,
         BeforeValidator(_database_section, json_schema_input_type=str | DatabaseSettings | None),
     ] = None
-    """The database that the changes come from: a SQLAlchemy URL, or a section. Snapshots are read from it
-    (`docs/snapshots.md`), rows that TiCDC reduced to their handle key, as they were at their commit, and
-    types that the records do not tell (`docs/codecs.md`)."""
+    """The database that the changes come from: a SQLAlchemy URL, or a section. It supplies snapshots
+    (`docs/snapshots.md`), rows that TiCDC reduced to their handle key, as of their commit, and types that
+    the records do not have (`docs/codecs.md`)."""
     upstream_url: DatabaseUrl | None = None
-    """As `database`, for rows that were reduced to their handle key alone. Without either such rows are bad
-    records. Never shown. canal-json only."""
+    """Like `database`, but only for rows that were reduced to their handle key. Without either such rows are
+    bad records. Never shown. canal-json only."""
     max_decompressed_bytes: ByteSize = Field(default=CodecOptions.max_decompressed_bytes, ge=1, le=MOST_BYTES)
-    """The largest size of one message after decompression. canal-json and debezium-json only."""
+    """Size limit of one message after decompression. canal-json and debezium-json only."""
     time_zone: Annotated[str, AfterValidator(known_time_zone)] = CodecOptions.time_zone
-    """The changefeed's time zone: TIMESTAMP texts carry none on the wire."""
+    """The changefeed's time zone: TIMESTAMP texts have none on the wire."""
     checksum: ChecksumMode = CodecOptions.checksum
-    """What to do about a row whose TiCDC checksum does not match: `off` (not checked), `warn` (applied,
+    """Policy for a row that does not match its TiCDC checksum: `off` (not checked), `warn` (applied,
     counted and logged), `reject` (a bad record). Needs `integrity-check-level = "correctness"` at the
     changefeed. flat-avro only."""
     debezium: DebeziumSettings = DebeziumSettings()
@@ -580,21 +583,21 @@ class SourceSettings(Model):
 
     @property
     def bootstrap_servers(self) -> str:
-        """The brokers as Kafka clients take them."""
+        """The brokers in the form for Kafka clients."""
         return ",".join(self.brokers)
 
     def open_registry(self, stop: Stop | None = None) -> SchemaRegistry:
-        """A client of the schema registry; close it when done. ``stop`` as of ``open_registry``.
+        """Open a client of the schema registry; close it when done. ``stop``: as in ``open_registry``.
 
         Raises:
-            ConfigError: no registry is configured, or a TLS file is not there.
+            ConfigError: no registry is configured, or a TLS file does not exist.
         """
         if self.schema_registry is None:
-            raise ConfigError(f"source.schema-registry is not set, and {self.protocol} needs it")
+            raise ConfigError(f"source.schema-registry is not set, but {self.protocol} needs it.")
         return self.schema_registry.open(stop)
 
     def codec_options(self) -> CodecOptions:
-        """The producer's options for ``open_codec``."""
+        """Return the producer's options for ``open_codec``."""
         given = {name: getattr(self, name) for name in _CODEC_OPTIONS}
         given |= {name: value.get_secret_value() if value else "" for name, value in self._places.items()}
         given["debezium"] = self.debezium.modes(self.time_zone)
@@ -603,17 +606,17 @@ class SourceSettings(Model):
 
     @property
     def lacks_commit_ts(self) -> bool:
-        """Whether no event has a commit_ts, since TiCDC sends it with enable-tidb-extension only."""
+        """True if no event has a commit_ts, which TiCDC only sends with enable-tidb-extension."""
         return "enable_tidb_extension" in CODECS[self.protocol].reads and not self.enable_tidb_extension
 
     @property
     def has_commit_positions(self) -> bool:
-        """Whether what stands for a commit_ts is a position in the log of a connector's database."""
+        """True if a position in the log of a connector's database is used as commit_ts."""
         return self.debezium.offsets_topic is not None
 
     @property
     def opens_up_to(self) -> int | None:
-        """How many bytes a message may have after decompression; None if the changefeed does not compress."""
+        """Size limit of a message after decompression, in bytes; None if the changefeed does not compress."""
         return None if self.large_message_handle_compression == "none" else self.max_decompressed_bytes
 
     @property
@@ -624,11 +627,11 @@ class SourceSettings(Model):
         return {"claim_check_storage_uri": self.claim_check_storage_uri, "upstream_url": upstream}
 
     def confluent_properties(self) -> ClientSettings:
-        """Client properties for ``open_client``, secrets in plain text: never log them."""
+        """Return client properties for ``open_client``, with secrets in plain text. Never log them."""
         return confluent_properties(self.bootstrap_servers, self.kafka)
 
 
-# An option that a person may set; the others are for encoding, or the messages show them.
+# Options that a user may set. The others are for encoding, or are visible in the messages.
 _CODEC_OPTIONS = tuple(
     option.name for option in fields(CodecOptions) if option.name in SourceSettings.model_fields
 )

@@ -1,7 +1,7 @@
 """Checks of the settings of tables, in each section of the config and merged for one table.
 
-What cannot be read, modes and orders that are not possible, and policies for changes of columns that a
-pipeline cannot have.
+They find settings that cannot be read, impossible modes and orders, and policies for changes of columns that
+a pipeline does not support.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidesink.typemap.target_schema import row_keyed, shape_of
 
 
 class Section(NamedTuple):
-    """A section with settings of tables, its place in the config, and the mode and order that hold there."""
+    """A section with settings of tables, its place in the config, and the mode and order that apply to it."""
 
     config: Config
     place: str
@@ -32,23 +32,26 @@ class Section(NamedTuple):
     sequence_by: SequenceBy
 
     def problem(self, setting: str, reason: str, remedy: str) -> Problem:
-        """What is wrong with one of its settings."""
+        """Return a problem of one of its settings."""
         return Problem(f"{self.place}.{setting}", reason, remedy)
 
     def fold(self, name: str) -> str:
-        """The name of a source's column for a comparison: exact if tables may have names that differ in case.
+        """Fold a source column's name for comparison; exact if tables may have names that differ in case.
 
-        What such names mean in a table is checked with its columns (``projection.laid_out``).
+        The meaning of such names in a table is checked with its columns (``projection.laid_out``).
         """
         return name if CODECS[self.config.source.protocol].connectors else fold_name(name)
 
     def gives(self, setting: str) -> bool:
-        """Whether the file has this setting here."""
+        """Returns True if the file has this setting in this section."""
         return setting in self.own.model_fields_set
 
 
 def sections_of(config: Config) -> Iterator[Section]:
-    """The defaults, then the sections of ``tables``; a pattern has the mode that it sets for its tables."""
+    """Yield the defaults, then the sections of ``tables``.
+
+    A pattern has the mode that it sets for its tables.
+    """
     defaults = config.defaults
     yield Section(config, "defaults", defaults, defaults.mode, defaults.sequence_by)
     for number, entry in enumerate(config.tables):
@@ -61,7 +64,7 @@ def sections_of(config: Config) -> Iterator[Section]:
 
 
 def section_problems(config: Config) -> Iterator[Problem]:
-    """What is wrong in each section of settings of tables."""
+    """Yield the problems of each section of settings of tables."""
     checks = (_order, _history, _mode, _snapshot, _columns, _metadata, _null_updates, _schema_changes)
     found = [problem for at in sections_of(config) for check in checks for problem in check(at)]
     yield from found
@@ -70,26 +73,26 @@ def section_problems(config: Config) -> Iterator[Problem]:
 
 
 _KAFKA: Final = (
-    "use sequence_by: kafka, which is right where a key stays in one partition (TiCDC dispatchers table and "
+    "use sequence_by: kafka, which is right if a key stays in one partition (TiCDC's dispatchers table and "
     "index-value, and Debezium's default)"
 )
 
 
 def _order(at: Section) -> Iterator[Problem]:
-    """Why a section cannot be ordered by the source, and what that order alone needs."""
+    """Yield reasons why a section cannot be ordered by the source, and settings that only that order uses."""
     config, source = at.config, at.config.source
     if at.own.sequence_by == "source":
         if "source-order" not in config.target.features:
             reason = f"a target of type {config.target.type} does not store the positions of its rows"
             yield at.problem("sequence_by", reason, _KAFKA)
-        # TiCDC's messages have a commit_ts; plan and the worker report others, which have none.
+        # TiCDC's messages have a commit_ts; plan and the worker report messages without one.
         if source.debezium.unwrapped:
             reason = "rows flattened by ExtractNewRecordState have no source position"
             yield at.problem("sequence_by", reason, _KAFKA)
         elif source.lacks_commit_ts:
             yield at.problem(
                 "sequence_by",
-                "events have a position only where the changefeed has enable-tidb-extension=true",
+                "events have a position only if the changefeed has enable-tidb-extension=true",
                 f"set source.enable-tidb-extension: true if it has, or {_KAFKA}",
             )
     tables = config.tables if at.own is config.defaults else ()
@@ -102,8 +105,8 @@ def _order(at: Section) -> Iterator[Problem]:
         )
 
 
-# Settings that order the rows of one key, and have no effect where each change is a row of its own:
-# the field, its name in the file, and its default.
+# Settings that order the rows of one key, and have no effect if each change becomes a row: the field, its
+# name in the file, and its default.
 _OF_KEYS: Final = (
     ("sequence_by", "sequence_by", "kafka"),
     ("deletes", "deletes", "hard"),
@@ -112,12 +115,12 @@ _OF_KEYS: Final = (
 
 
 def _mode(at: Section) -> Iterator[Problem]:
-    """A mode that the target does not have, and settings without effect in mode append."""
+    """Yield a mode that the target does not support, and settings without effect in mode append."""
     target = at.config.target
     if at.own.mode not in (None, "upsert") and at.own.mode not in target.features:
         yield at.problem(
             "mode",
-            f"a target of type {target.type} holds no table in mode {at.own.mode}",
+            f"a target of type {target.type} does not support mode {at.own.mode}",
             "use mode: upsert, or another target",
         )
     for field, name, default in _OF_KEYS if at.mode == "append" else ():
@@ -126,35 +129,37 @@ def _mode(at: Section) -> Iterator[Problem]:
 
 
 def _snapshot(at: Section) -> Iterator[Problem]:
-    """What a snapshot cannot be of in this version."""
+    """Yield reasons why this version does not support a snapshot of the tables."""
     obstacle = snapshot_obstacle(at.config)
     if at.own.snapshot not in (None, "never") and obstacle is not None:
         yield at.problem(
-            "snapshot", obstacle, "remove it, or set snapshot: never for the tables it cannot be of"
+            "snapshot", obstacle, "remove it, or set snapshot: never for the tables that it is impossible for"
         )
 
 
 def snapshot_obstacle(config: Config) -> str | None:
-    """Why a table cannot have a snapshot; None where it can."""
+    """Return why a table cannot have a snapshot, or None."""
     if "rows" not in config.target.features:
-        return f"a target of type {config.target.type} forwards changes, and rows of a snapshot are none"
+        return (
+            f"a target of type {config.target.type} forwards changes, and rows of a snapshot are not changes"
+        )
     return None
 
 
 def needs_positions(config: Config, settings: TableConfig) -> bool:
-    """Whether a snapshot of a table needs the database's positions (a commit_ts), which TiDB alone has."""
+    """Return True if a table's snapshot needs the database's positions (a commit_ts), which only TiDB has."""
     return settings.mode == "history" or settings.sequence_by == "source" or config.cuts is not None
 
 
 def may_load_quiet_tables(config: Config) -> bool:
-    """Whether a table that no record names can be loaded, by its definition in the database."""
+    """Return True if a table that no record names can be loaded, by its definition in the database."""
     return config.source.protocol == "canal-json" and config.source.database is not None
 
 
 def topic_without_records(config: Config, table: TableId) -> str | None:
-    """The topic of a table that no record may name: the only one that it can have, by the topic rules.
+    """Return the topic of a table that no record may name: the only possible one by the topic rules.
 
-    None where nothing but records says which it is, or such a table is not loaded.
+    None if only records show the topic, or if such a table is not loaded.
     """
     if not may_load_quiet_tables(config):
         return None
@@ -163,14 +168,14 @@ def topic_without_records(config: Config, table: TableId) -> str | None:
 
 
 def loads_quiet_tables(config: Config) -> bool:
-    """Whether tables are loaded that no record may name, so that the database is asked for its tables."""
+    """Return True if tables without records are loaded, so that the database is asked for its tables."""
     return may_load_quiet_tables(config) and bool(_loading(config))
 
 
 def quiet_tables(config: Config, stored: Iterable[TableId]) -> Iterator[tuple[str, TableId]]:
-    """Of the source's tables those that are loaded, whether a record names them or not, with their topics.
+    """Yield the source's tables that are loaded even if no record names them, with their topics.
 
-    ``defaults`` alone are no list of tables: a changefeed need not send all that the database has.
+    ``defaults`` does not list tables: a changefeed need not send all tables of the database.
     """
     entries = _loading(config)
     for table in stored:
@@ -187,13 +192,13 @@ def _loading(config: Config) -> list[TableOverride]:
 
 
 _ENDS_A_VERSION: Final = (
-    "has no effect in a history, where a delete ends a version and takes nothing away",
+    "has no effect in a history, where a delete ends a version and removes nothing",
     "remove it",
 )
 
 
 def _history(at: Section) -> Iterator[Problem]:
-    """What prevents a history, and settings without effect in one or without one."""
+    """Yield what prevents a history, and settings without effect in a history or without one."""
     config, source = at.config, at.config.source
     if at.own.mode == "history" and source.protocol.startswith("debezium"):
         yield at.problem(
@@ -213,7 +218,7 @@ def _history(at: Section) -> Iterator[Problem]:
     if at.mode == "history" and at.gives("sequence_by") and at.own.sequence_by == "kafka":
         yield at.problem(
             "sequence_by",
-            "a history is ordered by commit_ts, whatever order its events come in",
+            "a history is ordered by commit_ts, whatever the order of its events",
             "remove it, or set sequence_by: source",
         )
     if at.mode == "history" and at.gives("deletes"):
@@ -224,18 +229,18 @@ def _history(at: Section) -> Iterator[Problem]:
     if "history" not in {config.defaults.mode, *(entry.mode for entry in config.tables)}:
         yield at.problem("history", "no table has mode: history", "set it, or remove this section")
     if _twice((names.valid_from, names.valid_to, names.current)):
-        yield at.problem("history", "two columns have one name", "give each a name of its own")
+        yield at.problem("history", "two columns have the same name", "give each its own name")
 
 
-# What tidesink's own columns begin with; held to them by a test.
+# Prefix of all of tidesink's own columns; a test checks it.
 OWN_PREFIX: Final = "_tidesink_"
 
 
 def _columns(at: Section) -> Iterator[Problem]:
-    """Lists, names and the filter, as far as the config alone shows what is wrong with them."""
+    """Yield problems of lists, names and the filter that the config by itself shows."""
     own, renames = at.own, at.own.rename or {}
     if own.columns is not None and own.except_column_list is not None:
-        yield at.problem("except_column_list", "excludes columns beside a list of columns", "keep one")
+        yield at.problem("except_column_list", "excludes columns, but a list of columns is given", "keep one")
     for name, listed in (("columns", own.columns), ("except_column_list", own.except_column_list)):
         for twice in _twice(listed or (), at.fold):
             yield at.problem(name, f"{twice} is listed twice", "remove one")
@@ -261,10 +266,10 @@ def _columns(at: Section) -> Iterator[Problem]:
 def _new_names(
     at: Section, setting: str, names: Iterable[str], form: str, *, also: Iterable[str] = ()
 ) -> Iterator[Problem]:
-    """Names of new columns that are not distinct, or empty; ``also``: other names that are not empty."""
+    """Yield names of new columns that are repeated or empty. ``also``: names that may not be empty either."""
     names = list(names)
     for twice in _twice(names):
-        yield at.problem(setting, f"two columns would be called {twice}", "give one another name")
+        yield at.problem(setting, f"two columns would be called {twice}", "rename one of them")
     if not all(name.strip() for name in (*names, *also)):
         yield at.problem(setting, "has an empty name", f"give {form}")
 
@@ -275,20 +280,20 @@ def _metadata(at: Section) -> Iterator[Problem]:
     for kind in sorted({"commit_ts", "position"} & names.keys()) if source.lacks_commit_ts else ():
         yield at.problem(
             "metadata",
-            f"{kind} is known from events only where the changefeed has enable-tidb-extension=true",
+            f"events show {kind} only if the changefeed has enable-tidb-extension=true",
             f"set source.enable-tidb-extension: true if it has, or remove {kind}",
         )
 
 
 def _null_updates(at: Section) -> Iterator[Problem]:
     if at.own.ignore_null_updates and "rows" not in at.config.target.features:
-        reason = f"a {at.config.target.type} target stores no values that could stay"
+        reason = f"a {at.config.target.type} target has no stored values that could stay"
         yield at.problem("ignore_null_updates", reason, "remove it")
     if at.own.ignore_null_updates and CODECS[at.config.source.protocol].leaves_out:
         yield at.problem(
             "ignore_null_updates",
-            f"{at.config.source.protocol} can leave a value out, which is not the same as NULL, and the two "
-            "are not identified in this version",
+            f"{at.config.source.protocol} can omit a value, which is not the same as NULL, and this version "
+            "does not distinguish the two",
             "remove it",
         )
 
@@ -298,7 +303,7 @@ def _twice(names: Iterable[str], fold: NameFold = fold_name) -> list[str]:
 
 
 def _columns_defined(config: Config) -> Iterator[Problem]:
-    """Columns that a table defined in the config does not have."""
+    """Yield columns that the definition of a table in the config does not have."""
     for number, entry in enumerate(config.tables):
         if entry.definition is None or entry.table is None:
             continue
@@ -317,14 +322,14 @@ def _columns_defined(config: Config) -> Iterator[Problem]:
 
 
 def merged_problems(config: Config) -> Iterator[Problem]:
-    """What contradicts each other in the merged settings of the tables that have a name in the config."""
+    """Yield contradictions in the merged settings of the tables that have a name in the config."""
     for number, entry in enumerate(config.tables):
         if entry.table is not None:
             yield from _merged(config.table_config(entry.table), f"tables[{number}]")
 
 
 def check_merged(settings: TableConfig) -> None:
-    """Check a table that only the run knows as ``tidesink validate`` checks a named one.
+    """Check a table that is only known at run time, as ``tidesink validate`` checks a named one.
 
     Raises:
         ConfigError: its merged settings contradict each other.
@@ -349,53 +354,51 @@ def _merged(settings: TableConfig, place: str) -> Iterator[Problem]:
 def _clashes(
     place: str, mode: TableMode, order: SequenceBy, own: TableDefaults | TableOverride | TableConfig
 ) -> Iterator[Problem]:
-    """Settings of columns that the mode or the order forbids."""
+    """Yield settings of columns that the mode or the order forbids."""
     if mode == "append" and own.filter is not None and own.filter.strip().lower() != ALWAYS:
         yield Problem(
             f"{place}.filter",
-            "mode: append stores every change: a row that starts or stops to satisfy a filter would be "
-            "another change than the source's",
-            "remove it, or set filter: 'true' for this table where another section sets it, and make a view "
-            "of the log that has the filter",
+            "mode: append stores every change, and a row that begins or ceases to satisfy a filter would "
+            "become another change than the source's",
+            "remove it, or set filter: 'true' for this table if another section sets it, and create a view "
+            "of the log with the filter",
         )
     if own.ignore_null_updates and mode != "upsert":
-        yield Problem(f"{place}.ignore_null_updates", f"mode: {mode} keeps each row as it was", "remove it")
+        yield Problem(f"{place}.ignore_null_updates", f"mode: {mode} stores each row unchanged", "remove it")
     if own.ignore_null_updates and order == "source":
         yield Problem(
             f"{place}.ignore_null_updates",
-            "under sequence_by: source a change may come late, and which value it left is unknown",
+            "under sequence_by: source a change may arrive late, and then it is unknown which value stays",
             "use sequence_by: kafka, or remove it",
         )
 
 
 def _without_keys(name: str) -> tuple[str, str]:
-    """Why a setting for rows of one key has no effect in a log, and what to do."""
+    """Return why a setting for rows of one key has no effect in a log, and the remedy."""
     return (
-        "has no effect in mode append, where every change is a row of its own",
+        "has no effect in mode append, where every change becomes a row",
         f"remove it, or use mode: upsert for the tables that need {name}",
     )
 
 
-# Kinds that only DDL reports with certainty: a registry can hold an older schema as its newest.
-# Of these no topic of a Debezium connector tells.
+# Kinds that only DDL reports with certainty: a registry may have an older schema as its newest. No topic of a
+# Debezium connector reports these.
 _UNTOLD: Final[tuple[ChangeKind, ...]] = ("drop", "narrow")
 REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow", *get_args(RowChangeKind))
 
 
 def unreported_kinds(source: SourceSettings) -> tuple[ChangeKind, ...]:
-    """The kinds of changes of which no topic of the pipeline tells with certainty."""
+    """Return the kinds of changes that no topic of the pipeline reports with certainty."""
     if CODECS[source.protocol].tells_ddl:
         return ()
     return REPORTED_KINDS if source.debezium.schema_change_topic is None else _UNTOLD
 
 
 def _schema_changes(at: Section) -> Iterator[Problem]:
-    """The policies that have no effect on a pipeline, or that its target cannot follow."""
+    """Yield policies that have no effect on a pipeline, or that its target does not support."""
     source, target, kinds = at.config.source, at.config.target, REPORTED_KINDS
     if _is_all_logs(at):
-        reason = (
-            "has no effect in mode append: logged rows stay as they were, and a renamed column is a new one"
-        )
+        reason = "has no effect in mode append: logged rows do not change, and a renamed column is a new one"
     elif "rows" not in target.features:
         reason = f"has no effect: a target of type {target.type} forwards rows with the columns they have"
     else:
@@ -414,37 +417,37 @@ def _schema_changes(at: Section) -> Iterator[Problem]:
 
 
 _BY_TOPIC: Final = (
-    "remove it, or set source.debezium.schema-change-topic where a connector for MySQL or MariaDB writes one"
+    "remove it, or set source.debezium.schema-change-topic if a connector for MySQL or MariaDB writes one"
 )
 
 
 def ddl_obstacle(config: Config) -> tuple[str, str] | None:
-    """Why DDL of a connector's own topic cannot be followed, and what to do; None where it can."""
+    """Return why DDL of a connector's own topic cannot be applied, with the remedy, or None."""
     if config.source.debezium.schema_change_topic is None:
         return None
     if config.source.database is None:
         return (
-            "a connector's DDL has no order with its rows, so that a resync follows it, which reads "
+            "a connector's DDL has no order relative to its rows, so it needs a resync, which reads "
             "source.database",
             "set source.database, or use pause or ignore",
         )
     if config.cuts is not None:
         return (
-            "a resync follows the DDL of a connector, which reads rows as of now: later than the cuts",
+            "DDL of a connector needs a resync, which reads rows as of now: later than the cuts",
             "remove cuts, or use pause or ignore",
         )
     return None
 
 
 def _is_all_logs(at: Section) -> bool:
-    """Whether only logs can inherit a section's policy, and no table of another mode."""
+    """Return True if only logs can inherit a section's policy."""
     named = isinstance(at.own, TableOverride) and at.own.name is not None
     others = () if named else at.config.tables
     return at.mode == "append" and all(entry.mode in (None, "append") for entry in others)
 
 
 def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:
-    """The policies that have an effect on a pipeline, as one line; ``logs``: of a table in mode append."""
+    """Return the policies that have an effect on a pipeline, as one line. ``logs``: for mode append."""
     passing = logs or "rows" not in config.target.features
     unknown = REPORTED_KINDS if passing else unreported_kinds(config.source)
     kinds = [kind for kind in get_args(ChangeKind) if kind not in unknown]
@@ -452,16 +455,16 @@ def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False
 
 
 def unreported_changes(config: Config) -> Iterator[str]:
-    """The changes of tables that the source does not report, or the target cannot do."""
+    """Yield the changes of tables that the source does not report, or the target does not support."""
     if "rows" not in config.target.features:
         yield (
             f"a target of type {config.target.type} forwards rows with the columns they have: columns "
-            "that are dropped or renamed at the source are so in its messages, and no message says that a "
-            "table was emptied"
+            "that are dropped or renamed at the source are dropped or renamed in its messages, and no "
+            "message can express that a table was emptied"
         )
     elif unknown := unreported_kinds(config.source):
         what = "dropped, renamed or narrowed, or a table dropped or renamed"
         yield (
             f"{config.source.protocol} does not report with certainty that a column was "
-            f"{what if 'rename' in unknown else 'dropped or narrowed'}: what was there stays at the target"
+            f"{what if 'rename' in unknown else 'dropped or narrowed'}: it stays at the target"
         )

@@ -1,7 +1,7 @@
-"""Where tables go: one model of settings for each type of target, picked by ``type``.
+"""Settings of targets: one model for each type of target, chosen by ``type``.
 
-Delta; Iceberg, in any catalog that Spark knows; SQL databases; and messages, to a Kafka topic or an HTTP
-endpoint.
+Types: Delta; Iceberg, in any catalog that Spark supports; SQL databases; and messages, to a Kafka topic or an
+HTTP endpoint.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ from tidesink.typemap.table import DecimalMode, UnsignedMode
 TargetFeature = Literal[
     "rows", "soft-deletes", "source-order", "append", "history", "shards", "drop", "rename"
 ]
-"""What a type of target can do for its tables, where not every type can.
+"""A capability that only some types of targets have.
 
-``rows``: it stores rows, so that inserts and updates are distinguished, values left out stay, and rows
-already there get a new column's default; else it forwards each change as a message. ``soft-deletes``: rows
-can be marked deleted. ``source-order``: rows keep their position, so that a change older than the one applied
-never wins. ``append``, ``history``: the modes. ``shards``: several source tables keep their rows in one
-table, each with a ledger of its own. ``drop``, ``rename``: columns can be dropped and renamed.
+``rows``: it stores rows, so that inserts and updates are distinguished, omitted values keep the stored ones,
+and existing rows get a new column's default. Other targets forward each change as a message.
+``soft-deletes``: rows can be marked as deleted. ``source-order``: rows keep their position, so that a change
+older than the applied one never wins. ``append``, ``history``: these modes are supported. ``shards``: several
+source tables can store their rows in one table, each with its own ledger. ``drop``, ``rename``: columns can
+be dropped and renamed.
 """
 ALL_FEATURES: Final[frozenset[TargetFeature]] = frozenset(get_args(TargetFeature))
 
@@ -79,13 +80,15 @@ class TargetModel(Model):
 def _both_placeholders(template: str, example: str) -> None:
     if "{schema}" not in template or "{table}" not in template:
         shared = "place" if "/" in example else "name"
-        raise ValueError(f"use both placeholders, as in {example}: two tables could share one {shared}")
+        raise ValueError(
+            f"use both placeholders, as in {example}; otherwise two tables could share one {shared}"
+        )
 
 
 def _no_other_placeholder(template: str) -> None:
     rest = template.replace("{schema}", "").replace("{table}", "")
     if "{" in rest or "}" in rest:
-        raise ValueError("it holds another placeholder: use {schema} and {table} only")
+        raise ValueError("it has another placeholder; use only {schema} and {table}")
 
 
 def _names_tables(template: str) -> str:
@@ -93,8 +96,8 @@ def _names_tables(template: str) -> str:
     levels = template.replace("{schema}", "s").replace("{table}", "t").split(".")
     if not all(level.isidentifier() for level in levels) or len(levels) < 2:
         raise ValueError(
-            "give names of letters, digits and _ with dots between, and the placeholders {schema} and "
-            "{table} alone, as in lake.{schema}_{table}: a namespace, and the table's own name last"
+            "give names of letters, digits and _ with dots between them, with only the placeholders {schema} "
+            "and {table}, as in lake.{schema}_{table}: a namespace, and the table's name last"
         )
     return template
 
@@ -105,12 +108,12 @@ CatalogName = Annotated[str, AfterValidator(_names_tables)]
 
 def _no_session_catalog(name: str) -> str:
     if name.lower() == "spark_catalog":
-        raise ValueError("spark_catalog is Delta's: give the catalog its own name")
+        raise ValueError("spark_catalog is Delta's catalog; use another name")
     return name
 
 
 def _with_paths(properties: Any, info: ValidationInfo) -> Any:
-    """A warehouse given as a path is read from the config file's folder; numbers and booleans are text."""
+    """Make a warehouse's path relative to the config's folder, and numbers and booleans text."""
     texts = _texts(properties)
     if not isinstance(texts, dict):
         return texts
@@ -135,27 +138,28 @@ def _text(value: Any) -> Any:
 
 
 class LakeSettings(TargetModel):
-    """What tables of a lake need."""
+    """Settings of tables in a lake."""
 
     table_properties: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(default_factory=dict)
-    """Properties that each table is made with, under the format's names, besides tidesink's own; they replace
-    those. A table that is there keeps its own."""
+    """Properties that each table is created with, under the format's names, in addition to tidesink's own;
+    equal names replace those. An existing table keeps its own."""
     single_writer: bool = False
-    """For a lake on S3 where nothing excludes other writers: only one worker, and no other program, ever
-    writes to these tables. Two workers would overwrite each other's commits, and neither would notice."""
+    """For a lake on S3 without a way to exclude other writers: a promise that only one worker, and no other
+    program, ever writes to these tables. Two workers would overwrite each other's commits without
+    noticing."""
 
 
-# Of locations in buckets of S3.
+# Schemes of locations in S3 buckets.
 S3_SCHEMES: Final = ("s3", "s3a", "s3n")
 
 
 def scheme_of(place: str) -> str:
-    """The scheme of a location, in lower case; empty for a folder."""
+    """Return the scheme of a location, in lower case; empty for a folder."""
     return urlsplit(place).scheme if "://" in place else ""
 
 
 class IcebergSettings(LakeSettings):
-    """Iceberg tables of one catalog, each named by ``table``; ``catalog-properties`` are kept secret."""
+    """Iceberg tables of one catalog, each named by ``table``; ``catalog-properties`` are secret."""
 
     type: Literal["iceberg"]
     """`iceberg`: Iceberg tables in a catalog."""
@@ -173,14 +177,14 @@ class IcebergSettings(LakeSettings):
     """A table's namespace and name; must contain `{schema}` and `{table}`."""
 
     def catalog_values(self) -> dict[str, str]:
-        """``catalog-properties`` in plain text: never log it."""
+        """``catalog-properties`` in plain text. Never log them."""
         return {name: value.get_secret_value() for name, value in self.catalog_properties.items()}
 
     def excludes_writers(self, conf: Mapping[str, str]) -> bool:
-        """Whether, with Spark's settings, the catalog refuses a commit that another process made first.
+        """Return True if the catalog, with Spark's settings, refuses a commit that another process overtook.
 
-        A catalog of ``type: hadoop`` makes a version by a rename, which on S3 replaces what is there, unless
-        a lock is configured for it (Iceberg's ``HadoopTableOperations``, 1.10.1).
+        A catalog of ``type: hadoop`` makes a version by a rename, which on S3 replaces an existing file,
+        unless a lock is configured for it (Iceberg's ``HadoopTableOperations``, 1.10.1).
         """
         prefix = f"spark.sql.catalog.{self.catalog}."
         under = {name.removeprefix(prefix): value for name, value in conf.items() if name.startswith(prefix)}
@@ -198,7 +202,9 @@ def _database_url(scheme: str, url: str, *, needs_database: bool) -> str:
     parts = urlsplit(url)
     example = f"{scheme}://db.example.com:{5432 if scheme == 'postgresql' else 3306}/shop"
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError("put user and password under user and password, and TLS under tls, not into the URL")
+        raise ValueError(
+            "put the user under user, the password under password, and TLS under tls, not into the URL"
+        )
     try:
         fits = parts.scheme == scheme and parts.hostname and (parts.port or 1) > 0
     except ValueError:
@@ -224,7 +230,7 @@ def _names_a_view(template: str) -> str:
     rest = template.replace("{table}", "")
     if "{table}" not in template or not rest or "{" in rest or "}" in rest or "." in rest:
         raise ValueError(
-            "give one name with {table} and more in it, as in {table}_live, for a view beside it"
+            "give a name that contains {table} and more, as in {table}_live, for a view next to the table"
         )
     return template
 
@@ -236,8 +242,8 @@ class SqlTls(Model):
     """TLS to a database, under Postgres's names."""
 
     mode: TlsMode = "prefer"
-    """`disable`; `prefer`: if the server has it; `require`: without a check of its certificate;
-    `verify-ca`; `verify-full`: the certificate is signed by `ca` and names the host."""
+    """`disable`; `prefer`: if the server supports it; `require`: without checking its certificate;
+    `verify-ca`: the certificate is signed by `ca`; `verify-full`: it also names the host."""
     ca: LocalPath | None = None
     """A PEM file with the authorities that sign the server's certificate."""
     certificate: LocalPath | None = None
@@ -247,7 +253,7 @@ class SqlTls(Model):
 
 
 class SqlSettings(TargetModel):
-    """What every SQL database needs."""
+    """Settings of every SQL database."""
 
     default_port: ClassVar[int]
 
@@ -258,7 +264,7 @@ class SqlSettings(TargetModel):
     """Its password, as `${env:NAME}` or `${file:path}`."""
     table: SqlTemplate = "{schema}.{table}"
     view: Annotated[str, AfterValidator(_names_a_view)] | None = None
-    """The name of a view beside each table, as `{table}_live`, which shows the rows that are not deleted,
+    """The name of a view for each table, such as `{table}_live`, which shows the rows that are not deleted,
     without tidesink's own columns; must contain `{table}`, the table's own name. tidesink creates the view
     and changes it with the table."""
     tls: SqlTls = Field(default_factory=SqlTls)
@@ -275,7 +281,7 @@ class PostgresSettings(SqlSettings):
     url: Annotated[
         str, AfterValidator(partial(_database_url, "postgresql", needs_database=True)), Field(repr=False)
     ]
-    """The database, as `postgresql://host:5432/database`, without user and password."""
+    """The database, such as `postgresql://host:5432/database`, without user and password."""
     table: SqlTemplate = "{schema}.{table}"
     """A table's schema and name; must contain `{schema}` and `{table}`. Missing schemas are created."""
 
@@ -290,13 +296,13 @@ class MysqlSettings(SqlSettings):
     url: Annotated[
         str, AfterValidator(partial(_database_url, "mysql", needs_database=False)), Field(repr=False)
     ]
-    """The server, as `mysql://host:3306`, without user and password."""
+    """The server, such as `mysql://host:3306`, without user and password."""
     table: SqlTemplate = "{schema}.{table}"
     """A table's database and name; must contain `{schema}` and `{table}`. Missing databases are created."""
     key_length: Count = Field(default=KEY_LENGTH, ge=1, le=3072)
-    """The length of a key's texts (in characters) and bytes in tables that are made, where neither the topic
-    nor a definition tells it, as in flat-avro. A longer value stops its table. All columns of a key together
-    have 3072 bytes, and a text takes four for each character."""
+    """The length of a key's texts (in characters) and bytes in new tables, if neither the topic nor a
+    definition has it, as in flat-avro. A longer value stops its table. All columns of a key together have
+    3072 bytes, and a text needs four for each character."""
 
 
 _CODEC_OPTIONS: Final = (
@@ -315,7 +321,7 @@ _CODEC_OPTIONS: Final = (
 
 def _written(protocol: str) -> str:
     if CODECS[protocol].writes is None:
-        raise ValueError(f"{protocol} is read, and not written")
+        raise ValueError(f"{protocol} can be read, but not written")
     return protocol
 
 
@@ -331,8 +337,8 @@ class KafkaSettings(TargetModel):
     """The topic of a table, as in TiCDC's dispatchers: `[prefix]{schema}[middle]{table}[suffix]`. The Avro
     protocols need both placeholders; the JSON ones may write all tables to one topic."""
     protocol: Annotated[ProtocolName, AfterValidator(_written)]
-    """What is written, as TiCDC writes it: `flat-avro` (or `avro`), `canal-json`, `debezium-json` (or
-    `debezium`), `debezium-avro`."""
+    """The protocol of the messages, as TiCDC writes it: `flat-avro` (or `avro`), `canal-json`,
+    `debezium-json` (or `debezium`), `debezium-avro`."""
     schema_registry: Annotated[
         RegistrySettings | None,
         BeforeValidator(registry_section, json_schema_input_type=Texts | RegistrySettings | None),
@@ -341,9 +347,9 @@ class KafkaSettings(TargetModel):
     auto_create_topic: bool = True
     """Create topics that do not exist."""
     partition_num: Count = Field(default=3, ge=1, le=10_000)
-    """How many partitions a created topic has."""
+    """Partitions of a created topic."""
     replication_factor: Count = Field(default=1, ge=1, le=1000)
-    """How many replicas a created topic has."""
+    """Replicas of a created topic."""
     enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
     """TiCDC: write `_tidb` fields. The source must carry commit timestamps."""
     avro_decimal_handling_mode: DecimalMode = CodecOptions.avro_decimal_handling_mode
@@ -356,7 +362,7 @@ class KafkaSettings(TargetModel):
     """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. canal-json and
     debezium-json only."""
     max_message_bytes: ByteSize = Field(default=CodecOptions.max_message_bytes, ge=1, le=MOST_BYTES)
-    """The size of the largest message; the topic must accept it."""
+    """Size limit of a message; the topic must accept it."""
     namespace: str = Field(default=CodecOptions.namespace, min_length=1)
     """The first part of Avro record namespaces: the changefeed's namespace or keyspace. flat-avro only."""
     time_zone: Annotated[str, AfterValidator(known_time_zone)] = CodecOptions.time_zone
@@ -391,20 +397,20 @@ class KafkaSettings(TargetModel):
 
     @property
     def rule(self) -> TopicRule:
-        """Which topic a table goes to."""
+        """The rule that names a table's topic."""
         return TopicRule.parse(self.topic)
 
     @property
     def bootstrap_servers(self) -> str:
-        """The brokers as Kafka clients take them."""
+        """The brokers in the form for Kafka clients."""
         return ",".join(self.brokers)
 
     def confluent_properties(self) -> ClientSettings:
-        """Client properties for ``open_client``, secrets in plain text: never log them."""
+        """Return client properties for ``open_client``, with secrets in plain text. Never log them."""
         return confluent_properties(self.bootstrap_servers, self.kafka)
 
     def codec_options(self) -> CodecOptions:
-        """The encoder's options."""
+        """Return the encoder's options."""
         return CodecOptions(**{name: getattr(self, name) for name in _CODEC_OPTIONS})
 
 
@@ -412,7 +418,7 @@ def _endpoint(url: str) -> str:
     secrets = "user name and password under target.auth"
     parts = http_url(url, "https://api.example.com/changes/{schema}/{table}", secrets=secrets)
     if parts.fragment:
-        raise ValueError("a URL for requests has no fragment: remove # and what follows it")
+        raise ValueError("a URL for requests has no fragment: remove # and what follows")
     _no_other_placeholder(url)
     if "{" in (parts.hostname or ""):
         raise ValueError("put placeholders into the path or the query, not into the host name")
@@ -420,51 +426,51 @@ def _endpoint(url: str) -> str:
 
 
 class HttpSettings(TargetModel):
-    """Tables sent to an HTTP endpoint as JSON, a slice of a batch in each request, at least once."""
+    """Tables sent to an HTTP endpoint as JSON, part of a batch in each request, at least once."""
 
     features = frozenset()
     type: Literal["http"]
     """`http`: requests with rows as JSON."""
     url: Annotated[str, AfterValidator(_endpoint)] = Field(repr=False)
-    """Where rows are sent; may contain `{schema}` and `{table}`."""
+    """URL to which rows are sent; may contain `{schema}` and `{table}`."""
     method: Literal["POST", "PUT"] = "POST"
     """`POST` or `PUT`."""
     format: Literal["json-lines", "array"] = "json-lines"
-    """The body: `json-lines` (one object a line) or `array` (one JSON array)."""
+    """The body: `json-lines` (one object per line) or `array` (one JSON array)."""
     batch_rows: Count = Field(default=500, ge=1, le=1_000_000)
-    """Rows of one request, at most."""
+    """Most rows of one request."""
     parallel_requests: Count = Field(default=2, ge=1, le=1000)
-    """How many requests of one table may run at once. The changes of a key stay in order."""
+    """Number of requests of one table that may run at once. The changes of a key stay in order."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     """Headers of every request; their values are never shown."""
     auth: SignIn | None = None
-    """How to sign in to the endpoint."""
+    """Credentials for the endpoint."""
     timeout: PositiveDuration = 30.0
-    """How long to wait for a connection, and for an answer."""
+    """Time limit for a connection, and for an answer."""
     attempts: Count = Field(default=5, ge=1, le=100)
-    """How often one request is tried before its batch is retried, for as long as `retry.for` allows."""
+    """Attempts of one request before its batch is retried, for as long as `retry.for` allows."""
     longest_wait: PositiveDuration = 60.0
-    """The longest wait between two attempts; a longer `Retry-After` leaves the rest to `retry.for`."""
+    """Longest wait between two attempts; a longer `Retry-After` leaves the rest to `retry.for`."""
     tls: RegistryTls | None = None
-    """Certificates, where the URL is https."""
+    """Certificates for https URLs."""
 
     def header_values(self) -> dict[str, str]:
-        """``headers`` in plain text: never log them."""
+        """``headers`` in plain text. Never log them."""
         return {name: value.get_secret_value() for name, value in self.headers.items()}
 
     def signing(self) -> Auth:
-        """How requests are signed."""
+        """Return what signs requests."""
         return NoAuth() if self.auth is None else self.auth.signing()
 
     def tls_options(self) -> TlsOptions:
-        """The same as a client takes it; raises ConfigError for a file that is not there."""
+        """Return the client's form of these settings. Raises ConfigError for a missing file."""
         return (self.tls or RegistryTls()).options()
 
 
 DEFAULT_TYPE: Final = "delta"
 
 
-# By the scheme of a URL: the type of the target that it is the address of.
+# Type of the target by the scheme of its URL.
 _TYPES_BY_SCHEME: Final[Mapping[str, str]] = {
     "postgresql": "postgres",
     "postgres": "postgres",
@@ -477,7 +483,7 @@ _TYPES_BY_SCHEME: Final[Mapping[str, str]] = {
 
 
 def type_of_url(place: str) -> str | None:
-    """The type of target that a URL is the address of; None for a folder or a file system's URL."""
+    """Return the type of target that a URL belongs to; None for a folder or a file system's URL."""
     return _TYPES_BY_SCHEME.get(scheme_of(place))
 
 
@@ -485,14 +491,14 @@ def _is_path(place: str) -> str:
     found = type_of_url(place)
     if found == "http":
         raise RefusedSettingError(
-            "is an HTTP URL, and no file system",
+            "is an HTTP URL, not a file system",
             "give a folder, or a URL of an object store (s3a://, gs://, abfss://); a target of type: http "
-            "sends rows to a URL, as target.url",
+            "sends rows to a URL, which is target.url",
         )
     if found is not None:
         where = "brokers" if found == "kafka" else "url"
         raise RefusedSettingError(
-            "is a URL, and no path of a lake", f"set type: {found}, and give it as target.{where}"
+            "is a URL, not the path of a lake", f"set type: {found}, and give it as target.{where}"
         )
     return place
 
@@ -506,23 +512,23 @@ def _tells_tables_apart(template: str) -> str:
 TableTemplate = Annotated[str, AfterValidator(_tells_tables_apart)]
 
 
-# Delta's log stores that do not see a commit which another process makes on S3 at the same time.
+# Delta's log stores that do not notice a simultaneous commit of another process on S3.
 _SHARED_STORES: Final = frozenset(
     f"{name}LogStore" for name in ("Azure", "GCS", "HDFS", "HadoopFileSystem", "Local", "S3SingleDriver")
 )
 
 
 class DeltaSettings(LakeSettings):
-    """Delta tables under one root, ``path``, each at ``table`` below it."""
+    """Delta tables under one root, ``path``, each at ``table`` in it."""
 
     type: Literal["delta"] = "delta"
     """`delta`: Delta tables in a lake."""
     path: Annotated[LocalPath, AfterValidator(_is_path)]
-    """The lake's root: a folder, or a URL that Spark's file systems know."""
+    """The lake's root: a folder, or a URL that Spark's file systems support."""
     table: TableTemplate = "{schema}/{table}"
     """A table's path under the root; must contain `{schema}` and `{table}`."""
     catalog_table: CatalogName | None = None
-    """The name of each table in Spark's catalog, as `{schema}.{table}`, or with the catalog before it.
+    """The name of each table in Spark's catalog, such as `{schema}.{table}`, or with the catalog in front.
     Readers find the table under this name; its rows stay at its path."""
 
     @property
@@ -531,7 +537,7 @@ class DeltaSettings(LakeSettings):
         return scheme_of(self.path)
 
     def excludes_writers(self, conf: Mapping[str, str]) -> bool:
-        """Whether, with Spark's settings, Delta refuses a commit that another process made first."""
+        """Return True if Delta, with Spark's settings, refuses a commit that another process overtook."""
         if self.scheme not in S3_SCHEMES:
             return True
         names = (f"spark.delta.logStore.{self.scheme}.impl", "spark.delta.logStore.class")
@@ -540,7 +546,7 @@ class DeltaSettings(LakeSettings):
 
 
 def _type_of(settings: Any) -> str | None:
-    """The type that settings name; Delta if they name none, None if they are not settings."""
+    """Return the type that settings name; Delta if they name none, None if they are not settings."""
     named = settings.get("type", DEFAULT_TYPE) if isinstance(settings, Mapping) else None
     named = getattr(settings, "type", named)
     return named if isinstance(named, str) else None
@@ -555,4 +561,4 @@ TargetSettings = Annotated[
     | Annotated[MysqlSettings, Tag("mysql")],
     Discriminator(_type_of),
 ]
-"""The settings of a target. A new type is one model and one line here."""
+"""The settings of a target. A new type needs one model and one line here."""
