@@ -1,1 +1,1 @@
-"""Definitions of tables, read from the DDL of MySQL, TiDB and Postgres, and kept over time."""
+"""Reads table definitions from the DDL of MySQL, TiDB and Postgres, and tracks their changes over time."""

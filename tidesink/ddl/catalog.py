@@ -1,10 +1,10 @@
 """Table definitions from SQL, kept up to date statement by statement.
 
-Statements come from the configuration and from DDL events: one CREATE TABLE, or a stream of statements.
+Statements come from the configuration and from DDL events: a single CREATE TABLE, or a stream of statements.
 
-Postgres' CREATE TABLE serves topics without types (JSON without schemas). Its types are those in which
-Debezium's PostgreSQL connector (3.5) writes them. A type that Postgres' own catalog does not have by that
-name (an enum, a domain, a composite) is text: if the base type is another one, name the base type.
+Postgres' CREATE TABLE serves topics without types (JSON without schemas). Its types are the types in which
+Debezium's PostgreSQL connector (3.5) writes them. A type that is not in Postgres' own catalog (an enum, a
+domain, a composite) is read as text. If its base type is not text, declare the column with the base type.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ _VERSION = 1
 
 
 class TableDefinitions:
-    """Table definitions by name, which compares without case as in TiDB.
+    """Table definitions by name; names compare without case, as in TiDB.
 
-    ``declare`` is what a person states, ``apply`` what a topic's DDL does: a declared table is not made
-    again by the topic's own CREATE, but follows its ALTERs. ``to_json`` and ``from_json`` carry the state
-    over a restart. ``version`` grows with every change, so that a reader can tell whether what it built
-    still holds. A table declared without a schema's name stands for that table in any schema.
+    ``declare`` runs the user's statements, and ``apply`` runs a topic's DDL. A declared table is not
+    redefined by the topic's own CREATE, but it follows the topic's ALTERs. ``to_json`` and ``from_json``
+    carry the state over a restart. ``version`` grows with every change, so that a reader can check if its
+    derived data is current. A table declared without a schema matches that table in any schema.
 
-    Where ``apply`` is given when a statement was committed, the columns' ``earlier`` types are known, and
-    a statement sent again behind newer ones of its table changes nothing.
+    If ``apply`` receives the commit time of each statement, the columns' ``earlier`` types are known. A
+    statement that is sent again after newer statements of its table then changes nothing.
     """
 
     def __init__(self, schemas: Iterable[TableSchema] = ()) -> None:
@@ -72,9 +72,9 @@ class TableDefinitions:
         self._schemas: dict[Key, TableSchema] = {}
         self._history = TypeHistory()
         self._since: int | None = None
-        # The table that the event names whose statement is applied.
+        # The table named by the event whose statement is being applied.
         self._about: TableId | None = None
-        # A person wrote the statements: their names without a database are those of the one given.
+        # True while a user's statements run: their unqualified names belong to the default schema.
         self._stated = False
         self.timed = False
         self.version = 0
@@ -82,7 +82,7 @@ class TableDefinitions:
             self.put(schema)
 
     def get(self, table: TableId) -> TableSchema | None:
-        """The table's columns and keys, or None where nothing named it."""
+        """Returns the table's columns and keys, or None if no statement named it."""
         key = table_key(table)
         schema = self._schemas.get(key)
         if schema is None:
@@ -100,7 +100,7 @@ class TableDefinitions:
         return found
 
     def unique_index(self, table: TableId, name: str) -> tuple[str, ...]:
-        """The columns of a unique index (``PRIMARY`` is the primary key); empty where none has this name."""
+        """Returns the columns of a unique index (``PRIMARY`` is the primary key); empty if it does not exist."""
         definition = self._find(table)
         if definition is None:
             return ()
@@ -109,15 +109,15 @@ class TableDefinitions:
         return next((index.columns for index in definition.uniques if index.name == name), ())
 
     def put(self, schema: TableSchema) -> None:
-        """Declares a table, whatever was known of it."""
+        """Declares a table and replaces any earlier definition of it."""
         self._history.forget(schema.table)
         self._keep(replace(_definition_of(schema), declared=True))
 
     def declare(self, sql: str, default_schema: str = "") -> tuple[TableId, ...]:
-        """Declares the tables of hand-written SQL (backslashes in its texts are escapes).
+        """Declares the tables of hand-written SQL (backslashes in its strings are escapes).
 
         Raises:
-            ConfigError: SQL that cannot be read; no table is changed by that statement.
+            ConfigError: A statement cannot be read; it changes no table.
         """
         self._stated = True
         try:
@@ -140,7 +140,7 @@ class TableDefinitions:
         return isinstance(table, TableId) and self._find(table) is not None
 
     def former(self, table: TableId) -> tuple[Column, ...]:
-        """Columns that a table of this name had and has no more, with the types they had."""
+        """Returns the columns that a table of this name once had and no longer has, with their types."""
         definition = self._find(table)
         now = {fold_name(column.name) for column in definition.columns} if definition else set()
         return tuple(c for c in self._history.columns(table) if fold_name(c.name) not in now)
@@ -153,17 +153,18 @@ class TableDefinitions:
         since: int | None = None,
         about: TableId | None = None,
     ) -> tuple[TableId, ...]:
-        """What DDL text does to the tables; the tables it changed, under their new names.
+        """Applies DDL text to the tables and returns the changed tables, under their new names.
 
-        ``since`` is the TSO the statement was committed at; None: it holds for rows of any time. ``about`` is
-        the table that the event names: of a rename the new one, so that its database is known.
+        ``since``: TSO at which the statement was committed; None means that it applies to rows of any time.
+        ``about``: the table named by the event; for a rename this is the new name, from which its database is
+        known.
 
-        A statement about no columns or keys (views, databases, options), and an ALTER of a table
-        nothing named, changes nothing and gives ``()``. A statement sent twice changes nothing the
-        second time. Several statements may stand in one text.
+        A statement that concerns neither columns nor keys (views, databases, options), or an ALTER of an
+        unknown table, changes nothing and returns ``()``. A statement sent twice changes nothing the second
+        time. One text may contain several statements.
 
         Raises:
-            ConfigError: a statement about a table that cannot be read; no table is changed by it.
+            ConfigError: A statement about a table cannot be read; it changes no table.
         """
         if self._history.has_heard(since, default_schema, query):
             return ()
@@ -184,13 +185,13 @@ class TableDefinitions:
         return tuple(dict.fromkeys(changed))
 
     def readded(self) -> frozenset[tuple[TableId, str]]:
-        """The columns, by table, that were added under the name of one dropped before."""
+        """Returns the columns, by table, that were added under the name of a column dropped earlier."""
         return frozenset((d.table, name) for d in self._tables.values() for name in d.readded)
 
     def renamed(self, table: TableId) -> dict[str, str]:
-        """The names that columns of a table had before, each with its name now, newest first.
+        """Returns the earlier names of a table's columns, each with its current name, newest first.
 
-        A name that several columns had in turn is there once, with the last of them; see ``reused``.
+        A name that several columns had in turn appears once, with the last of these columns; see ``reused``.
         """
         definition = self._find(table)
         known: dict[str, tuple[str, str]] = {}
@@ -200,32 +201,32 @@ class TableDefinitions:
         return {old: new for old, new in known.values() if fold_name(new) in now}
 
     def partings(self, table: TableId) -> dict[str, str]:
-        """The moments at which columns of a table were last dropped or renamed, by name, folded."""
+        """Returns when columns of a table were last dropped or renamed, by folded name."""
         return {name: parting.moment for name, parting in self._history.partings(table).items()}
 
     def reused(self, table: TableId) -> frozenset[str]:
-        """Names, folded, that were those of several columns of a table, one after the other."""
+        """Returns the folded names that several columns of a table had, one after the other."""
         definition = self._find(table)
         return definition.reused if definition else frozenset()
 
     def renames(self, table: TableId) -> tuple[tuple[str, str], ...]:
-        """Names that columns of a table had, each with a later one; of dropped columns and tables, too."""
+        """Returns each earlier column name with a later one, including those of dropped columns and tables."""
         definition = self._find(table)
         return tuple(
             dict.fromkeys((*self._history.renames(table), *(definition.renamed if definition else ())))
         )
 
     def to_json(self) -> str:
-        """All definitions as JSON text."""
+        """Returns all definitions as JSON text."""
         tables = [asdict(definition) for definition in self._tables.values()]
         return json.dumps({"version": _VERSION, "tables": tables, "history": self._history.as_json()})
 
     @classmethod
     def from_json(cls, text: str) -> TableDefinitions:
-        """The definitions ``to_json`` wrote.
+        """Restores the definitions written by ``to_json``.
 
         Raises:
-            ConfigError: text of another version.
+            ConfigError: The text has another version.
         """
         found = json.loads(text)
         if found.get("version") != _VERSION:
@@ -239,7 +240,7 @@ class TableDefinitions:
         return definitions
 
     def _set(self, definition: TableDefinition, parted: Iterable[str] = ()) -> None:
-        """Take a definition on that a statement made, unless a newer one made what there is."""
+        """Stores the definition that a statement made, unless a newer statement changed the table."""
         table, since = definition.table, self._since
         if self._history.note(table, parted, since):
             self._keep(self._history.timed(definition, self._find(table), since))
@@ -271,18 +272,21 @@ class TableDefinitions:
             old, new = source
             like = self._find(self._in_session(old, default_schema))
             if like is None:
-                # One that is made again has other columns than before.
+                # A recreated table has other columns than before.
                 return self._forgotten(new)
             created = replace(like, table=new, declared=False, dropped=(), renamed=())
         known = self._find(created.table)
         if known is not None and (known.declared or (creation.if_absent and self._since is None)):
-            # TiCDC sends a statement with its time, and only if it did something; MySQL logs each.
+            # TiCDC sends a statement with its time, and only if it had an effect; MySQL logs every statement.
             return []
         self._set(created)
         return [created.table]
 
     def _in_session(self, table: TableId, default_schema: str) -> TableId:
-        """A table whose database nothing but the session tells; of an event it is not known."""
+        """Returns a table with the session's database if its name is unqualified.
+
+        The session of an event is unknown, so its unqualified names stay as they are.
+        """
         return TableId(default_schema, table.name) if self._stated and not table.schema else table
 
     def _forgotten(self, table: TableId) -> list[TableId]:
@@ -331,13 +335,13 @@ class TableDefinitions:
             self._remove(before.table)
             definition = replace(definition, table=table, dropped=(), renamed=())
         if not table.schema and before.table.schema:
-            # It has a name in the session's database, whichever that is.
+            # Its new name is in the session's database, which is unknown.
             return [before.table]
         self._set(definition, altered.parted)
         return [definition.table]
 
     def _convert(self, table: TableDefinition, statement: AlterTable) -> None:
-        """Make the tables of partitions, and take away those that become partitions (MariaDB)."""
+        """Adds the tables made from partitions and removes the tables that become partitions (MariaDB)."""
         for part in (one.copy() for one in statement.parts):
             if part.sees("CONVERT", "PARTITION"):
                 made = read_converted_partition(statement, part)
@@ -380,7 +384,7 @@ class TableDefinitions:
 def _definition_of(schema: TableSchema) -> TableDefinition:
     handle = tuple(column.name for column in schema.handle_columns)
     primary = tuple(column.name for column in schema.primary_key)
-    # A handle that is no primary key can only be a unique key.
+    # A handle that is not a primary key can only be a unique key.
     uniques = (Index(handle[0], handle),) if handle and not primary else ()
     known = [column.column_id or 0 for column in schema.columns]
     return TableDefinition(
@@ -420,10 +424,10 @@ _STATEMENTS: dict[str, Callable[[TableDefinitions, SqlReader, str], list[TableId
 
 
 def parse_create_table(sql: str, *, default_schema: str = "") -> TableSchema:
-    """The table a CREATE TABLE statement makes.
+    """Returns the table that a CREATE TABLE statement makes.
 
     Raises:
-        ConfigError: this is no CREATE TABLE statement, or not to be read.
+        ConfigError: The text is not a CREATE TABLE statement, or cannot be read.
     """
     reader = SqlReader(tokens(sql))
     if read_creation(reader) is None:
@@ -433,11 +437,11 @@ def parse_create_table(sql: str, *, default_schema: str = "") -> TableSchema:
 
 # Postgres' CREATE TABLE
 
-# The digits of a second of milliseconds and microseconds. Debezium's connector (3.5) counts a time in the one
-# or the other by the digits of its column (time.precision.mode adaptive).
+# Fraction digits for milliseconds and microseconds. Debezium's connector (3.5) writes a time in one unit or
+# the other, depending on the digits of its column (time.precision.mode adaptive).
 _MILLISECONDS: Final = 3
 _MOST_DIGITS: Final = 6
-# By sqlglot's name of the type.
+# By the type's name in sqlglot.
 _TYPES: Final[Mapping[str, ColumnType]] = {
     **dict.fromkeys(("SMALLINT", "SMALLSERIAL"), ColumnType("smallint")),
     **dict.fromkeys(("INT", "SERIAL"), ColumnType("int")),
@@ -462,13 +466,13 @@ _TYPES: Final[Mapping[str, ColumnType]] = {
     "GEOMETRY": ColumnType("geometry"),
     "GEOGRAPHY": ColumnType("geography"),
 }
-# sqlglot reads the short name alone; pg_dump prints the long one.
+# sqlglot reads only the short name; pg_dump prints the long one.
 _VARBIT: Final = "varbit"
 _BIT_VARYING: Final = re.compile(r"\bbit\s+varying\b", re.IGNORECASE)
 
 
 def read_postgres_tables(sql: str, default_schema: str) -> tuple[TableSchema, ...]:
-    """The tables that Postgres' statements create; other statements say nothing here.
+    """Returns the tables that Postgres' statements create; other statements are ignored.
 
     Raises:
         ConfigError: sqlglot is not installed, or the text is not Postgres' SQL.
@@ -478,12 +482,12 @@ def read_postgres_tables(sql: str, default_schema: str) -> tuple[TableSchema, ..
         from sqlglot.errors import SqlglotError
     except ImportError as exc:
         raise ConfigError(
-            "Postgres' definitions are read by sqlglot, which is not installed: pip install sqlglot"
+            "reading Postgres' table definitions needs sqlglot, which is not installed: pip install sqlglot"
         ) from exc
     try:
         found = sqlglot.parse(_BIT_VARYING.sub(_VARBIT, sql), read="postgres")
     except SqlglotError as exc:
-        raise ConfigError(f"the definition is not Postgres' SQL: {str(exc).splitlines()[0]}") from exc
+        raise ConfigError(f"the table definition is not Postgres' SQL: {str(exc).splitlines()[0]}") from exc
     return tuple(_tables(found, default_schema))
 
 
@@ -526,7 +530,7 @@ def _columns(parts: list[Any]) -> Iterator[Column]:
 
 
 def _computes(kind: exp.DataType | None, constraints: Mapping[Any, Any]) -> bool:
-    """Whether Postgres gives each row a value of its own: serial types, identities, generated columns."""
+    """Returns True if Postgres computes each row's value: serial types, identities, generated columns."""
     from sqlglot import exp
 
     name = kind.this if kind is not None else ""
@@ -536,7 +540,7 @@ def _computes(kind: exp.DataType | None, constraints: Mapping[Any, Any]) -> bool
 
 
 def _is_null(constraints: Mapping[Any, Any]) -> bool:
-    """Whether a column has no default, or NULL."""
+    """Returns True if a column has no default, or its default is NULL."""
     from sqlglot import exp
 
     default = constraints.get(exp.DefaultColumnConstraint)
@@ -544,7 +548,7 @@ def _is_null(constraints: Mapping[Any, Any]) -> bool:
 
 
 def _literal(value: exp.Expression) -> str | None:
-    """A default's text; None for what Postgres computes."""
+    """Returns a default's text, or None if Postgres computes the default."""
     from sqlglot import exp
 
     inner = value.this if isinstance(value, exp.Cast) else value
@@ -558,7 +562,7 @@ def _literal(value: exp.Expression) -> str | None:
 def _type_of(kind: exp.DataType | None) -> ColumnType:
     if kind is None:
         return ColumnType("text")
-    # Types that stand for objects of the catalog have their names as texts.
+    # The name of a user-defined type is a string.
     name = kind.this if isinstance(kind.this, str) else kind.this.name
     numbers = [int(one.name) for one in kind.expressions if one.name.isdigit()]
     if name == "DECIMAL":

@@ -1,12 +1,12 @@
-"""The history of a table's columns: which type and which name each had, and when.
+"""The history of a table's columns: their types and names over time.
 
-Types are found by the column's name in a row and the moment the row was committed. canal-json's bare types
-say ``enum`` and a number: only the definition in force at the row's commit says which label that is. Only
-what reads differently is stored: an ENUM with more members behind the old ones reads every old row as
-before, and replaces the old type.
+A type is looked up by the column's name in a row and the row's commit time. canal-json writes ``enum`` and a
+number: only the definition in force at the row's commit maps that number to a label. A type is stored only if
+it reads old rows differently: an ENUM with members appended reads every old row the same way, and replaces
+the old type.
 
-TiCDC sends every row committed before a DDL's commit ts ahead of that DDL, and later rows behind it (tiflow
-c7b2588, ticdc b813e76), so that a row's own time says which side it is on, wherever it is read.
+TiCDC sends every row committed before a DDL's commit ts ahead of that DDL, and later rows after it (tiflow
+c7b2588, ticdc b813e76). So a row's own time shows which definition applies to it, wherever the row is read.
 """
 
 from __future__ import annotations
@@ -24,53 +24,58 @@ from tidesink.typemap.target_schema import wider_ddl
 
 Key = tuple[str, str]
 
-# Below the physical milliseconds of a TiDB TSO stands an 18-bit counter.
+# The low 18 bits of a TiDB TSO are a counter; the physical milliseconds are above them.
 LOGICAL: Final = (1 << LOGICAL_BITS) - 1
-# So many statements are known again. A producer that restarts repeats what it sent since its last checkpoint.
+# Number of remembered statements. A producer that restarts repeats everything since its last checkpoint.
 _MOST_HEARD: Final = 200
-# Later than every commit ts: of a row that does not say when it was committed.
+# Later than every commit ts; used for a row without a commit time.
 NEVER: Final = 1 << 64
-# A TSO has 46 bits of milliseconds, and Spark compares it with a sign; no clock shows as much.
+# A TSO has 46 bits of milliseconds, and Spark compares it as a signed number; no clock gets that far.
 _LAST_TSO: Final = (1 << 63) - 1
 LAST_MS: Final = _LAST_TSO >> LOGICAL_BITS
-# A statement is committed before its record is sent: by so much clocks do not differ.
+# A statement is committed before its record is sent; clocks do not differ by this much.
 _MOST_AHEAD_MS: Final = 86_400_000
 
 
 def table_key(table: TableId) -> Key:
-    """A table's name as TiDB compares it: without case."""
+    """Returns a table's name for comparison: without case, as in TiDB."""
     return fold_name(table.schema), fold_name(table.name)
 
 
 def ddl_moment(commit_ts: int | None, es: object, sent: int | None = None) -> int | None:
-    """The TSO from which a DDL holds; ``es`` is the message's ms since 1970. None: nothing says it.
+    """Returns the TSO from which a DDL applies, or None if it has no usable time.
 
-    ``sent``: Kafka's time of the record, in ms since 1970; a time that is far behind it is none.
+    ``es``: the message's time in ms since 1970. ``sent``: Kafka's time of the record, in ms since 1970; a DDL
+    time far later than it is rejected.
 
-    Without a commit ts a DDL holds from the beginning of its millisecond: a row of the same one is taken
-    to come after it. That tie is all that is left to chance, since TiCDC's ``es`` is the commit ts cut to
-    milliseconds; with the TiDB extension there is none.
+    Without a commit ts a DDL applies from the beginning of its millisecond: a row of the same millisecond
+    counts as later. This tie is the only inexact case, because TiCDC's ``es`` is the commit ts cut to
+    milliseconds. With the TiDB extension there are no ties.
     """
     if commit_ts is not None:
         found = commit_ts if commit_ts <= _LAST_TSO else None
     else:
-        # bool is an int, and no time. One that cannot be would make every later DDL look like an old one.
+        # bool is an int but not a time. An impossible time would make every later DDL look old.
         found = es << LOGICAL_BITS if type(es) is int and 0 < es <= LAST_MS else None
     if found is not None and sent and physical_ms(found) > sent + _MOST_AHEAD_MS:
-        # It would make void, or like a statement that was sent again, whatever comes until then.
+        # Every statement until that time would have no effect, or look like a repeated one.
         return None
     return found
 
 
 def row_moment(commit_ts: int | None, es: object) -> int:
-    """The TSO to hold a row against ``ddl_moment``: with ``es`` alone, the end of its millisecond."""
+    """Returns the TSO of a row, to compare with ``ddl_moment``.
+
+    If only ``es`` is known, this is the end of its millisecond.
+    """
     if commit_ts is not None:
         return commit_ts
     return es << LOGICAL_BITS | LOGICAL if type(es) is int and 0 <= es <= LAST_MS else NEVER
 
 
-# What a column was and rows of it are read as, by what it is. In any other change of type the texts mean
-# the same to both (numbers), or the row's own type word tells them apart and the row is refused by name.
+# The earlier kinds of a column, by its current kind, that change the meaning of a row's text. For any other
+# change of type, the text means the same to both (numbers), or the row's own type word differs and the row is
+# refused by name.
 _READ_APART: Final[Mapping[Reader, frozenset[Reader]]] = {
     "text": frozenset({"enum", "set", "binary"}),
     "enum": frozenset({"text", "set", "binary"}),
@@ -83,7 +88,7 @@ _READ_APART: Final[Mapping[Reader, frozenset[Reader]]] = {
 
 
 def reads_same(now: ColumnType, was: ColumnType) -> bool:
-    """Whether a text of a column that was ``was`` means the same when it is read as ``now``."""
+    """Returns True if a text written as type ``was`` means the same when it is read as ``now``."""
     new, old = row_of(now).reader, row_of(was).reader
     if new == old and now.members is not None and was.members is not None:
         return now.members[: len(was.members)] == was.members
@@ -91,7 +96,7 @@ def reads_same(now: ColumnType, was: ColumnType) -> bool:
 
 
 def _covers(now: ColumnType, was: ColumnType) -> bool:
-    """Whether ``now`` can stand for ``was`` in the history: it reads the same, and holds all its values."""
+    """Returns True if ``now`` can replace ``was`` in the history: it reads the same and holds all its values."""
     if was.members is not None and row_of(now).reader != row_of(was).reader:
         return False
     now_ddl, was_ddl = spark_type(now).ddl, spark_type(was).ddl
@@ -105,13 +110,13 @@ _INTEGER_BYTES: Final[Mapping[str, int]] = {
     "int": 4,
     "bigint": 8,
 }
-# The most bytes of the types whose definition has no length.
+# Size rank of the types whose definition has no length.
 _TEXT_BYTES: Final[Mapping[str, int]] = {"tiny": 8, "text": 16, "blob": 16, "medium": 24, "long": 32}
 _SIZED_READERS: Final[frozenset[Reader]] = frozenset({"text", "binary"})
 
 
 def may_change_values(now: ColumnType, was: ColumnType) -> bool:
-    """Whether a conversion may round, cut or otherwise change values that a column of type ``was`` had."""
+    """Returns True if a conversion from ``was`` to ``now`` may round, cut or otherwise change values."""
     if now == was or now.sql == was.sql:
         return False
     new, old = row_of(now), row_of(was)
@@ -141,7 +146,7 @@ def _holds_integers(now: ColumnType, was: ColumnType) -> bool:
 
 
 def _size(column_type: ColumnType) -> int:
-    """The length that a type's definition has, or one above any of them, by the kind of text."""
+    """Returns the length in a type's definition, or else a number above any length, by the kind of text."""
     if column_type.length is not None:
         return column_type.length
     name = row_of(column_type).name
@@ -149,7 +154,7 @@ def _size(column_type: ColumnType) -> int:
 
 
 class TypeVersion(NamedTuple):
-    """A type, and the TSO from which rows have it; what came before the first has it too."""
+    """A type and the TSO from which rows have it. Rows from before the first version have the first type."""
 
     since: int
     type: ColumnType
@@ -159,23 +164,23 @@ _Versions = tuple[TypeVersion, ...]
 
 
 class Parting(NamedTuple):
-    """How often columns of a name were dropped or renamed, and the TSO of the last time, if known."""
+    """Number of times that columns of a name were dropped or renamed, and the TSO of the last time, if known."""
 
     times: int
     since: int | None
 
     @property
     def moment(self) -> str:
-        """Tells this time from any other: the same for all who read the same DDL."""
+        """Identifies this drop or rename; every reader of the same DDL gets the same text."""
         return f"#{self.times}" if self.since is None else str(self.since)
 
 
 class TypeHistory:
-    """The types of every column the DDL named, those of dropped columns and tables too.
+    """The types of every column named by DDL, including those of dropped columns and tables.
 
-    A statement that the producer sends again after a restart is older than what its table has already,
-    and is known by that; or it is the table's last, and is known by its text: a RENAME of two tables, done
-    twice, would take the second away.
+    A statement that the producer sends again after a restart is recognized in one of two ways. It is older
+    than the latest statement of its table, or it is that latest statement and has the same text. Without the
+    second check, a repeated RENAME of two tables would remove the second table.
     """
 
     def __init__(self) -> None:
@@ -186,7 +191,10 @@ class TypeHistory:
         self._renames: dict[Key, dict[tuple[str, str], None]] = {}
 
     def note(self, table: TableId, parted: Iterable[str], since: int | None) -> bool:
-        """Take note of a statement that drops or renames these columns; False: an old one, sent again."""
+        """Records a statement that drops or renames these columns.
+
+        Returns False if it is an old statement, sent again.
+        """
         key = table_key(table)
         if since is not None:
             if since < self._latest.get(key, 0):
@@ -199,28 +207,31 @@ class TypeHistory:
         return True
 
     def has_heard(self, since: int | None, schema: str, query: str) -> bool:
-        """Whether this very statement of this moment was applied."""
+        """Returns True if exactly this statement of this time was applied."""
         return since is not None and _digest(since, schema, query) in self._heard
 
     def hear(self, since: int | None, schema: str, query: str) -> None:
-        """Take note that a statement was applied."""
+        """Records that a statement was applied."""
         if since is not None:
             self._heard[_digest(since, schema, query)] = None
             for oldest in list(self._heard)[:-_MOST_HEARD]:
                 del self._heard[oldest]
 
     def partings(self, table: TableId) -> dict[str, Parting]:
-        """When a column of each name, folded, was last dropped or renamed."""
+        """Returns, by folded name, when a column was last dropped or renamed."""
         return dict(self._parted.get(table_key(table), {}))
 
     def renames(self, table: TableId) -> tuple[tuple[str, str], ...]:
-        """Names that columns of a table had, each with a later one; of dropped columns and tables, too."""
+        """Returns each earlier column name with a later one, including those of dropped columns and tables."""
         return tuple(self._renames.get(table_key(table), ()))
 
     def timed(
         self, definition: TableDefinition, before: TableDefinition | None, since: int | None
     ) -> TableDefinition:
-        """The definition with what its columns were; it holds from ``since`` (None: it always did)."""
+        """Returns the definition with the earlier types of its columns.
+
+        ``since``: TSO from which the definition applies; None means that it always applied.
+        """
         key = table_key(definition.table)
         if definition.renamed:
             self._renames.setdefault(key, {}).update(dict.fromkeys(definition.renamed))
@@ -236,22 +247,22 @@ class TypeHistory:
         return replace(definition, columns=columns)
 
     def forget(self, table: TableId) -> None:
-        """Know nothing of a table."""
+        """Forgets all that is known of a table."""
         for known in (self._columns, self._latest, self._parted, self._renames):
             known.pop(table_key(table), None)
 
     def columns(self, table: TableId) -> tuple[Column, ...]:
-        """Every column that a table of this name ever had."""
+        """Returns every column that a table of this name ever had."""
         known = self._columns.get(table_key(table), {})
         return tuple(Column(name, v[-1].type, earlier=_earlier(v)) for name, v in known.values())
 
     @property
     def has_changes(self) -> bool:
-        """Whether any column had another type."""
+        """True if any column had another type earlier."""
         return any(len(v) > 1 for known in self._columns.values() for _, v in known.values())
 
     def as_json(self) -> dict[str, Any]:
-        """What ``read`` takes."""
+        """Returns the history as JSON data for ``read``."""
         tables = [
             [*key, [[name, [[v.since, asdict(v.type)] for v in versions]] for name, versions in of.values()]]
             for key, of in self._columns.items()
@@ -263,7 +274,10 @@ class TypeHistory:
         return {"tables": tables, "latest": latest, "heard": heard, "parted": parted, "names": names}
 
     def read(self, found: Mapping[str, Any]) -> None:
-        """Know what ``as_json`` wrote; earlier versions kept no names, partings, or what was heard."""
+        """Restores what ``as_json`` wrote.
+
+        Earlier versions of tidesink did not store renames, drops or applied statements.
+        """
         self._heard = dict.fromkeys(found.get("heard", ()))
         self._latest = {(schema, table): since for schema, table, since in found["latest"]}
         self._parted = {
@@ -304,6 +318,6 @@ def _versions(found: Iterable[tuple[int, dict[str, Any]]]) -> _Versions:
 
 
 def read_type(found: Mapping[str, Any]) -> ColumnType:
-    """A ColumnType that ``dataclasses.asdict`` took apart, from its JSON."""
+    """Rebuilds a ColumnType from the JSON of ``dataclasses.asdict``."""
     members = found["members"]
     return ColumnType(**{**found, "members": members if members is None else tuple(members)})

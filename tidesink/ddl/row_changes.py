@@ -1,6 +1,6 @@
-"""What DDL does to rows that are there already, statement by statement; the columns are ``ddl.catalog``'s.
+"""The effects of DDL on existing rows, statement by statement; ``ddl.catalog`` covers the columns.
 
-No row event says that a table was emptied, dropped or renamed, or lost a partition: only the DDL does.
+No row event reports that a table was emptied, dropped or renamed, or lost a partition: only the DDL does.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from tidesink.events import LOGICAL_BITS, TableId, fold_name
 from tidesink.typemap.mysql_types import SqlReader
 
 RowChangeKind = Literal["truncate", "drop-table", "rename-table", "partition", "values", "unknown"]
-# A column that gets another name changes rows where nothing else tells which column it was.
+# A renamed column changes rows if nothing else identifies the column.
 StatementKind = RowChangeKind | Literal["rename"]
-# After these a table has none of the rows it had.
+# After these statements none of the table's earlier rows exist.
 EMPTYING: Final[frozenset[StatementKind]] = frozenset({"truncate", "drop-table"})
 
 
 class RowChange(NamedTuple):
-    """What a statement means for the rows of a table.
+    """The effect of a statement on the rows of a table.
 
-    A table without a name stands for every table of its schema, one without a schema for every table of its
-    name, one without both for every table. ``effect`` says what becomes of the target's rows where the
-    statement is not followed.
+    An empty table name matches every table of the schema, an empty schema matches the table in every schema,
+    and a name with both parts empty matches every table. ``effect`` describes the target's rows if the
+    statement is not applied.
     """
 
     table: TableId
@@ -60,10 +60,10 @@ _EPOCH: Final = datetime(1970, 1, 1)
 class RowDdl(NamedTuple):
     """A statement of a topic that changes rows of a table.
 
-    ``statement`` is its text, cut where it is long, and ``digest`` of the whole. ``moment`` is the TSO it was
-    committed at, None where nothing says it; ``odd_time`` what does, if that is impossible. ``offset`` is its
-    record's. ``place``: where it stands in the source's log, if that is known in place of a moment;
-    ``seconds``: when it was begun then, in seconds since 1970.
+    ``statement``: text of the statement, cut if long. ``digest``: digest of the whole text. ``moment``:
+    commit TSO, or None if unknown. ``odd_time``: the reported time, if it is impossible. ``offset``: offset
+    of the statement's record. ``place``: position in the source's log, if known instead of a moment.
+    ``seconds``: start time of the statement in that case, in seconds since 1970.
     """
 
     table: TableId
@@ -81,35 +81,38 @@ class RowDdl(NamedTuple):
     def of(
         cls, change: RowChange, sql: str, *, moment: int | None, offset: int, odd_time: str = ""
     ) -> RowDdl:
-        """A change with its statement."""
+        """Combines a change with its statement."""
         digest = hashlib.sha256(sql.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         return cls(*change, sql[:_SHOWN_SQL], digest, moment, offset, odd_time)
 
     @property
     def at(self) -> str:
-        """Tells this statement from any other: sent again it has the same, at another time another."""
+        """Identifies this statement.
+
+        The same statement has the same value when it is sent again, and another value at another time.
+        """
         place = self.place or f"@{self.offset}"
         return f"{place if self.moment is None else self.moment}/{self.digest}"
 
     @property
     def time(self) -> str:
-        """When it was committed, for people; empty where nothing says it."""
+        """The commit time in readable form; empty if unknown."""
         if self.seconds:
             return shown_time(self.seconds * 1000)
         return "" if self.moment is None else shown_time(self.moment >> LOGICAL_BITS)
 
     def concerns(self, table: TableId) -> bool:
-        """Whether it is about a table."""
+        """Returns True if the statement concerns a table."""
         return named_by(self.table, table)
 
 
 def shown_time(ms: int) -> str:
-    """A time in ms since 1970, for people."""
+    """Formats a time in ms since 1970 for users."""
     return f"{(_EPOCH + timedelta(milliseconds=ms)).isoformat(' ', 'milliseconds')} UTC"
 
 
 def named_by(name: TableId, table: TableId) -> bool:
-    """Whether a name of ``RowChange`` stands for a table."""
+    """Returns True if the name of a ``RowChange`` matches a table."""
     if not any(name):
         return True
     schema, own = table_key(name)
@@ -120,13 +123,13 @@ def named_by(name: TableId, table: TableId) -> bool:
 def row_changes(
     query: str, default_schema: str = "", *, about: TableId | None = None
 ) -> tuple[RowChange, ...]:
-    """What DDL text does to rows that are there: one for each table and kind, in their order.
+    """Returns the effects of DDL text on existing rows: one per table and kind, in their order.
 
-    ``about``: the table that the event names, for a statement that is not understood and names none, and for
-    a new name without a database.
+    ``about``: the table named by the event. It is used for a statement that is not understood and names no
+    table, and for a new name without a database.
 
     Raises:
-        ConfigError: text that is no SQL, or a statement about a table that cannot be read.
+        ConfigError: The text is not SQL, or a statement about a table cannot be read.
     """
     found: dict[tuple[tuple[str, str], str], RowChange] = {}
     for sql in producer_statements(query):
@@ -169,7 +172,7 @@ def _row_changes(sql: SqlReader, default_schema: str, about: TableId | None) -> 
 
 
 def _brought_back(sql: SqlReader, default_schema: str, about: TableId | None) -> Iterator[RowChange]:
-    """RECOVER and FLASHBACK, which may change any rows of the table they name, or else the event."""
+    """Handles RECOVER and FLASHBACK, which may change any rows of the table they name, else of the event's."""
     sql.take()
     if sql.skip("CLUSTER"):
         yield RowChange(TableId("", ""), "unknown", _BROUGHT_BACK)
@@ -192,39 +195,39 @@ def _altered_rows(sql: SqlReader, default_schema: str, about: TableId | None) ->
     for part in found.parts:
         rule = part_rule(part)
         if rule is None and (listed or (ordered and _is_order(part))):
-            # Another name of the part before.
+            # A further name of the previous part.
             continue
         listed, ordered = (rule.lists, rule.meaning == "order") if rule is not None else (False, False)
         yield from _part(found, part, rule.meaning if rule is not None else "options")
 
 
 def _is_order(part: SqlReader) -> bool:
-    """Whether a part is another column of ORDER BY."""
+    """Returns True if a part is another column of ORDER BY."""
     return part.peek(1).text == "" or (part.peek(1).says("ASC", "DESC") and part.peek(2).text == "")
 
 
 def _altered(sql: SqlReader, default_schema: str) -> Iterator[tuple[AlterTable, SqlReader]]:
-    """An ALTER TABLE with each of its parts."""
+    """Yields an ALTER TABLE with each of its parts."""
     found = read_alter(sql, default_schema)
     if found is not None:
         yield from ((found, part) for part in found.parts)
 
 
 def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """The tables whose columns or keys an ALTER TABLE changes.
+    """Returns the tables whose columns or keys an ALTER TABLE changes.
 
     Raises:
-        ConfigError: as ``row_changes``.
+        ConfigError: The text is not SQL, or a statement about a table cannot be read.
     """
     found = (one for sql in producer_statements(query) for one in _altered(sql, default_schema))
     return tuple(dict.fromkeys(alter.table for alter, part in found if _changes_columns(part)))
 
 
 def tables_made_like(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """The tables that CREATE TABLE … LIKE makes.
+    """Returns the tables that CREATE TABLE … LIKE makes.
 
     Raises:
-        ConfigError: as ``row_changes``.
+        ConfigError: The text is not SQL, or a statement about a table cannot be read.
     """
     found = list[TableId]()
     for sql in producer_statements(query):
@@ -237,10 +240,10 @@ def tables_made_like(query: str, default_schema: str = "") -> tuple[TableId, ...
 def made_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
     """Returns the tables that CREATE TABLE makes or replaces.
 
-    IF NOT EXISTS is left out: where the table exists, it does nothing.
+    IF NOT EXISTS is left out: if the table exists, it does nothing.
 
     Raises:
-        ConfigError: as ``row_changes``.
+        ConfigError: The text is not SQL, or a statement about a table cannot be read.
     """
     found = list[TableId]()
     for sql in producer_statements(query):
@@ -251,10 +254,10 @@ def made_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
 
 
 def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """The tables whose rows an ALTER TABLE puts under other table ids: other partitions', or another table's.
+    """Returns the tables whose rows an ALTER TABLE moves to other table ids, of partitions or other tables.
 
     Raises:
-        ConfigError: as ``row_changes``.
+        ConfigError: The text is not SQL, or a statement about a table cannot be read.
     """
     found: list[TableId] = []
     for sql in producer_statements(query):
@@ -268,7 +271,7 @@ def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
 
 
 def _exchanged_with(alter: AlterTable, part: SqlReader) -> TableId | None:
-    """The table that gets a partition of this one for its own rows."""
+    """Returns the table that exchanges its rows with a partition of this one."""
     if not part.skip("EXCHANGE", "PARTITION"):
         return None
     part.name()
@@ -277,7 +280,7 @@ def _exchanged_with(alter: AlterTable, part: SqlReader) -> TableId | None:
 
 
 def _moves_rows(part: SqlReader) -> bool:
-    """Whether TiDB copies rows; a partition that is added to ranges or lists has none yet."""
+    """Returns True if TiDB copies rows; a partition added to ranges or lists is still empty."""
     if part.skip("PARTITION", "BY") or part.skip("REMOVE", "PARTITIONING"):
         return True
     if part.skip("ADD", "PARTITION"):
@@ -299,34 +302,36 @@ def _changes_columns(part: SqlReader) -> bool:
 
 _TRUNCATED: Final = "rows that TRUNCATE removed at the source stay in the target"
 _DROPPED: Final = (
-    "rows that DROP removed at the source stay in the target, also when a table of this name is made again"
+    "rows that DROP removed at the source stay in the target, even if the table is created again"
 )
-_BROUGHT_BACK: Final = "rows that it brought back at the source are not in the target"
+_BROUGHT_BACK: Final = "rows that it restored at the source are missing in the target"
 NOT_UNDERSTOOD: Final = (
-    "the statement is not understood, or changes rows without row events, and rows that it changed at the "
-    "source stay as they are"
+    "the statement is not understood, or changes rows without row events: rows that it changed at the source "
+    "stay unchanged in the target"
 )
-_TAKEN_OUT: Final = "rows that it took out of the table at the source stay in the target"
-_MADE_OF: Final = "rows that the table was made with, out of a partition of {}, are not in its target"
-_PUT_IN: Final = "rows that the table got from {} at the source are not in the target"
-_GIVEN_AWAY: Final = "rows of the table, which is a partition of {} at the source now, stay in the target"
+_TAKEN_OUT: Final = "rows that it removed from the table at the source stay in the target"
+_MADE_OF: Final = "rows that the table received from a partition of {} are missing in the target"
+_PUT_IN: Final = "rows that the table received from {} at the source are missing in the target"
+_GIVEN_AWAY: Final = "the table is now a partition of {} at the source, and its rows stay in the target"
 _IGNORED_ROWS: Final = (
-    "rows that did not fit were changed or removed at the source (IGNORE), and stay as they are in the target"
+    "rows that did not fit were changed or removed at the source (IGNORE), and stay unchanged in the target"
 )
-# The remedy stands with each of them: such a statement is ignored unless the config says otherwise.
-_RESYNC: Final = "tidesink resync brings them"
-_COMPUTED: Final = f"rows from before the column {{}} have {{}} in it at the source, and NULL here: {_RESYNC}"
+# Each of these texts includes the remedy: such a statement is ignored unless the config sets otherwise.
+_RESYNC: Final = "tidesink resync loads them"
+_COMPUTED: Final = (
+    f"rows older than column {{}} have {{}} in it at the source, but NULL in the target: {_RESYNC}"
+)
 _CONVERTED: Final = (
-    f"texts with characters that {{}} lacks are other ones at the source, and are unchanged here: {_RESYNC}"
+    f"texts with characters that {{}} lacks were changed at the source, but not in the target: {_RESYNC}"
 )
-# Nothing is lost in these.
+# These character sets lose no characters.
 _ALL_CHARACTERS: Final = frozenset({"utf8mb4", "utf16", "utf16le", "utf32"})
 
 
 def _moved(old: TableId, new: TableId) -> Iterator[RowChange]:
-    gone = f"the table is {new} at the source now; its rows stay in the target of {old}"
+    gone = f"the table is now {new} at the source; its rows stay in the target of {old}"
     yield RowChange(old, "rename-table", gone)
-    come = f"the table was {old} at the source; rows from before are not in the target of {new}"
+    come = f"the table was {old} at the source; its earlier rows are missing in the target of {new}"
     yield RowChange(new, "rename-table", come)
 
 
@@ -335,13 +340,13 @@ def _exchanged(one: TableId, other: TableId) -> Iterator[RowChange]:
         yield RowChange(
             table,
             "partition",
-            f"rows that {table} gave to {given_to} at the source stay in the target of {table}, and those "
-            "that it got for them are not there",
+            f"rows that {table} gave to {given_to} at the source stay in the target of {table}, and the rows "
+            "that it received in return are missing there",
         )
 
 
 def _part(alter: AlterTable, part: SqlReader, meaning: PartMeaning) -> Iterator[RowChange]:
-    """What a part of an ALTER TABLE does to rows."""
+    """Yields the effects of a part of an ALTER TABLE on rows."""
     table = alter.table
     if meaning == "exchange-partition":
         yield from _exchanged(table, _exchanged_with(alter, part) or table)
@@ -375,7 +380,7 @@ def _adds_unique(part: SqlReader) -> bool:
 
 
 def _column_values(alter: AlterTable, part: SqlReader) -> Iterator[RowChange]:
-    """What the database writes into rows that are there when a column is added or defined anew."""
+    """Yields the values that the database writes into existing rows of an added or redefined column."""
     adds = part.sees("ADD")
     try:
         found = read_definitions(part)
@@ -397,7 +402,7 @@ def _characters(alter: AlterTable, part: SqlReader) -> Iterator[RowChange]:
 
 
 class RenamedColumn(NamedTuple):
-    """A column that an ALTER TABLE gives another name."""
+    """A column that an ALTER TABLE renames."""
 
     table: TableId
     old: str
@@ -405,10 +410,10 @@ class RenamedColumn(NamedTuple):
 
 
 def renamed_columns(query: str, default_schema: str = "") -> tuple[RenamedColumn, ...]:
-    """The columns that DDL text renames.
+    """Returns the columns that DDL text renames.
 
     Raises:
-        ConfigError: as ``row_changes``.
+        ConfigError: The text is not SQL, or a statement about a table cannot be read.
     """
     altered = (one for sql in producer_statements(query) for one in _altered(sql, default_schema))
     found = (_renamed(alter.table, part) for alter, part in altered)
@@ -416,10 +421,10 @@ def renamed_columns(query: str, default_schema: str = "") -> tuple[RenamedColumn
 
 
 def converted_columns(query: str, default_schema: str = "") -> tuple[tuple[TableId, str], ...]:
-    """The columns, by table, that DDL text defines anew, under their new names.
+    """Returns the columns, by table, that DDL text redefines, under their new names.
 
     Raises:
-        ConfigError: as ``row_changes``.
+        ConfigError: The text is not SQL, or a statement about a table cannot be read.
     """
     found = list[tuple[TableId, str]]()
     for sql in producer_statements(query):

@@ -1,13 +1,13 @@
-"""What each SQL statement, and each part of an ALTER TABLE, does to the rows and columns of a table.
+"""Effects of each SQL statement, and of each part of an ALTER TABLE, on a table's rows and columns.
 
-The two tables below are lists of what is known. A statement or a part that is not in them counts as
-``unknown``: a table about which it is waits. So a statement is passed over only if its words stand here under
+The two tables below list the known statements and parts. Anything that is not in them counts as ``unknown``,
+and the table that it concerns pauses. So a statement is passed over only if its words are listed here under
 ``nothing``.
 
 Sources: MySQL 8.4 and 9.5 Reference Manual, chapter 15 (SQL statements); MariaDB Server documentation, "SQL
-statements" (12.1); TiDB documentation, "SQL statements" (8.5), and its parser's grammar (pkg/parser). What
-changes rows without row events: MySQL's manual, 17.2.1 and 19.4 (binary log formats); TiDB's documentation,
-"TiCDC overview", of IMPORT INTO, BR and FLASHBACK.
+statements" (12.1); TiDB documentation, "SQL statements" (8.5), and its parser's grammar (pkg/parser). For
+changes of rows without row events: MySQL's manual, 17.2.1 and 19.4 (binary log formats); TiDB's
+documentation, "TiCDC overview", on IMPORT INTO, BR and FLASHBACK.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PartMeaning = Literal[
 
 
 class StatementRule(NamedTuple):
-    """A statement that begins with ``words``; ``manuals``: whose manuals have it."""
+    """A statement that begins with ``words``. ``manuals``: the manuals that document it."""
 
     words: tuple[str, ...]
     meaning: StatementMeaning
@@ -57,9 +57,9 @@ class StatementRule(NamedTuple):
 
 
 class PartRule(NamedTuple):
-    """A part of an ALTER TABLE that begins with ``words``; ``manuals``: whose manuals have it.
+    """A part of an ALTER TABLE that begins with ``words``. ``manuals``: the manuals that document it.
 
-    ``lists``: the commas behind it separate names, and no parts.
+    ``lists``: True if the commas after it separate names rather than parts.
     """
 
     words: tuple[str, ...]
@@ -77,11 +77,11 @@ def _parts(meaning: PartMeaning, manuals: str, *starts: str, lists: bool = False
 
 
 def _made(kinds: str) -> list[str]:
-    """CREATE, ALTER and DROP of kinds of objects."""
+    """Returns CREATE, ALTER and DROP for each kind of object."""
     return [f"{verb} {kind.strip()}" for kind in kinds.split(",") for verb in ("CREATE", "ALTER", "DROP")]
 
 
-# The words that say who defines an object, and OR REPLACE, are taken before a statement is looked up.
+# The definer and OR REPLACE are skipped before a statement is looked up.
 STATEMENTS: Final[tuple[StatementRule, ...]] = (
     *_statements("create-table", "MySQL, MariaDB, TiDB", "CREATE TABLE"),
     *_statements("create-database", "MySQL, MariaDB, TiDB", "CREATE DATABASE", "CREATE SCHEMA"),
@@ -190,7 +190,7 @@ STATEMENTS: Final[tuple[StatementRule, ...]] = (
     *_statements(
         "unknown",
         "MySQL, MariaDB, TiDB",
-        # In the log as text, their changes of rows are no row events (binlog_format STATEMENT or MIXED).
+        # If logged as text (binlog_format STATEMENT or MIXED), their row changes have no row events.
         "INSERT",
         "UPDATE",
         "DELETE",
@@ -205,7 +205,7 @@ STATEMENTS: Final[tuple[StatementRule, ...]] = (
     ),
     *_statements("unknown", "MySQL", "RENAME DATABASE", "RENAME SCHEMA"),
     *_statements("unknown", "MariaDB", "DELETE HISTORY"),
-    # Blocks, which execute what they hold. A transaction's BEGIN is read as START TRANSACTION.
+    # Blocks, which execute their body. BEGIN of a transaction is read as START TRANSACTION.
     *_statements("unknown", "MariaDB", "BEGIN", "DECLARE", "IF", "CASE", "LOOP", "WHILE", "REPEAT", "FOR"),
     *_statements("unknown", "TiDB", "IMPORT INTO", "BATCH", "RESTORE", "ADMIN REPAIR TABLE", "ADMIN CLEANUP"),
     *_statements("nothing", "MySQL, MariaDB, TiDB", "XA"),
@@ -263,7 +263,7 @@ PARTS: Final[tuple[PartRule, ...]] = (
     ),
     *_parts("partition", "MySQL, MariaDB, TiDB", "DROP PARTITION", "TRUNCATE PARTITION", lists=True),
     *_parts("exchange-partition", "MySQL, MariaDB, TiDB", "EXCHANGE PARTITION"),
-    # It may leave out rows that are damaged.
+    # It may omit damaged rows.
     *_parts("unknown", "MySQL, MariaDB", "REPAIR PARTITION", lists=True),
     *_parts(
         "unknown",
@@ -277,7 +277,7 @@ PARTS: Final[tuple[PartRule, ...]] = (
     *_parts("nothing", "MySQL", "SECONDARY_LOAD", "SECONDARY_UNLOAD", "UPGRADE PARTITIONING"),
     *_parts("convert-partition", "MariaDB", "CONVERT PARTITION"),
     *_parts("convert-table", "MariaDB", "CONVERT TABLE"),
-    # They add and remove rows of history, and columns.
+    # These add and remove history rows, and columns.
     *_parts(
         "unknown",
         "MariaDB",
@@ -307,7 +307,7 @@ PARTS: Final[tuple[PartRule, ...]] = (
     *_parts("partition", "TiDB", "FIRST PARTITION"),
 )
 
-# Options of tables that change no rows, by how many words or groups stand behind them.
+# Table options that do not change rows, by the number of words or groups that follow them.
 OPTIONS: Final[Mapping[tuple[str, ...], int]] = MappingProxyType(
     {
         tuple(words.strip().split()): values
@@ -332,7 +332,8 @@ OPTIONS: Final[Mapping[tuple[str, ...], int]] = MappingProxyType(
         for words in said.split(",")
     }
 )
-# In others a table has no rows of its own, or loses those it has (BLACKHOLE, FEDERATED, MERGE, CONNECT, …).
+# With any other engine a table has no rows of its own, or loses them (BLACKHOLE, FEDERATED, MERGE, CONNECT,
+# …).
 KEEPING_ENGINES: Final = frozenset(
     {
         "ARCHIVE",
@@ -357,17 +358,17 @@ _MOST_WORDS: Final = max(map(len, (*_STATEMENT_OF, *_PART_OF)))
 
 
 def statement_rule(sql: SqlReader) -> StatementRule | None:
-    """The rule of the most words that the statement begins with; None: it is not in the list."""
+    """Returns the rule that matches the most first words of the statement, or None."""
     return next((rule for words in _starts(sql) if (rule := _STATEMENT_OF.get(words))), None)
 
 
 def part_rule(part: SqlReader) -> PartRule | None:
-    """The rule of the most words that a part of an ALTER TABLE begins with; None: it is not in the list."""
+    """Returns the rule that matches the most first words of a part of an ALTER TABLE, or None."""
     return next((rule for words in _starts(part) if (rule := _PART_OF.get(words))), None)
 
 
 def _starts(sql: SqlReader, most: int = _MOST_WORDS) -> Iterable[tuple[str, ...]]:
-    """The first words, upper case, the most of them first; quoted names are no such words."""
+    """Returns the first words in upper case, the longest sequence first; quoted names do not count as words."""
     words = list[str]()
     for ahead in range(most):
         token = sql.peek(ahead)
@@ -378,7 +379,7 @@ def _starts(sql: SqlReader, most: int = _MOST_WORDS) -> Iterable[tuple[str, ...]
 
 
 def skip_options(sql: SqlReader) -> bool:
-    """Takes the options of a table that change no rows; False where something else stands."""
+    """Skips table options that do not change rows; returns False if anything else follows."""
     while not sql.done:
         if sql.skip("PARTITION", "BY"):
             sql.rest()
@@ -405,7 +406,7 @@ def _skip_option(sql: SqlReader) -> bool:
 
 
 def _skip_ttl(sql: SqlReader) -> None:
-    """TTL = column + INTERVAL 3 MONTH."""
+    """Skips TTL = column + INTERVAL 3 MONTH."""
     sql.skip("=")
     sql.name()
     sql.need("+", "INTERVAL")

@@ -1,15 +1,16 @@
-"""CREATE TABLE and ALTER TABLE of MySQL and TiDB, as the columns and keys a table has.
+"""Parses CREATE TABLE and ALTER TABLE of MySQL and TiDB into a table's columns and keys.
 
-Reads the grammar as far as columns and keys go; partitions, options, foreign keys, checks and comments are
-skipped. The handle key follows TiCDC (tiflow c7b2588): the primary key, else the unique index of NOT NULL
-stored columns with the fewest columns, the oldest among equals.
+Only columns and keys are parsed. Partitions, options, foreign keys, checks and comments are skipped. The
+handle key follows TiCDC (tiflow c7b2588): the primary key, else the unique index of NOT NULL stored columns
+with the fewest columns, the oldest among equals.
 
-Column definitions become a Column with the default and the type text that TiDB would show. Rules from TiDB
-(2026-06-25), as its own encoders showed them: display widths, ``decimal`` is ``decimal(10,0)``, ``CHARACTER
-SET binary`` turns text into binary, a NOT NULL YEAR without default has ``0000``, a column added NOT NULL
-without a default has none, and its type's zero in existing rows.
+A column definition becomes a Column with the default and the type text that TiDB would show. The rules are
+TiDB's (2026-06-25), as its own encoders showed them: display widths are kept, ``decimal`` is
+``decimal(10,0)``, ``CHARACTER SET binary`` turns text into binary, and a NOT NULL YEAR without a default has
+``0000``. A column added as NOT NULL without a default has no default, and existing rows have the type's zero.
 
-A producer that restarts sends statements again: what an ALTER TABLE already did is left unchanged.
+A producer that restarts sends statements again, so the parts of an ALTER TABLE that are already applied
+change nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _LONGEST_TYPE_NAME = 3  # "national character varying"
 
 @dataclass
 class _Options:
-    """What a column's definition says behind its type; ``after`` is the column that ``AFTER`` names."""
+    """Options that follow the type in a column definition. ``after``: the column named by ``AFTER``."""
 
     nullable: bool | None = None
     default: list[Token] | None = None
@@ -59,17 +60,19 @@ class _Options:
 
 
 class ColumnDefinition(NamedTuple):
-    """A parsed column, with what its definition says about keys and its place."""
+    """A parsed column with its options, which include its keys and its position."""
 
     column: Column
     options: _Options
 
 
 def read_column(sql: SqlReader, *, charset: str | None = None) -> ColumnDefinition:
-    """The column definition that stands next; ``charset`` is the table's.
+    """Parses the column definition at the reader's position.
+
+    ``charset``: the table's character set.
 
     Raises:
-        ConfigError: an unknown type, or text that is no column definition.
+        ConfigError: The type is unknown, or the text is not a column definition.
     """
     name = sql.name()
     options = _Options(charset=charset)
@@ -87,14 +90,14 @@ def read_column(sql: SqlReader, *, charset: str | None = None) -> ColumnDefiniti
 
 
 def _untold(column: Column) -> Column:
-    """The column, with nothing known of what rows from before it have."""
+    """Returns the column with an unknown value in rows older than the column."""
     return replace(column, origin_default=UNTOLD_DEFAULT, redefaulted=True)
 
 
 def _with_origin_default(found: ColumnDefinition) -> Column:
-    """The column as ADD COLUMN leaves it: NOT NULL without a default gives old rows the type's zero.
+    """Returns the column as ADD COLUMN leaves it: NOT NULL without a default means the type's zero in old rows.
 
-    What an expression gave them no statement tells.
+    If an expression computed the values of old rows, no statement reports them.
     """
     column, options = found
     if options.counts or (options.generated and not column.virtual):
@@ -139,14 +142,14 @@ def _type_name(sql: SqlReader) -> str:
             continue
         name = " ".join(token.text.lower() for token in words)
         known = name in ("bool", "boolean", "serial") or find_row(name) is not None
-        if known and not name.endswith(" unsigned"):  # an attribute, read apart
+        if known and not name.endswith(" unsigned"):  # an attribute, which is parsed separately
             for _ in words:
                 sql.take()
             return name
     raise ConfigError(f"unknown SQL type {shown(sql.peek().text)}")
 
 
-# Options that are words alone.
+# Options without a value.
 _PLAIN_OPTIONS: Final[Mapping[tuple[str, ...], tuple[str, object]]] = {
     ("NOT", "NULL"): ("nullable", False),
     ("NULL",): ("nullable", True),
@@ -211,7 +214,7 @@ def _read_generated(sql: SqlReader, options: _Options) -> None:
 
 
 def _expression(sql: SqlReader) -> list[Token]:
-    """One default or ON UPDATE value: a literal with its sign, a function call, or a group."""
+    """Parses one value of DEFAULT or ON UPDATE: a literal with its sign, a function call, or a group."""
     expression = _operand(sql)
     while sql.peek().says(*_OPERATORS):
         expression += [sql.take(), *_operand(sql)]
@@ -237,7 +240,7 @@ def _operand(sql: SqlReader) -> list[Token]:
 
 @dataclass(frozen=True)
 class Index:
-    """A unique index; ``columns`` are names, an expression stands as an empty name."""
+    """A unique index. ``columns`` are names; an expression is represented by an empty name."""
 
     name: str
     columns: tuple[str, ...]
@@ -245,10 +248,10 @@ class Index:
 
 @dataclass(frozen=True)
 class TableDefinition:
-    """A table as DDL knows it: more than the wire ever says.
+    """A table definition from DDL, which has more detail than events carry.
 
-    ``declared``: a person stated it. ``dropped`` are the names of columns that were dropped, folded;
-    ``renamed`` the names that columns had before, each with the one they have now, newest first.
+    ``declared``: True if the user declared the table. ``dropped``: folded names of dropped columns.
+    ``renamed``: earlier column names, each with the current name, newest first.
     """
 
     table: TableId
@@ -263,22 +266,22 @@ class TableDefinition:
 
     @property
     def readded(self) -> tuple[str, ...]:
-        """The columns that were added under the name of one dropped before."""
+        """The columns that were added under the name of a column dropped earlier."""
         return tuple(column.name for column in self.columns if fold_name(column.name) in self.dropped)
 
     @property
     def names(self) -> frozenset[str]:
-        """The columns' names, folded."""
+        """The folded names of the columns."""
         return frozenset(fold_name(column.name) for column in self.columns)
 
     @property
     def reused(self) -> frozenset[str]:
-        """Names, folded, that several columns had: one now, those that were dropped or have another name."""
+        """Folded names used by several columns: a current column and columns since dropped or renamed."""
         times = Counter((*self.names, *self.dropped, *(fold_name(old) for old, _ in self.renamed)))
         return frozenset(name for name, columns in times.items() if columns > 1)
 
     def schema(self) -> TableSchema:
-        """The columns with their keys marked."""
+        """Returns the columns with their keys marked."""
         primary = {fold_name(name) for name in self.primary_key}
         handle = primary or self._unique_handle()
         return TableSchema(
@@ -301,14 +304,14 @@ class TableDefinition:
         return set() if best is None else {fold_name(name) for name in best.columns}
 
     def has(self, name: str) -> bool:
-        """Whether there is such a column; names compare as MySQL's do."""
+        """Returns True if the column exists; names compare as in MySQL."""
         return fold_name(name) in self.names
 
     def place_of(self, name: str) -> int:
-        """The column's place; names compare as MySQL's do.
+        """Returns the column's index; names compare as in MySQL.
 
         Raises:
-            ConfigError: no such column.
+            ConfigError: The table does not have this column.
         """
         for place, column in enumerate(self.columns):
             if fold_name(column.name) == fold_name(name):
@@ -317,7 +320,7 @@ class TableDefinition:
 
 
 def skip_definer(sql: SqlReader) -> bool:
-    """Takes OR REPLACE, and who defines an object, out of CREATE and ALTER; True for OR REPLACE."""
+    """Skips OR REPLACE and the definer in CREATE and ALTER; returns True for OR REPLACE."""
     if not sql.peek().says("CREATE", "ALTER"):
         return False
     verb, replaces = sql.take(), sql.skip("OR", "REPLACE")
@@ -341,10 +344,11 @@ def skip_definer(sql: SqlReader) -> bool:
 
 
 class TableCreation(NamedTuple):
-    """What stands before the name in CREATE TABLE.
+    """The options before the table's name in CREATE TABLE.
 
-    ``replaces``: a table of the name is dropped first (OR REPLACE, MariaDB). ``if_absent``: the statement
-    does nothing where there is one (IF NOT EXISTS). ``temporary``: the table is seen by its session alone.
+    ``replaces``: An existing table of that name is dropped first (OR REPLACE, MariaDB). ``if_absent``: The
+    statement does nothing if the table exists (IF NOT EXISTS). ``temporary``: Only its session sees the
+    table.
     """
 
     replaces: bool = False
@@ -353,7 +357,10 @@ class TableCreation(NamedTuple):
 
 
 def read_creation(sql: SqlReader) -> TableCreation | None:
-    """Takes CREATE [OR REPLACE] [TEMPORARY] TABLE [IF NOT EXISTS]; None, and nothing taken, otherwise."""
+    """Reads CREATE [OR REPLACE] [TEMPORARY] TABLE [IF NOT EXISTS].
+
+    Returns None for any other statement and consumes nothing.
+    """
     replaces = sql.sees("CREATE", "OR", "REPLACE")
     ahead = 3 if replaces else 1
     temporary = sql.peek(ahead).says("TEMPORARY")
@@ -365,9 +372,10 @@ def read_creation(sql: SqlReader) -> TableCreation | None:
 
 
 def read_like(sql: SqlReader, default_schema: str) -> tuple[TableId, TableId] | None:
-    """The two tables of CREATE TABLE a LIKE b, or CREATE TABLE a (LIKE b), the old one first.
+    """Returns the two tables of CREATE TABLE a LIKE b, or CREATE TABLE a (LIKE b), the existing table first.
 
-    The old one has no schema if it is the session's. Nothing is taken otherwise.
+    The existing table has no schema if it is in the session's database. Returns None for any other statement
+    and consumes nothing.
     """
     ahead = 3 if sql.peek(1).says(".") else 1
     if not (sql.peek(ahead).says("LIKE") or (sql.peek(ahead).says("(") and sql.peek(ahead + 1).says("LIKE"))):
@@ -380,17 +388,17 @@ def read_like(sql: SqlReader, default_schema: str) -> tuple[TableId, TableId] | 
 
 
 def read_create_table(sql: SqlReader, default_schema: str) -> TableDefinition:
-    """The definition after CREATE TABLE.
+    """Parses the definition that follows CREATE TABLE.
 
     Raises:
-        ConfigError: not to be read.
+        ConfigError: The definition cannot be read.
     """
     table = read_table_name(sql, default_schema)
     found = SqlReader(sql.group()).parts()
     charset = _table_charset(sql)
     definition = TableDefinition(table, charset=charset)
     columns = [read_column(part, charset=charset) for part in found if not starts_constraint(part)]
-    # TiDB numbers table-level indexes before the columns' own.
+    # TiDB numbers the table's indexes before those of the columns.
     for part in found:
         if starts_constraint(part):
             definition = add_constraint(definition, part)
@@ -415,14 +423,14 @@ def _table_charset(sql: SqlReader) -> str | None:
 
 
 def statements(sql: Iterable[Token]) -> Iterator[SqlReader]:
-    """The statements of SQL, without what ends them.
+    """Splits SQL into statements, without their terminators.
 
-    ``SET STATEMENT … FOR``, by which MariaDB sets variables for one statement, is left out.
+    ``SET STATEMENT … FOR``, which sets MariaDB's variables for one statement, is left out.
 
-    A procedure, a function, a trigger, an event, a package, and a block are one statement each: what their
-    bodies hold is not executed by it, or may be. Where such a statement ends only its whole grammar tells; an
-    event has one statement, and a script has ``DELIMITER`` lines. So it goes on up to the end that such a
-    line names, or else to the end of the text. A body may be in another language, and is not read.
+    A procedure, function, trigger, event, package or block is one statement: it does not execute its body, or
+    not always. Only the full grammar shows where such a statement ends. An event's text has one statement,
+    and a script has ``DELIMITER`` lines, so the statement extends to the delimiter of such a line or to the
+    end of the text. A body may be in another language and is not parsed.
     """
     found = iter(sql)
     statement: list[Token] = []
@@ -447,21 +455,21 @@ def statements(sql: Iterable[Token]) -> Iterator[SqlReader]:
 
 # Objects whose definition is a program (MySQL 8.4 and 9.5, MariaDB 12.1).
 _PROGRAMS: Final = ("PROCEDURE", "FUNCTION", "TRIGGER", "EVENT", "PACKAGE", "LIBRARY")
-# So many tokens stand in front of these words at most; more are no such definition.
+# At most this many tokens precede these words; a longer statement is not such a definition.
 _MOST_BEFORE_PROGRAM: Final = 40
-# Statements of programs that MariaDB executes by themselves, too.
+# Statements of programs that MariaDB also executes outside a program.
 _BLOCKS: Final = ("DECLARE", "IF", "CASE", "LOOP", "WHILE", "REPEAT", "FOR")
-# BEGIN with one of these, or alone, begins a transaction.
+# BEGIN followed by one of these words, or by nothing, begins a transaction.
 _OF_TRANSACTION: Final = ("WORK", "OPTIMISTIC", "PESSIMISTIC")
 
 
 def _begins_body(statement: Sequence[Token]) -> bool:
-    """Whether the tokens so far are the beginning of a program or a block, and no more than it."""
+    """Returns True if the tokens so far are exactly the beginning of a program or a block."""
     first, last = statement[0], statement[-1]
     if len(statement) == 1:
         return first.says(*_BLOCKS)
     if len(statement) == 2:
-        # BEGIN NOT ATOMIC, a label, and a label of Oracle's dialect.
+        # BEGIN NOT ATOMIC, a label, or a label in Oracle's dialect.
         begins = first.says("BEGIN") and not last.says(*_OF_TRANSACTION)
         if begins or last.says(":") or (first.says("<") and last.says("<")):
             return True
@@ -485,14 +493,14 @@ def _skip_body(found: Iterator[Token]) -> None:
     try:
         next((token for token in found if token.kind == "end" and token.text != ";"), None)
     except ConfigError:
-        # Text that is no SQL. What stands behind it is not found, either.
+        # The text is not SQL; later statements are not found, either.
         return
 
 
 def _in_usual_words(statement: Sequence[Token]) -> list[Token]:
-    """A statement with ``TABLE`` behind its verb where MySQL and MariaDB have other words for the same.
+    """Returns a statement with ``TABLE`` after its verb where MySQL and MariaDB accept synonyms.
 
-    So has one that begins a transaction the words that nothing else begins with.
+    A statement that begins a transaction becomes START TRANSACTION, because BEGIN can also begin a block.
     """
     verb, *rest = statement
     if verb.says("ALTER"):
@@ -507,17 +515,17 @@ def _in_usual_words(statement: Sequence[Token]) -> list[Token]:
     return [verb, *rest]
 
 
-# Stands behind ALTER TABLE for ALTER IGNORE TABLE; no name is like this.
+# Follows ALTER TABLE and represents ALTER IGNORE TABLE; no table name looks like this.
 _IGNORE: Final = "IGNORE ROWS"
 
 
 def producer_statements(query: str) -> Iterator[SqlReader]:
-    """The statements of a DDL event's text.
+    """Returns the statements in the text of a DDL event.
 
     Raises:
-        ConfigError: text that is no SQL.
+        ConfigError: The text is not SQL.
     """
-    # TiDB's restorer leaves backslashes as they are (tiflow c7b2588); what a person wrote escapes them.
+    # TiDB's restorer does not escape backslashes (tiflow c7b2588); hand-written statements do.
     try:
         found = [*statements(each_token(query, backslash_escapes=False))]
     except ConfigError:
@@ -526,10 +534,10 @@ def producer_statements(query: str) -> Iterator[SqlReader]:
 
 
 class AlterTable(NamedTuple):
-    """An ALTER TABLE: its table and the parts behind it.
+    """An ALTER TABLE statement: its table and its parts.
 
-    ``session_schema`` is the database of unqualified names in the parts, empty where nothing tells it.
-    ``ignores``: rows that do not fit are changed or removed (ALTER IGNORE TABLE).
+    ``session_schema``: database of unqualified names in the parts, empty if unknown. ``ignores``: True for
+    ALTER IGNORE TABLE, which changes or removes rows that do not fit.
     """
 
     table: TableId
@@ -539,10 +547,11 @@ class AlterTable(NamedTuple):
 
 
 def read_alter(sql: SqlReader, default_schema: str, about: TableId | None = None) -> AlterTable | None:
-    """The table of an ALTER TABLE and the parts behind it; None for any other statement.
+    """Returns the table and the parts of an ALTER TABLE, or None for any other statement.
 
-    ``default_schema`` is the database of the table if its name is unqualified. Then it is known to be the
-    session's; or where ``about``, the table that the event names, is the new one of a rename.
+    ``default_schema``: database of the table if its name is unqualified. In that case it is also the
+    session's database. ``about``: the table named by the event; if it is the new name of a rename, its
+    database is the session's.
     """
     if not sql.skip("ALTER", "TABLE"):
         return None
@@ -559,7 +568,7 @@ def read_alter(sql: SqlReader, default_schema: str, about: TableId | None = None
 
 
 def _new_name(part: SqlReader) -> TableId | None:
-    """The table's new name, where a part of an ALTER TABLE gives it one; the part is left as it is."""
+    """Returns the table's new name if this part of an ALTER TABLE renames it; the part is not consumed."""
     part = part.copy()
     if not part.skip("RENAME") or part.peek().says("COLUMN", "INDEX", "KEY"):
         return None
@@ -568,10 +577,10 @@ def _new_name(part: SqlReader) -> TableId | None:
 
 
 def _schema_by_event(old: Iterable[TableId], new: Iterable[TableId], about: TableId) -> str:
-    """The session's database by the event of a rename; empty if it does not tell it.
+    """Returns the session's database as implied by the event of a rename; empty if unknown.
 
-    The event names a table as it is called after the rename (TiCDC, tiflow c7b2588). So where it has the new
-    name, and that has no database, it is in the event's.
+    The event names the table by its name after the rename (TiCDC, tiflow c7b2588). If the event has the new
+    name, and the statement's new name is unqualified, then the event's database is the session's.
     """
     event = fold_name(about.schema), fold_name(about.name)
     if event in {(fold_name(schema), fold_name(name)) for schema, name in old}:
@@ -580,22 +589,22 @@ def _schema_by_event(old: Iterable[TableId], new: Iterable[TableId], about: Tabl
 
 
 def session_schema_of(sql: SqlReader, default_schema: str) -> str:
-    """The database of unqualified names behind the table's name that stands next; empty if nothing tells it.
+    """Returns the database of unqualified names after the next table name; empty if unknown.
 
-    An event names the database of its table. Where the statement names it, too, the session may have been in
+    An event names the database of its table. If the statement names a database too, the session may have used
     another one.
     """
     return "" if sql.peek(1).says(".") else default_schema
 
 
 def _skip_wait(sql: SqlReader) -> None:
-    """How long MariaDB waits for the table's lock: ``WAIT 5``, or ``NOWAIT``."""
+    """Skips MariaDB's lock wait option: ``WAIT 5`` or ``NOWAIT``."""
     if not sql.skip("NOWAIT") and sql.skip("WAIT"):
         sql.take()
 
 
 def read_converted_partition(alter: AlterTable, part: SqlReader) -> TableId:
-    """The table that MariaDB makes of a partition: CONVERT PARTITION p TO TABLE."""
+    """Returns the table that MariaDB makes from a partition: CONVERT PARTITION p TO TABLE."""
     part.need("CONVERT", "PARTITION")
     part.name()
     part.need("TO", "TABLE")
@@ -603,7 +612,7 @@ def read_converted_partition(alter: AlterTable, part: SqlReader) -> TableId:
 
 
 def read_converted_characters(part: SqlReader) -> str:
-    """The character set of CONVERT TO CHARACTER SET, in lower case; ``default`` is the database's."""
+    """Returns the lower-case character set of CONVERT TO CHARACTER SET; ``default`` is the database's."""
     part.need("CONVERT", "TO")
     if not part.skip_any("CHARSET"):
         part.take()
@@ -613,10 +622,10 @@ def read_converted_characters(part: SqlReader) -> str:
 
 
 def read_definitions(part: SqlReader) -> list[ColumnDefinition]:
-    """The columns that a part of an ALTER TABLE adds or defines anew.
+    """Returns the columns that a part of an ALTER TABLE adds or redefines.
 
     Raises:
-        ConfigError: the part cannot be read.
+        ConfigError: The part cannot be read.
     """
     verb = part.take()
     part.skip("COLUMN")
@@ -630,7 +639,10 @@ def read_definitions(part: SqlReader) -> list[ColumnDefinition]:
 
 
 def computed_for_rows(found: ColumnDefinition) -> str:
-    """What rows from before have in a column that is added, in words; empty if the definition tells it."""
+    """Describes the values of existing rows in an added column that the definition does not determine.
+
+    Returns an empty text if the definition determines them.
+    """
     column, options = found
     if options.generated:
         return "values that the database computed from each row"
@@ -649,7 +661,7 @@ def _is_null(expression: Sequence[Token]) -> bool:
 
 
 def read_dropped(sql: SqlReader, default_schema: str) -> list[TableId]:
-    """The tables behind DROP TABLE; one without a schema may be in any."""
+    """Returns the tables of DROP TABLE; a table without a schema may be in any database."""
     sql.skip("IF", "EXISTS")
     session_schema = session_schema_of(sql, default_schema)
     return [read_table_name(part, session_schema) for part in sql.parts()]
@@ -658,9 +670,9 @@ def read_dropped(sql: SqlReader, default_schema: str) -> list[TableId]:
 def read_renamed(
     sql: SqlReader, default_schema: str, about: TableId | None = None
 ) -> Iterator[tuple[TableId, TableId]]:
-    """The old and the new names behind RENAME TABLE; one without a schema may be in any.
+    """Yields the old and new names of RENAME TABLE; a table without a schema may be in any database.
 
-    ``about``: as for ``read_alter``.
+    ``about``: the table named by the event, see ``read_alter``.
     """
     sql.skip("IF", "EXISTS")
     session_schema = session_schema_of(sql, default_schema)
@@ -680,7 +692,7 @@ def _renamed_table(pair: SqlReader, session_schema: str) -> tuple[TableId, Table
 
 
 def read_table_name(sql: SqlReader, default_schema: str) -> TableId:
-    """A table's name, with the default schema where it has none."""
+    """Reads a table's name; an unqualified name gets the default schema."""
     first = sql.name()
     return TableId(first, sql.name()) if sql.skip(".") else TableId(default_schema, first)
 
@@ -689,14 +701,14 @@ _CONSTRAINTS = ("CONSTRAINT", "PRIMARY", "UNIQUE", "KEY", "INDEX", "FULLTEXT", "
 
 
 def starts_constraint(sql: SqlReader) -> bool:
-    """Whether a key or a check stands next, and no column."""
+    """Returns True if a key or a check is next, rather than a column."""
     if sql.sees("VECTOR", "INDEX") or sql.sees("COLUMNAR", "INDEX"):
         return True
     return sql.peek().says(*_CONSTRAINTS)
 
 
 def add_constraint(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
-    """The definition with a key added; other constraints change nothing here."""
+    """Returns the definition with a key added; other constraints change nothing here."""
     name = ""
     if sql.skip("CONSTRAINT") and not sql.peek().says("PRIMARY", "UNIQUE", "FOREIGN", "CHECK"):
         name = sql.name()
@@ -712,7 +724,7 @@ def add_constraint(definition: TableDefinition, sql: SqlReader) -> TableDefiniti
 
 
 def add_unique(definition: TableDefinition, name: str, columns: Iterable[str]) -> TableDefinition:
-    """The definition with a unique index; one without a name takes its first column's, as in MySQL."""
+    """Returns the definition with a unique index; an unnamed index gets its first column's name, as in MySQL."""
     names = tuple(columns)
     return replace(definition, uniques=(*definition.uniques, Index(name or names[0], names)))
 
@@ -724,12 +736,12 @@ def _index_columns(sql: SqlReader) -> list[str]:
 
 
 def read_index_columns(inside: list[Token]) -> list[str]:
-    """The columns of an index; an expression gives an empty name, which fits no column."""
+    """Returns the columns of an index; an expression becomes an empty name, which matches no column."""
     return ["" if part[0].says("(") else part[0].text for part in split_by_comma(inside) if part]
 
 
 def append_column(definition: TableDefinition, found: ColumnDefinition) -> TableDefinition:
-    """The definition with a column at the end, its own keys included."""
+    """Returns the definition with a column at the end, including the column's own keys."""
     column = replace(found.column, column_id=definition.next_column_id)
     columns = (*definition.columns, column)
     changed = replace(definition, columns=columns, next_column_id=definition.next_column_id + 1)
@@ -737,7 +749,7 @@ def append_column(definition: TableDefinition, found: ColumnDefinition) -> Table
 
 
 def with_own_keys(definition: TableDefinition, found: ColumnDefinition) -> TableDefinition:
-    """The definition with the keys a column definition carries itself."""
+    """Returns the definition with the keys that the column definition itself declares."""
     name = found.column.name
     if found.options.primary:
         definition = replace(definition, primary_key=(name,))
@@ -747,7 +759,7 @@ def with_own_keys(definition: TableDefinition, found: ColumnDefinition) -> Table
 
 
 class AlteredTable(NamedTuple):
-    """A table after an ALTER TABLE. ``parted``: names, folded, of columns that it dropped or renamed."""
+    """A table after an ALTER TABLE. ``parted``: folded names of the columns that it dropped or renamed."""
 
     definition: TableDefinition
     parted: frozenset[str]
@@ -755,10 +767,10 @@ class AlteredTable(NamedTuple):
 
 @dataclass
 class _Changes:
-    """What the parts of one ALTER TABLE say. They name columns as they were before it.
+    """Changes of one ALTER TABLE, with the column names from before the statement.
 
-    ``renamed`` is by RENAME COLUMN, CHANGE and MODIFY: old name, new name, definition, and whether a column
-    may be absent. ``defined`` are the definitions of ADD, CHANGE and MODIFY in the statement's order.
+    ``renamed`` comes from RENAME COLUMN, CHANGE and MODIFY: old name, new name, definition, and True if the
+    column may be missing. ``defined`` has the definitions of ADD, CHANGE and MODIFY in the statement's order.
     """
 
     dropped: list[str] = field(default_factory=list)
@@ -772,14 +784,14 @@ class _Changes:
 
 
 def alter(definition: TableDefinition, statement: AlterTable) -> AlteredTable:
-    """The table after an ALTER TABLE; parts about neither columns nor keys change nothing.
+    """Returns the table after an ALTER TABLE; parts about neither columns nor keys change nothing.
 
-    All parts refer to the columns as they were before the statement, but for ``AFTER`` and new keys, which
-    name them as they are after it: two columns may swap their names (MySQL 8.4, ALTER TABLE; the server's
+    All parts use the column names from before the statement, except ``AFTER`` and new keys, which use the
+    names after it: two columns may swap their names (MySQL 8.4, ALTER TABLE; the server's
     ``mysql_prepare_alter_table``).
 
     Raises:
-        ConfigError: a column that is not there, or a part not to be read.
+        ConfigError: A column does not exist, or a part cannot be read.
     """
     for part in statement.parts:
         definition = _with_charset(definition, part)
@@ -810,7 +822,11 @@ def _read_part(changes: _Changes, definition: TableDefinition, sql: SqlReader, s
 
 
 def _with_charset(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
-    """The table with the character set of columns that come later, and that its texts are converted to."""
+    """Returns the table with the character set that the statement sets.
+
+    It applies to columns added later. CONVERT TO CHARACTER SET binary also turns the existing texts into
+    bytes.
+    """
     converts = sql.sees("CONVERT", "TO")
     ahead = 2 if converts else int(sql.sees("DEFAULT"))
     if sql.peek(ahead).says("CHARSET"):
@@ -918,10 +934,10 @@ _VERBS: dict[str, Callable[[_Changes, TableDefinition, SqlReader], None]] = {
 
 
 def _was_done(definition: TableDefinition, changes: _Changes) -> bool:
-    """Whether the statement was applied before, by its renames.
+    """Returns True if the statement was applied earlier, judged by its renames.
 
-    An old name is gone and the new one there, or a column that stays has the new name, which the server
-    refuses.
+    Either an old name no longer exists and the new one does, or the new name belongs to a column that this
+    statement does not drop or rename, which the server would refuse.
     """
     leaving = {fold_name(name) for name in changes.dropped}
     leaving |= {fold_name(old) for old, _, _, _ in changes.renamed}
@@ -933,7 +949,7 @@ def _was_done(definition: TableDefinition, changes: _Changes) -> bool:
 
 
 def _with_columns(definition: TableDefinition, changes: _Changes) -> AlteredTable:
-    """The table with its columns dropped, renamed, defined anew and added, all at once."""
+    """Returns the table with its columns dropped, renamed, redefined and added, all at once."""
     done = _was_done(definition, changes)
     made = {fold_name(new) for old, new, _, _ in changes.renamed if fold_name(old) != fold_name(new)}
     dropped = [name for name in changes.dropped if not (done and fold_name(name) in made)]
@@ -968,7 +984,7 @@ def _with_columns(definition: TableDefinition, changes: _Changes) -> AlteredTabl
 
 
 def _altered_column(column: Column, name: str | None, found: ColumnDefinition | None, default: Any) -> Column:
-    """A column with a new name, definition and default, as far as they are given (``...``: no default)."""
+    """Returns a column with the given new name, definition and default (``...``: default unchanged)."""
     if found is not None:
         new = found.column
         before = replace(
@@ -990,7 +1006,7 @@ def _placed(
     defined: Iterable[ColumnDefinition],
     names: Mapping[str, str],
 ) -> TableDefinition:
-    """The definition with columns that move or are added at their places, in the statement's order."""
+    """Returns the definition with moved and added columns at their positions, in the statement's order."""
     new_keys = list[ColumnDefinition]()
     again = {fold_name(new) for new in names.values()}
     for found in defined:
@@ -999,7 +1015,7 @@ def _placed(
             column = moved[name]
             columns.remove(column)
         elif any(fold_name(one.name) == name for one in columns):
-            # One that is defined anew where it is, or was added by the statement before it was sent again.
+            # The column is redefined in place, or the statement added it before it was sent again.
             new_keys += [found] if name in again else []
             continue
         else:
@@ -1022,7 +1038,7 @@ def _place_among(
 ) -> int:
     if options.first or options.after is None:
         return 0 if options.first else len(columns)
-    # By its name after the statement, or else before it.
+    # AFTER uses the name after the statement; the name before it is tried second.
     for after in (options.after, names.get(fold_name(options.after), options.after)):
         for place, column in enumerate(columns):
             if fold_name(column.name) == fold_name(after):
@@ -1031,7 +1047,7 @@ def _place_among(
 
 
 def drop_index(definition: TableDefinition, name: str) -> TableDefinition:
-    """The definition without the unique index of this name, if it is one."""
+    """Returns the definition without the unique index of this name, if it exists."""
     kept = tuple(unique for unique in definition.uniques if fold_name(unique.name) != fold_name(name))
     return replace(definition, uniques=kept)
 
@@ -1040,7 +1056,7 @@ def _without(definition: TableDefinition, name: str) -> TableDefinition:
     at = definition.place_of(name)
     columns = definition.columns[:at] + definition.columns[at + 1 :]
     uniques = tuple(u for u in definition.uniques if fold_name(name) not in (fold_name(c) for c in u.columns))
-    # A column that is gone is gone under the names it had before, too.
+    # A dropped column is also dropped under its earlier names.
     its = (fold_name(old) for old, new in definition.renamed if fold_name(new) == fold_name(name))
     dropped = tuple(dict.fromkeys((*definition.dropped, fold_name(name), *its)))
     renamed = tuple(pair for pair in definition.renamed if fold_name(pair[1]) != fold_name(name))
@@ -1055,7 +1071,10 @@ def _with_index_name(definition: TableDefinition, old: str, new: str) -> TableDe
 
 
 def _renamed_in_keys(definition: TableDefinition, names: Mapping[str, str]) -> TableDefinition:
-    """The definition, but for its columns, under new names by the old ones, folded; all at once."""
+    """Returns the definition with its keys and its history of names under the new column names, all at once.
+
+    ``names``: new names by folded old names.
+    """
 
     def renamed(columns: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.get(fold_name(name), name) for name in columns)
@@ -1073,8 +1092,8 @@ def _renamed_in_keys(definition: TableDefinition, names: Mapping[str, str]) -> T
 def _renames(
     known: tuple[tuple[str, str], ...], names: Mapping[str, str], pairs: Sequence[tuple[str, str]]
 ) -> tuple[tuple[str, str], ...]:
-    """The names that were, newest first; a column that was renamed twice has had both."""
+    """Returns the earlier names, newest first; a column renamed twice has two."""
     followed = tuple((was, names.get(fold_name(now), now)) for was, now in known)
-    # One that has its old name again never had another. A name that is taken again keeps its pair.
+    # A column that has its old name again counts as never renamed. A reused name keeps its pair.
     kept = ((was, now) for was, now in followed if fold_name(was) != fold_name(now))
     return (*reversed(pairs), *kept) if pairs else followed
