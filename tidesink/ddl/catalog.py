@@ -100,7 +100,7 @@ class TableDefinitions:
         return found
 
     def unique_index(self, table: TableId, name: str) -> tuple[str, ...]:
-        """Returns the columns of a unique index (``PRIMARY`` is the primary key); empty if it does not exist."""
+        """Returns the columns of a unique index (``PRIMARY``: the primary key); empty if it does not exist."""
         definition = self._find(table)
         if definition is None:
             return ()
@@ -210,7 +210,7 @@ class TableDefinitions:
         return definition.reused if definition else frozenset()
 
     def renames(self, table: TableId) -> tuple[tuple[str, str], ...]:
-        """Returns each earlier column name with a later one, including those of dropped columns and tables."""
+        """Returns earlier column names, each with a later one; dropped columns and tables are included."""
         definition = self._find(table)
         return tuple(
             dict.fromkeys((*self._history.renames(table), *(definition.renamed if definition else ())))

@@ -96,7 +96,7 @@ def reads_same(now: ColumnType, was: ColumnType) -> bool:
 
 
 def _covers(now: ColumnType, was: ColumnType) -> bool:
-    """Returns True if ``now`` can replace ``was`` in the history: it reads the same and holds all its values."""
+    """Returns True if ``now`` can replace ``was`` in the history: same meaning, and room for all values."""
     if was.members is not None and row_of(now).reader != row_of(was).reader:
         return False
     now_ddl, was_ddl = spark_type(now).ddl, spark_type(was).ddl
@@ -164,7 +164,7 @@ _Versions = tuple[TypeVersion, ...]
 
 
 class Parting(NamedTuple):
-    """Number of times that columns of a name were dropped or renamed, and the TSO of the last time, if known."""
+    """Count of drops and renames of columns of a name, and the TSO of the last one, if known."""
 
     times: int
     since: int | None
@@ -222,7 +222,7 @@ class TypeHistory:
         return dict(self._parted.get(table_key(table), {}))
 
     def renames(self, table: TableId) -> tuple[tuple[str, str], ...]:
-        """Returns each earlier column name with a later one, including those of dropped columns and tables."""
+        """Returns earlier column names, each with a later one; dropped columns and tables are included."""
         return tuple(self._renames.get(table_key(table), ()))
 
     def timed(

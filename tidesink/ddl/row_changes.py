@@ -172,7 +172,7 @@ def _row_changes(sql: SqlReader, default_schema: str, about: TableId | None) -> 
 
 
 def _brought_back(sql: SqlReader, default_schema: str, about: TableId | None) -> Iterator[RowChange]:
-    """Handles RECOVER and FLASHBACK, which may change any rows of the table they name, else of the event's."""
+    """Handles RECOVER and FLASHBACK, which may change any row of the named table, or of the event's table."""
     sql.take()
     if sql.skip("CLUSTER"):
         yield RowChange(TableId("", ""), "unknown", _BROUGHT_BACK)

@@ -368,7 +368,7 @@ def part_rule(part: SqlReader) -> PartRule | None:
 
 
 def _starts(sql: SqlReader, most: int = _MOST_WORDS) -> Iterable[tuple[str, ...]]:
-    """Returns the first words in upper case, the longest sequence first; quoted names do not count as words."""
+    """Returns the first words in upper case, the longest sequence first; quoted names are not words."""
     words = list[str]()
     for ahead in range(most):
         token = sql.peek(ahead)

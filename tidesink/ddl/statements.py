@@ -95,7 +95,7 @@ def _untold(column: Column) -> Column:
 
 
 def _with_origin_default(found: ColumnDefinition) -> Column:
-    """Returns the column as ADD COLUMN leaves it: NOT NULL without a default means the type's zero in old rows.
+    """Returns the column as added: NOT NULL without a default means the type's zero in old rows.
 
     If an expression computed the values of old rows, no statement reports them.
     """
@@ -724,7 +724,7 @@ def add_constraint(definition: TableDefinition, sql: SqlReader) -> TableDefiniti
 
 
 def add_unique(definition: TableDefinition, name: str, columns: Iterable[str]) -> TableDefinition:
-    """Returns the definition with a unique index; an unnamed index gets its first column's name, as in MySQL."""
+    """Returns the definition with a unique index; its default name is its first column's, as in MySQL."""
     names = tuple(columns)
     return replace(definition, uniques=(*definition.uniques, Index(name or names[0], names)))
 
