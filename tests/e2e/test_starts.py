@@ -71,7 +71,7 @@ def test_the_ways_out_of_a_type_change_work(
         assert run(load_config(config), until="drained").exit_code == 3
         error = _error(config, table)
         assert "add born to except_column_list" in error
-        assert "with a start: behind the change" in error
+        assert "with a start: after the change" in error
 
         # Loaded again beside: the old records are in the topic still. It waits for a record of its own.
         (tmp_path / "again").mkdir()

@@ -84,7 +84,7 @@ def _text(digits: str) -> str:
     return base64.b64encode(bytes.fromhex(digits)).decode()
 
 
-NONE, OTHER_FORM = "has no _tidb.rowkey", "not that of a row with a _tidb_rowid"
+NONE, OTHER_FORM = "has no _tidb.rowkey", "not the key of a row with a _tidb_rowid"
 SENT: Final = "7480000000000000785f728000000000000001"
 BAD: Final[list[tuple[dict[str, Any], str]]] = [
     ({"_tidb": {"commitTs": 1}}, NONE),

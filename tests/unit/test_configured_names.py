@@ -91,7 +91,7 @@ def test_names_of_mysql_and_tidb_match_in_any_case(layout: Layout) -> None:
     ],
 )
 def test_two_spellings_of_one_column_are_refused(layout: Layout) -> None:
-    with pytest.raises(ConfigError, match="are one column of"):
+    with pytest.raises(ConfigError, match="are the same column of"):
         laid_out(layout, _shape("name", exact=False), own=())
 
 

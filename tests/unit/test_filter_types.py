@@ -64,7 +64,7 @@ def test_a_value_is_no_condition(text: str, named: str) -> None:
     found = _problem(text)
     assert found is not None
     assert f"is a value of type {named}" in found
-    assert "no condition" in found
+    assert "not a condition" in found
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_plan_knows_the_types_that_the_source_has() -> None:
     config = right(changed(CANAL_JSON, defaults={"filter": "id > 1 and amount"}))
     problem = plan_of(config, "app", shape(), types_from="ddl").problem
     assert problem is not None
-    assert "a part of 'id > 1 and amount', beside AND, OR or NOT, is a value of type" in problem
+    assert "an operand of AND, OR or NOT in 'id > 1 and amount' is a value of type" in problem
 
 
 def test_the_worker_refuses_it_too() -> None:
@@ -112,13 +112,13 @@ def test_the_worker_refuses_it_too() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("name rlike '('", "has a ( that no ) closes"),
-        ("name not rlike 'a)'", "has a ) that no ( opens"),
-        ("name regexp '[a-'", "has a [ that no ] closes"),
+        ("name rlike '('", "has a ( without a )"),
+        ("name not rlike 'a)'", "has a ) without a ("),
+        ("name regexp '[a-'", "has a [ without a ]"),
         ("regexp_like(name, '*a')", "has a * with nothing before it to repeat"),
-        ("regexp_extract(concat(name, 'a'), 'a{x}', 0) = 'a'", "has a { that begins no count"),
+        ("regexp_extract(concat(name, 'a'), 'a{x}', 0) = 'a'", "has a { that does not begin a count"),
         # Spark's texts have escapes of their own: this is a bare parenthesis.
-        (r"name rlike '\('", "has a ( that no ) closes"),
+        (r"name rlike '\('", "has a ( without a )"),
         ("name rlike r'\\'", "ends in a backslash"),
     ],
 )

@@ -62,15 +62,15 @@ def test_row_keys_compare_as_their_bytes_do(one: tuple[int, int], other: tuple[i
     [
         (None, "has no _tidb.rowkey"),
         (7, "has no _tidb.rowkey"),
-        ("", "not that of a row with a _tidb_rowid"),
-        (_text(SENT) + "\n", "not that of a row"),
-        (_text(SENT)[:-1], "not that of a row"),
-        (_text(SENT).replace("A", "é", 1), "not that of a row"),
+        ("", "not the key of a row with a _tidb_rowid"),
+        (_text(SENT) + "\n", "not the key of a row"),
+        (_text(SENT)[:-1], "not the key of a row"),
+        (_text(SENT).replace("A", "é", 1), "not the key of a row"),
         # An index' key, another table's prefix, a clustered key of a text, one byte more.
-        (_text(SENT.replace("5f72", "5f69")), "not that of a row"),
-        (_text("6d" + SENT[2:]), "not that of a row"),
-        (_text(SENT[:22] + "01616263000000000000f9"), "not that of a row"),
-        (_text(SENT + "00"), "not that of a row"),
+        (_text(SENT.replace("5f72", "5f69")), "not the key of a row"),
+        (_text("6d" + SENT[2:]), "not the key of a row"),
+        (_text(SENT[:22] + "01616263000000000000f9"), "not the key of a row"),
+        (_text(SENT + "00"), "not the key of a row"),
     ],
 )
 def test_what_is_no_row_key_is_refused(text: object, reason: str) -> None:
@@ -123,7 +123,7 @@ def test_a_layout_keeps_the_row_key_under_its_names() -> None:
     ],
 )
 def test_a_layout_that_names_the_row_key_is_refused(layout: Layout) -> None:
-    with pytest.raises(ConfigError, match=r"is no column of shop\.visits's but the row key"):
+    with pytest.raises(ConfigError, match=r"is not a column of shop\.visits, but the row key"):
         laid_out(layout, SHAPE, own=())
 
 
@@ -136,7 +136,7 @@ def test_messages_that_have_a_place_for_the_row_key(protocol: str) -> None:
 
 
 def test_flat_avro_messages_have_none() -> None:
-    with pytest.raises(SchemaRefusedError, match="readers take a field whose name begins with _tidb_"):
+    with pytest.raises(SchemaRefusedError, match="readers treat a field whose name begins with _tidb_"):
         prepare(
             SHAPE, protocol="flat-avro", options=CodecOptions(), topic="t", registry=MemorySchemaRegistry()
         )
@@ -182,4 +182,4 @@ def test_the_plan_says_which_messages_cannot_carry_the_row_key(protocol: str, re
         "schema-registry": "http://127.0.0.1:8081",
     }
     plan = plan_of(right(changed(ROW_KEYS, target=target)), "app", SHAPE, types_from="ddl")
-    assert ("flat-avro has no place for them" in (plan.problem or "")) is refused
+    assert ("flat-avro cannot carry them" in (plan.problem or "")) is refused

@@ -100,7 +100,7 @@ class TableDefinitions:
         return found
 
     def unique_index(self, table: TableId, name: str) -> tuple[str, ...]:
-        """Returns the columns of a unique index (``PRIMARY``: the primary key); empty if it does not exist."""
+        """Returns the columns of a unique index (``PRIMARY``: the primary key), or an empty tuple."""
         definition = self._find(table)
         if definition is None:
             return ()

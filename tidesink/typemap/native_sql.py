@@ -1,14 +1,14 @@
-"""THE table of native column types of databases: which source types each one holds exactly, and how.
+"""The table of native column types of databases: the source types that each one holds exactly, and how.
 
-tidesink's own types (``render_sql``) take the values as they are written. A table that a person made may have
-others: ``uuid``, ``jsonb``, an enum, ``smallint``. Their columns are filled in two steps. The staging table
-has each value as the source's type gives it (``staged``) and a column of the native type beside it, which
-the merge's transaction fills by ``cast``. Then ``same`` must hold for every value: what a type would cut,
-round, pad, fold or respell is refused before a row of the table is written.
+tidesink's own types (``render_sql``) accept the values as they are written. A table that a user created may
+have others: ``uuid``, ``jsonb``, an enum, ``smallint``. Their columns are filled in two steps. The staging
+table has each value in the type for the source's type (``staged``), and next to it a column of the native
+type, which the merge's transaction fills by ``cast``. Then ``same`` must hold for every value: a value that
+the type would cut, round, pad, fold or respell is refused before any row of the table is written.
 
-A rule speaks of three expressions: ``{s}`` the staged value, ``{t}`` the native one, ``{type}`` the native
-type. Types are those of Postgres 15, MySQL 8 and MariaDB 10.11, by their manuals and by the test that writes
-a value of each (``tests/contracts/test_targets_sql_native.py``).
+A rule uses three expressions: ``{s}`` for the staged value, ``{t}`` for the native value, ``{type}`` for the
+native type. Types are those of Postgres 15, MySQL 8 and MariaDB 10.11, by their manuals and by the test that
+writes a value of each (``tests/contracts/test_targets_sql_native.py``).
 """
 
 # ruff: noqa: S608  the texts are fixed, and what fills them is a column's number or a catalog's type
@@ -36,7 +36,7 @@ from tidesink.typemap.render_sql import (
 from tidesink.typemap.table import CALENDAR_READERS, row_of
 from tidesink.typemap.target_schema import ShapeColumn
 
-# What a source's values are to a database. ``shown``: dates and decimals that are kept as text.
+# The kind of a source's values for a database. ``shown``: dates and decimals that are stored as text.
 Kind = Literal[
     "text",
     "char",
@@ -62,11 +62,11 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Native:
-    """How a column of a native type takes the values of a source's column.
+    """Stores the values of a source column in a column of a native type.
 
-    ``wanted`` is the type of tidesink's own that holds every value, ``staged`` that of the staged values.
-    ``kept`` is the type of the staging table's column that is filled by ``cast``; None where the staged
-    column is of the native type itself, which holds every value of the source's type.
+    ``wanted``: tidesink's own type that holds every value. ``staged``: type of the staged values. ``kept``:
+    type of the staging column that is filled by ``cast``; None if the staged column itself has the native
+    type, which holds every value of the source's type.
     """
 
     found: str
@@ -77,22 +77,22 @@ class Native:
     same: str = "{t} = {s}"
 
     def cast_of(self, staged: str) -> str:
-        """The native value of a staged column."""
+        """Returns the expression for the native value of a staged column."""
         return self.cast.format(s=staged, type=self.kept)
 
     def same_as(self, staged: str, kept: str) -> str:
-        """The condition that a native value is the staged one."""
+        """Returns the condition that a native value equals the staged value."""
         return self.same.format(s=staged, t=kept, type=self.kept, found=self.found)
 
 
 class Wider(NamedTuple):
-    """A column whose type must change before it holds the source's values, to ``wanted``."""
+    """A column whose type must change to ``wanted`` before it holds the source's values."""
 
     wanted: str
 
 
 class Refused(NamedTuple):
-    """A column that does not hold the source's values; ``wanted`` is a type that does."""
+    """A column that does not hold the source's values. ``wanted``: a type that does."""
 
     wanted: str
     why: str
@@ -111,7 +111,7 @@ def _rule(*kinds: Kind, **more: str | bool) -> _Rule:
     return replace(_Rule(frozenset(kinds)), **more)  # type: ignore[arg-type]
 
 
-# Postgres: what its output function writes, which a cast to text does not always (inet).
+# Postgres: the text of its output function, which differs from a cast to text for some types (inet).
 _WRITTEN: Final = "CASE WHEN {t} IS NOT NULL THEN concat({t}) END"
 _AS_WRITTEN: Final = "concat({t}) = {s}"
 _JSONB: Final = "({{t}}){}::jsonb = ({{s}})::jsonb"
@@ -127,7 +127,7 @@ _PAIRS: Final = (
     + _QUOTED.format("e.value")
     + ", 'NULL'), ',') FROM json_each_text(({s})::json) AS e), '')::{type} END"
 )
-# Fifteen characters: a time of day with six digits of a second.
+# Fifteen characters: a time of day with six fraction digits.
 _CLOCK: Final = "rpad(({x})::text || CASE WHEN strpos(({x})::text, '.') = 0 THEN '.' ELSE '' END, 15, '0')"
 _SAME_CLOCK: Final = (
     f"{_CLOCK.replace('{x}', '{t}')} = {_CLOCK.replace('{x}', '{s}')} AND char_length({{s}}) <= 15"
@@ -143,11 +143,11 @@ _POSTGRES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(
         (*_RANGES, "xml", "tsvector", "ltree", "citext"), _rule("text", same=_AS_WRITTEN, key=False)
     ),
-    # They cut what is too long for them.
+    # These types cut values that are too long.
     "name": _rule("text", "char", same=_AS_WRITTEN),
     "text": _rule("text", "char", same=_AS_WRITTEN),
     "character varying": _rule("text", "char", same=_AS_WRITTEN),
-    # It fills a value up with spaces: the source must have sent these.
+    # It pads a value with spaces: the comparison fails unless the source sent them.
     "character": _rule("text", same="rpad(({t})::text, {n}) = {s}"),
     "json": _rule("json", "list", "object", same=_AS_WRITTEN, key=False),
     "jsonb": _rule("json", "list", "object", same=_JSONB.format(""), key=False),
@@ -159,7 +159,7 @@ _POSTGRES: Final[Mapping[str, _Rule]] = {
     "real": _rule("float"),
     "double precision": _rule("float"),
     "boolean": _rule("boolean"),
-    # A cast of a number to bit(n) has its last n bits.
+    # A cast of a number to bit(n) keeps its last n bits.
     "bit": _rule("bit", cast="({s})::bigint::{type}", same="({t})::bigint = ({s})::numeric", key=False),
     "bytea": _rule("bytes", "spatial"),
     "date": _rule("date"),
@@ -167,7 +167,7 @@ _POSTGRES: Final[Mapping[str, _Rule]] = {
     "timestamp with time zone": _rule("instant"),
     "time without time zone": _rule("time", same=_SAME_CLOCK),
 }
-# What array elements are read from and written to as JSON without a change of spelling.
+# Types of array elements that convert to and from JSON without a change of spelling.
 _ELEMENT_TYPES: Final = frozenset(
     {
         "smallint",
@@ -184,8 +184,8 @@ _ELEMENT_TYPES: Final = frozenset(
     | {"character varying", "enum", *_NETWORK, "json", "jsonb"}
 )
 
-# MySQL and MariaDB convert when a value is assigned, in strict mode without a silent change but for spaces,
-# letters and digits that they drop or fold: the comparison is of bytes.
+# MySQL and MariaDB convert a value on assignment. In strict mode they silently change only spaces, letters
+# and digits, which they drop or fold; so values are compared as bytes.
 _BYTEWISE: Final = "CAST(CAST({t} AS CHAR) AS BINARY) = CAST({s} AS BINARY)"
 _ASSIGNED: Final = "{s}"
 _INTEGERS: Final = ("tinyint", "smallint", "mediumint", "int", "bigint", "year")
@@ -222,7 +222,7 @@ _MYSQL: Final[Mapping[str, _Rule]] = {
     ),
 }
 _RULES: Final[Mapping[Database, Mapping[str, _Rule]]] = {"postgres": _POSTGRES, "mysql": _MYSQL}
-# Integers by their bits; unsigned ones from zero.
+# Integers by their bits; unsigned types begin at zero.
 _BITS: Final = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "integer": 32, "bigint": 64}
 _ARGUMENTS: Final = re.compile(r"\(([^)]*)\)")
 _FRACTIONS: Final = frozenset({"timestamp without time zone", "timestamp with time zone", "datetime"}) | {
@@ -232,7 +232,7 @@ _FRACTIONS: Final = frozenset({"timestamp without time zone", "timestamp with ti
 }
 _MOST_DIGITS: Final = 6
 _EXTENSIONS: Final = frozenset({"citext", "hstore", "ltree", "vector"})
-# The words of types that tidesink's own columns have, whatever stands in brackets; and whole types.
+# The type words of tidesink's own columns, with any arguments; and complete types.
 _OWN: Final[Mapping[Database, frozenset[str]]] = {
     "postgres": frozenset(OF_SPARK["postgres"].values()) | {"json", "character varying", "numeric"},
     "mysql": frozenset({"varchar", "varbinary", "decimal"}),
@@ -267,7 +267,7 @@ _OF_READER: Final[Mapping[str, Kind]] = {
 
 
 def kind_of(column: ShapeColumn) -> Kind:
-    """What a source's values are to a database."""
+    """Returns the kind of a source's values for a database."""
     row = row_of(column.type)
     if row.name in _TIME_ROWS:
         return _TIME_ROWS[row.name]  # type: ignore[return-value]
@@ -285,7 +285,7 @@ def kind_of(column: ShapeColumn) -> Kind:
 
 
 def native_of(column: ShapeColumn, found: str, database: Database) -> Native | Wider | Refused | None:
-    """What a column of a native type does with a source's values; None for a type of tidesink's own."""
+    """Returns how a column of a native type stores a source's values; None for tidesink's own types."""
     wanted = _wanted(column, found, database)
     kind = kind_of(column)
     if _is_own(column, found, kind, wanted, database):
@@ -296,17 +296,17 @@ def native_of(column: ShapeColumn, found: str, database: Database) -> Native | W
     if rule is None or kind not in rule.kinds or not _is_known(word, arguments, found, kind, database):
         return Refused(wanted, "does not hold the values of")
     if column.key and not rule.key:
-        return Refused(wanted, "takes different keys for one, or writes keys differently from")
+        return Refused(wanted, "treats different keys as equal, or writes keys differently from")
     if word in _FRACTIONS and _digits_of(column) > _fraction(word, arguments):
         if base != found:
             return Refused(wanted, "has fewer digits of a second than")
         return Wider(_with_all_digits(word, wanted, database))
     if word == "numeric" and kind == "decimal" and base == found:
-        return Wider(word)  # of any number of digits: fewer after the point would be rounded off
+        return Wider(word)  # of any precision: fewer digits after the point would round values
     if base == found and _holds_all(column, word, found, kind):
         return Native(found, wanted, found)
     same = rule.same.replace("{n}", arguments[0] if arguments else "1")
-    if base != found:  # a domain may refuse NULL, and what its CHECK says
+    if base != found:  # a domain may refuse NULL and values that fail its CHECK
         same += " AND (({t})::{found}) IS NOT NULL"
     staged = rule.staged or _staged(column, kind, database)
     if database == "postgres":
@@ -315,14 +315,14 @@ def native_of(column: ShapeColumn, found: str, database: Database) -> Native | W
 
 
 def reading_type(column: ShapeColumn | None, found: str, database: Database) -> str:
-    """The Spark type in which a column's values are read: of a native type the source's own."""
+    """Returns the Spark type in which a column is read: for a native type, the source's type."""
     if column is not None and isinstance(native_of(column, found, database), Native | Wider):
         return column.spark
     return spark_of(found, database)
 
 
 def native_text(column: str, found: str, database: Database) -> str | None:
-    """The expression of a native column's text as the source has it; None for a type of tidesink's own."""
+    """Returns the expression for a native column's text as in the source; None for tidesink's own types."""
     word, arguments = _parts(found)
     if database == "mysql":
         return f"CAST({column} + 0 AS CHAR)" if word == "bit" else None
@@ -339,7 +339,7 @@ def native_text(column: str, found: str, database: Database) -> str | None:
 
 
 def native_spelling(column: ShapeColumn, found: str, database: Database) -> Spelling | None:
-    """How a native type respells a column's texts; None: it keeps them as they are."""
+    """Returns how a native type changes the spelling of a column's texts; None if it keeps them unchanged."""
     word, _ = _parts(found)
     if kind_of(column) == "decimal" and column.spark == "string":
         return "digits"
@@ -353,7 +353,7 @@ def native_spelling(column: ShapeColumn, found: str, database: Database) -> Spel
 def refused_natives(
     present: Mapping[str, str], columns: Iterable[ShapeColumn], database: Database
 ) -> Iterator[tuple[str, ShapeColumn, Refused]]:
-    """The columns of a table, by its own names, whose native types do not hold a source's values."""
+    """Yields the columns, by the table's own names, whose native types do not hold a source's values."""
     known = tuple(columns)
     fold = folding(present, (column.name for column in known))
     by_name = {fold(column.name): column for column in known}
@@ -365,7 +365,7 @@ def refused_natives(
 
 
 def _wanted(column: ShapeColumn, found: str, database: Database) -> str:
-    """The type that tidesink gives such a column; a key whose length nothing tells stays as it is."""
+    """Returns the type that tidesink uses for the column; a key of unknown length keeps its type."""
     try:
         return sql_type(column, database, KEY_LENGTH)
     except KeyLengthUnknownError:
@@ -373,7 +373,7 @@ def _wanted(column: ShapeColumn, found: str, database: Database) -> str:
 
 
 def _parts(found: str) -> tuple[str, tuple[str, ...]]:
-    """The word by which a type is looked up, and what stands in its brackets."""
+    """Returns the word by which a type is looked up, and its arguments."""
     base = plain_type(found)
     arguments = _ARGUMENTS.search(base)
     given = tuple(one.strip() for one in arguments[1].split(",")) if arguments else ()
@@ -382,12 +382,12 @@ def _parts(found: str) -> tuple[str, tuple[str, ...]]:
     if isinstance(found, FoundType) and found.is_enum:
         return "enum", ()
     word = " ".join(_ARGUMENTS.sub("", base).split()).removesuffix(" zerofill").removesuffix(" unsigned")
-    extension = word.rpartition(".")[2]  # where its schema is not in the search path
+    extension = word.rpartition(".")[2]  # if its schema is not in the search path
     return (extension if extension in _EXTENSIONS else word), given
 
 
 def _is_own(column: ShapeColumn, found: str, kind: Kind, wanted: str, database: Database) -> bool:
-    """Whether it is a type that tidesink gives columns, of which ``columns.plan_columns`` decides."""
+    """Returns True for a type that tidesink itself creates, which ``columns.plan_columns`` checks."""
     if plain_type(found) != found or (isinstance(found, FoundType) and (found.is_enum or found.charset)):
         return False
     if found == wanted and not (column.key and kind == "text"):
@@ -407,7 +407,7 @@ def _is_own(column: ShapeColumn, found: str, kind: Kind, wanted: str, database: 
 
 
 def _is_known(word: str, arguments: tuple[str, ...], found: str, kind: Kind, database: Database) -> bool:
-    """Whether a type's arguments, or its elements, are such that its rule speaks of them."""
+    """Returns True if the type's rule covers its arguments or its elements."""
     if word == "array":
         element = " ".join(_ARGUMENTS.sub("", plain_type(found).removesuffix("[]")).split())
         return element in _ELEMENT_TYPES or (isinstance(found, FoundType) and found.is_enum)
@@ -417,14 +417,14 @@ def _is_known(word: str, arguments: tuple[str, ...], found: str, kind: Kind, dat
 
 
 def _digits_of(column: ShapeColumn) -> int:
-    """The digits of a second that a source's values have at most, as far as anything tells."""
+    """Returns the most fraction digits of a second that a source's values can have."""
     return _MOST_DIGITS if column.type.fsp is None else column.type.fsp
 
 
 def _fraction(word: str, arguments: tuple[str, ...]) -> int:
-    """The digits of a second that a type has room for.
+    """Returns the fraction digits of a second that a type stores.
 
-    Postgres's catalog says none where it keeps six, MySQL's where it keeps none.
+    Without an argument Postgres's types store six digits, and MySQL's types none.
     """
     return int(arguments[0]) if arguments else _MOST_DIGITS if word.endswith("time zone") else 0
 
@@ -436,7 +436,7 @@ def _with_all_digits(word: str, wanted: str, database: Database) -> str:
 
 
 def _holds_all(column: ShapeColumn, word: str, found: str, kind: Kind) -> bool:
-    """Whether an integer type has room for every value of the source's type."""
+    """Returns True if an integer type has room for every value of the source's type."""
     bits, row = _BITS.get(word), row_of(column.type)
     if bits is None or kind != "integer" or row.minimum is None or row.maximum is None:
         return False
@@ -445,7 +445,7 @@ def _holds_all(column: ShapeColumn, word: str, found: str, kind: Kind) -> bool:
 
 
 def _staged(column: ShapeColumn, kind: Kind, database: Database) -> str:
-    """The type of tidesink's own that takes every value of the source's as it comes."""
+    """Returns tidesink's own type that accepts every value of the source's type unchanged."""
     if kind in ("text", "char", "json", "list", "object", "time"):
         return OF_SPARK[database]["string"]
     return sql_type(replace(column, key=False), database)

@@ -1,12 +1,12 @@
-"""A condition on the rows of a table, in Spark's SQL: parsed and checked before anything runs it.
+"""Parses and checks a condition on a table's rows, in Spark's SQL, before it runs.
 
-Spark gets the text as it was written; only its column names are replaced by the row's. So this module
-decides what is refused, and never what the condition means.
+Spark gets the text as it was written; only its column names are replaced by the row's. So this module decides
+which conditions are refused, but never what they mean.
 
-It also finds, without Spark and Java, types and patterns that are certainly wrong. Types are sqlglot's;
-where sqlglot knows none, nothing is refused. Of regular expressions only what no version of
-``java.util.regex.Pattern`` accepts is refused: unclosed parts, and repetitions of nothing. Spark and Java
-decide on everything else.
+It also finds types and patterns that are certainly wrong, without Spark and Java. Types are sqlglot's; if
+sqlglot does not know a type, nothing is refused. A regular expression is refused only if no version of
+``java.util.regex.Pattern`` accepts it: unclosed parts, and repetitions of nothing. Spark and Java decide on
+everything else.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 
-# What takes no row away, and so no filter's place.
+# The filter that keeps every row.
 ALWAYS: Final = "true"
 
-# Spark's own functions of one row's values alone: the same today and tomorrow, here and on any machine.
+# Spark's own functions that depend only on one row's values: the result is the same at any time, on any
+# machine.
 _FUNCTIONS: Final = """
 abs acos ascii asin atan atan2 base64 between bin bit_count bit_get bit_length bround btrim cardinality
 cast cbrt ceil ceiling char char_length character_length chr coalesce concat concat_ws contains conv cos
@@ -58,18 +59,18 @@ unix_micros unix_millis unix_seconds upper url_decode url_encode weekday weekofy
 xxhash64 year zeroifnull bigint boolean binary varchar numeric array_contains array
 """
 FUNCTIONS: Final = frozenset(_FUNCTIONS.split())
-# Spark takes a text that becomes a date or a timestamp, by a cast or only by what it is compared with, for
-# the time of the query where it begins so, a zone behind it or not (Catalyst's ``SpecialDatetimeValues``).
-# Which texts become one is not known here: no text may.
+# Spark replaces a text that begins with one of these words by the query's time when the text becomes a date
+# or a timestamp, by a cast or only by a comparison. A zone may follow the word (Catalyst's
+# ``SpecialDatetimeValues``). It is unknown here which texts become a date, so no text may begin this way.
 _MOMENT: Final = re.compile(
     r"[\s\x00-\x1f\x7f-\x9f]*(now|today|tomorrow|yesterday)([\s\x00-\x1f\x7f-\x9f+-]|$)", re.IGNORECASE
 )
 _AS_TEXT: Final = (
-    "has the text {text!r}, which Spark takes for the time of the query where it becomes a date or a "
-    "timestamp, so that the answer is not the same at another time: give a fixed time, as "
-    "TIMESTAMP'2026-01-01 00:00:00', or compare a column of texts by rlike '^{word}$'"
+    "has the text {text!r}, which Spark replaces by the time of the query when it becomes a date or a "
+    "timestamp, so the result is not the same at another time. Use a fixed time, for example "
+    "TIMESTAMP'2026-01-01 00:00:00', or compare a text column by rlike '^{word}$'"
 )
-# Words that are no function when a parenthesis follows.
+# Words that are not functions when a parenthesis follows.
 _WORDS: Final = frozenset(
     {"and", "or", "not", "in", "is", "between", "like", "ilike", "rlike", "regexp", "case", "when", "then"}
     | {"else", "div", "from", "for"}
@@ -77,7 +78,7 @@ _WORDS: Final = frozenset(
 
 
 class _Mention(NamedTuple):
-    """A column in the text: its name, and where it stands, the end excluded."""
+    """A column name in the text and its position; the end is exclusive."""
 
     name: str
     start: int
@@ -86,21 +87,21 @@ class _Mention(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFilter:
-    """A vetted condition. ``mentions`` are the columns in it, in the order of the text."""
+    """A checked condition. ``mentions``: its columns in the order of the text."""
 
     text: str
     mentions: tuple[_Mention, ...]
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The columns it names, as it spells them first, each once whatever its case."""
+        """Names of the columns used, in their first spelling; names that differ only in case appear once."""
         found: dict[str, str] = {}
         for mention in self.mentions:
             found.setdefault(fold_name(mention.name), mention.name)
         return tuple(found.values())
 
     def bound(self, row: str, columns: Mapping[str, str], fold: NameFold = fold_name) -> str:
-        """The text with each column read from the struct ``row``; ``columns``: names by folded name."""
+        """Returns the text with columns read from the struct ``row``; ``columns``: names by folded name."""
         parts, done = [], 0
         for mention in self.mentions:
             parts.append(self.text[done : mention.start])
@@ -110,12 +111,12 @@ class RowFilter:
 
 
 def read_filter(text: str) -> RowFilter | None:
-    """The condition a text states; None for ``true``, which every row satisfies.
+    """Parses a filter; returns None for ``true``, which every row satisfies.
 
     Raises:
-        ConfigError: sqlglot is not installed, or the text is not one condition on one row's columns: a
-            subquery, an aggregate, a window, a pattern that Java takes for none, or a function that is none
-            of Spark's own, or whose answer depends on more than its arguments.
+        ConfigError: sqlglot is not installed, or the text is not a single condition on one row's columns. It
+            has a subquery, an aggregate, a window, a pattern that Java rejects, or a function that is not
+            Spark's own or whose result depends on more than its arguments.
     """
     if text.strip().lower() == ALWAYS:
         return None
@@ -127,15 +128,15 @@ def read_filter(text: str) -> RowFilter | None:
     refuse_patterns(text)
     mentions = tuple(sorted(_mentions(tree, text), key=lambda one: one.start))
     if not mentions:
-        raise ConfigError("names no column: it would keep every row or none")
+        raise ConfigError("uses no column, so it would keep every row or none")
     return RowFilter(text, mentions)
 
 
 def check_types(row_filter: RowFilter, shape: TableShape) -> None:
-    """Hold a filter to the types of a table's columns, as far as that can be done without Spark.
+    """Checks a filter against the types of a table's columns, as well as possible without Spark.
 
     Raises:
-        ConfigError: it, or a part of it, is a value and no condition.
+        ConfigError: The filter, or a part of it, is a value and not a condition.
     """
     known = {fold_name(name): shape.by_name[shape.fold(name)].spark for name in row_filter.columns}
     try:
@@ -149,9 +150,7 @@ def _parsed(text: str) -> exp.Expression:
         import sqlglot
         from sqlglot.errors import SqlglotError
     except ImportError as error:
-        raise ConfigError(
-            "needs sqlglot to be read: install it, as with pip install 'tidesink[spark]'"
-        ) from error
+        raise ConfigError("needs sqlglot, which is not installed: pip install 'tidesink[spark]'") from error
     try:
         trees: list[Any] = sqlglot.parse(text, dialect="spark")
     except (SqlglotError, RecursionError, ValueError) as error:  # some calls without arguments raise that
@@ -172,7 +171,7 @@ def _refuse_nodes(tree: exp.Expression) -> None:
         ((exp.AggFunc,), "has an aggregate"),
         ((exp.Lambda, exp.Star), "has a lambda or a star"),
         ((exp.Placeholder, exp.Parameter, exp.SessionParameter), "has a parameter"),
-        ((exp.Command, exp.DDL, exp.DML, exp.Alias), "is a statement and no condition"),
+        ((exp.Command, exp.DDL, exp.DML, exp.Alias), "is a statement, not a condition"),
     )
     for node in tree.walk():
         for kinds, what in refused:
@@ -180,9 +179,9 @@ def _refuse_nodes(tree: exp.Expression) -> None:
                 raise ConfigError(f"{what}: {node.sql(dialect='spark')}")
         bare = isinstance(node, exp.Func) and not any(True for _ in node.iter_expressions())
         if bare and not isinstance(node, exp.Array):
-            raise ConfigError(f"has {node.sql(dialect='spark')}, which is not the same at another time")
+            raise ConfigError(f"has {node.sql(dialect='spark')}, whose value is not the same at another time")
         if isinstance(node, exp.Column) and (node.table or not isinstance(node.this, exp.Identifier)):
-            raise ConfigError(f"names {node.sql(dialect='spark')}: give columns by their bare names")
+            raise ConfigError(f"uses {node.sql(dialect='spark')}: write columns by their bare names")
 
 
 def _refuse_moments(tree: exp.Expression) -> None:
@@ -193,7 +192,7 @@ def _refuse_moments(tree: exp.Expression) -> None:
 
 
 def _texts(tree: exp.Expression) -> Iterator[str]:
-    """The texts in a condition, and those that are put together of texts alone, as 'to' 'day' is."""
+    """Yields the strings in a condition, and strings concatenated only from strings, such as 'to' 'day'."""
     from sqlglot import exp
 
     for node in tree.find_all(exp.Literal, exp.RawString, exp.Concat):
@@ -208,11 +207,11 @@ def _refuse_no_condition(tree: exp.Expression) -> None:
     top = tree.unnest()
     arithmetic = isinstance(top, exp.Binary) and not isinstance(top, exp.Predicate | exp.Connector)
     if arithmetic or isinstance(top, exp.Literal | exp.Null | exp.Tuple | exp.Neg):
-        raise ConfigError("is a value and no condition")
+        raise ConfigError("is a value, not a condition")
 
 
 def _refuse_functions(text: str) -> None:
-    """By the words before a parenthesis: what sqlglot makes of a call may have another name."""
+    """Checks the words before a parenthesis, because sqlglot may parse a call into another function."""
     import sqlglot
 
     tokens = sqlglot.tokenize(text, dialect="spark")
@@ -225,8 +224,8 @@ def _refuse_functions(text: str) -> None:
         if not is_call or not name.replace("_", "").isalnum() or name in FUNCTIONS | _WORDS:
             continue
         raise ConfigError(
-            f"calls {name}(), which is none of the functions a filter may use: Spark's own of a row's "
-            "values, whose answer never changes"
+            f"calls {name}(), which a filter cannot use: only Spark's own functions of a row's values are "
+            "allowed, whose result never changes"
         )
 
 
@@ -237,11 +236,11 @@ def _mentions(tree: exp.Expression, text: str) -> Iterator[_Mention]:
         name, place = column.name, column.this.meta
         start, end = place.get("start", 0), place.get("end", -1) + 1
         if text[start:end] not in (name, quoted(name)):
-            raise ConfigError("cannot be read by this version of sqlglot: install a newer one")
+            raise ConfigError("cannot be parsed by the installed version of sqlglot: install a newer one")
         yield _Mention(name, start, end)
 
 
-# Words before a pattern, and functions whose second argument is one.
+# Words that precede a pattern, and functions whose second argument is a pattern.
 _MATCHING: Final = frozenset({"rlike", "regexp"})
 _CALLS: Final = _MATCHING | {
     "regexp_like",
@@ -255,12 +254,13 @@ _TEXTS: Final = ("STRING", "RAW_STRING")
 
 
 def refuse_types(text: str, tree: exp.Expression, columns: Mapping[str, str]) -> None:
-    """Refuse what is a value and no condition. ``tree`` is what sqlglot reads of ``text``.
+    """Refuses a value that is not a condition.
 
-    ``columns``: Spark's types of the columns that are known, by lower-case name.
+    ``tree``: the text as parsed by sqlglot. ``columns``: Spark's types of the known columns, by lower-case
+    name.
 
     Raises:
-        ConfigError: the whole, or a part beside AND, OR or NOT, has a type that is no truth value.
+        ConfigError: The text, or an operand of AND, OR or NOT, has a type that is not boolean.
     """
     from sqlglot import exp
 
@@ -270,16 +270,16 @@ def refuse_types(text: str, tree: exp.Expression, columns: Mapping[str, str]) ->
     conditions = [typed, *(part for node in typed.find_all(exp.Connector, exp.Not) for part in _parts(node))]
     for part in conditions:
         named = _no_truth(part.unnest().type)
-        # A text beside AND may be cast to a truth value; the whole is not.
+        # An operand of AND that is a text may be cast to boolean; the whole condition is not.
         if named is not None and (part is typed or named != "string"):
-            shown = repr(text) if part is typed else f"a part of {text!r}, beside AND, OR or NOT,"
-            raise ConfigError(f"{shown} is a value of type {named} and no condition")
+            shown = repr(text) if part is typed else f"an operand of AND, OR or NOT in {text!r}"
+            raise ConfigError(f"{shown} is a value of type {named}, not a condition")
 
 
 def _parts(node: Any) -> Iterator[exp.Expression]:
-    """What stands beside AND, OR or NOT and has a type for sure: casts, and columns, which are casts here.
+    """Yields the operands of AND, OR or NOT whose type is certain: casts, and columns, which are casts here.
 
-    Of calls it is not: sqlglot takes left(1, 2) for a number, which is a text.
+    The types of calls are not certain: sqlglot reports left(1, 2), which is a text, as a number.
     """
     from sqlglot import exp
 
@@ -288,7 +288,7 @@ def _parts(node: Any) -> Iterator[exp.Expression]:
 
 
 def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression | None:
-    """The tree with sqlglot's types; None where it fails to tell them."""
+    """Returns the tree with sqlglot's types; None if sqlglot cannot determine them."""
     from sqlglot import exp
     from sqlglot.errors import SqlglotError
     from sqlglot.optimizer.annotate_types import annotate_types
@@ -300,12 +300,12 @@ def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression |
     try:
         found: exp.Expression = annotate_types(tree.copy().transform(known), dialect="spark")
     except (SqlglotError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
-        return None  # a filter that is right must not be refused for what only helps
+        return None  # a correct filter must not be refused by an optional check
     return found
 
 
 def _no_truth(found: exp.DataType | None) -> str | None:
-    """The name of a type that is certainly none of truth values."""
+    """Returns the name of a type that is certainly not boolean, or None."""
     from sqlglot import exp
 
     if found is None:
@@ -318,21 +318,21 @@ def _no_truth(found: exp.DataType | None) -> str | None:
 
 
 def refuse_patterns(text: str) -> None:
-    """Refuse a regular expression, given as a text, that Java takes in no version.
+    """Refuses a regular expression, given as a string literal, that no version of Java accepts.
 
     Raises:
-        ConfigError: says which pattern, and what is wrong with it.
+        ConfigError: The message names the pattern and its fault.
     """
     import sqlglot
 
     for pattern in _patterns(sqlglot.tokenize(text, dialect="spark")):
         fault = java_fault(pattern)
         if fault is not None:
-            raise ConfigError(f"has the pattern {pattern!r}, which {fault}: no row could be matched by it")
+            raise ConfigError(f"has the pattern {pattern!r}, which {fault}: it cannot match any row")
 
 
 def _patterns(tokens: Sequence[Any]) -> Iterator[str]:
-    # Texts side by side are one text: such a pattern is left to Spark.
+    # Adjacent strings form one string; such a pattern is left to Spark.
     for at, (before, token) in enumerate(pairwise(tokens), start=1):
         after = tokens[at + 1].token_type.name if at + 1 < len(tokens) else ""
         if token.token_type.name not in _TEXTS or after in _TEXTS:
@@ -344,7 +344,7 @@ def _patterns(tokens: Sequence[Any]) -> Iterator[str]:
 
 
 def _is_second(tokens: Sequence[Any], comma: int) -> bool:
-    """Whether a comma is the first one of a call that takes a pattern behind it."""
+    """Returns True if this is the first comma in a call whose second argument is a pattern."""
     depth = 0
     for at in range(comma - 1, 0, -1):
         kind = tokens[at].token_type.name
@@ -358,22 +358,22 @@ def _is_second(tokens: Sequence[Any], comma: int) -> bool:
 
 _COUNT: Final = re.compile(r"\{[0-9]+(,[0-9]*)?\}")
 _FLAGS: Final = re.compile(r"[a-zA-Z-]*:?")
-# In the comments mode spaces, and all behind a #, are no part of the pattern.
+# In comments mode, spaces and everything after a # are not part of the pattern.
 _COMMENTS: Final = re.compile(r"\(\?[a-zA-Z]*x")
 _QUOTE, _UNQUOTE = r"\Q", r"\E"
-# Escapes that go on in braces, as \p{L} and \x{10FFFF}.
+# Escapes that continue in braces, such as \p{L} and \x{10FFFF}.
 _BRACED: Final = "pPxkN"
 
 
 class _Step(NamedTuple):
-    """How far a part of the pattern goes, and what is wrong with it."""
+    """The end of a part of the pattern, and its fault."""
 
     end: int
     fault: str = ""
 
 
 def java_fault(pattern: str) -> str | None:
-    """Why Java takes no such pattern; None where it may take it."""
+    """Returns why Java rejects a pattern; None if it may accept it."""
     if _COMMENTS.search(pattern):
         return None
     at, depth, repeatable = 0, 0, False
@@ -385,23 +385,23 @@ def java_fault(pattern: str) -> str | None:
         elif char == "(":
             step, depth, repeatable = _opening(pattern, at), depth + 1, False
         elif char == ")" and depth == 0:
-            return "has a ) that no ( opens"
+            return "has a ) without a ("
         else:
             step = _atom(pattern, at)
             depth, repeatable = depth - (char == ")"), char != "|"
         if step.fault:
             return step.fault
         at = step.end
-    return "has a ( that no ) closes" if depth else None
+    return "has a ( without a )" if depth else None
 
 
 def _repetition(pattern: str, at: int, *, repeatable: bool) -> _Step:
-    """``*``, ``+``, ``?`` or ``{n,m}``, and the mark behind it that says how it repeats."""
+    """Parses ``*``, ``+``, ``?`` or ``{n,m}``, and the mark that follows it."""
     end = at + 1
     if pattern[at] == "{":
         count = _COUNT.match(pattern, at)
         if count is None:
-            return _Step(at, "has a { that begins no count: write it as \\\\{")
+            return _Step(at, "has a { that does not begin a count: write it as \\\\{")
         end = count.end()
     elif not repeatable:
         return _Step(at, f"has a {pattern[at]} with nothing before it to repeat")
@@ -409,7 +409,7 @@ def _repetition(pattern: str, at: int, *, repeatable: bool) -> _Step:
 
 
 def _opening(pattern: str, at: int) -> _Step:
-    """Step over a group's opening: ``(``, ``(?:``, ``(?=``, ``(?<=``, ``(?<name>`` or ``(?flags``."""
+    """Skips a group's opening: ``(``, ``(?:``, ``(?=``, ``(?<=``, ``(?<name>`` or ``(?flags``."""
     if pattern[at + 1 : at + 2] != "?":
         return _Step(at + 1)
     kind = pattern[at + 2 : at + 3]
@@ -427,7 +427,7 @@ def _opening(pattern: str, at: int) -> _Step:
 def _atom(pattern: str, at: int) -> _Step:
     if pattern[at] == "[":
         end = _class_end(pattern, at)
-        return _Step(end) if end else _Step(at, "has a [ that no ] closes")
+        return _Step(end) if end else _Step(at, "has a [ without a ]")
     if pattern[at] != "\\":
         return _Step(at + 1)
     if at + 1 == len(pattern):
@@ -445,7 +445,7 @@ def _escape_end(pattern: str, at: int) -> int:
 
 
 def _class_end(pattern: str, at: int) -> int:
-    """Behind the ``]`` of a class, which may hold others; 0 where there is none."""
+    """Returns the index after a class's ``]``; the class may contain others. 0 if the class is not closed."""
     depth, empty = 0, False
     while at < len(pattern):
         char = pattern[at]
@@ -453,7 +453,7 @@ def _class_end(pattern: str, at: int) -> int:
             depth, empty = depth + 1, True
             at += 2 if pattern[at + 1 : at + 2] == "^" else 1
             continue
-        if char == "]" and not empty:  # the first of a class is a character of it
+        if char == "]" and not empty:  # as the first character it is literal
             depth -= 1
             if depth == 0:
                 return at + 1
@@ -464,10 +464,13 @@ def _class_end(pattern: str, at: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """``columns``: these alone; ``except_columns``: all but these; ``rename``: the target's name by the
-    source's; ``row_filter``: the rows, by the source's columns; ``metadata``: names of columns that say where
-    a row's last change came from, by their kind; ``ignore_nulls``: a null leaves the stored value; ``fold``:
-    how names are compared (see ``within``)."""
+    """Columns, names and rows of a table at the target.
+
+    ``columns``: only these columns; ``except_columns``: all except these; ``rename``: target names by source
+    names; ``row_filter``: condition on the source's columns; ``metadata``: names of the columns that describe
+    a row's last change, by kind; ``ignore_nulls``: a null keeps the stored value; ``fold``: comparison of
+    names (see ``within``).
+    """
 
     columns: tuple[str, ...] | None = None
     except_columns: tuple[str, ...] = ()
@@ -478,23 +481,23 @@ class Layout:
     fold: NameFold = field(default=fold_name, compare=False)
 
     def within(self, source: TableShape) -> Layout:
-        """The layout of a table whose columns are those of ``source``: an exact name counts first.
+        """Returns the layout for a table whose columns are those of ``source``; an exact name matches first.
 
-        ``laid_out`` refuses other spellings where the source keeps such names apart.
+        ``laid_out`` refuses other spellings if the source distinguishes such names.
         """
         return self if source.fold is fold_name else replace(self, fold=source.fold)
 
     def chooses(self, name: str) -> bool:
-        """Whether the target holds a column of the source's."""
+        """Returns True if the target has this source column."""
         name = self.fold(name)
         if name in {self.fold(omitted) for omitted in self.except_columns}:
             return False
         return self.columns is None or name in {self.fold(wanted) for wanted in self.columns}
 
     def leaves_out(self, name: str, fold: NameFold) -> bool:
-        """Returns True if the target does not hold a column of the source's and the filter does not read it.
+        """Returns True if the target does not have a source column and the filter does not use it.
 
-        ``fold``: how the source's names are compared.
+        ``fold``: comparison of the source's names.
         """
         if self.columns is None and not self.except_columns:
             return False
@@ -502,26 +505,27 @@ class Layout:
         return not replace(self, fold=fold).chooses(name) and fold(name) not in {fold(one) for one in read}
 
     def target_name(self, name: str) -> str:
-        """The target's name of a column of the source's."""
+        """Returns the target's name of a source column."""
         names = {self.fold(old): new for old, new in self.rename.items()}
         return names.get(self.fold(name), name)
 
     @property
     def asked(self) -> frozenset[str]:
-        """Names, in lower case, of the target's columns that the config itself asks for."""
+        """Lower-case names of the target's columns that the config itself lists."""
         listed = (self.target_name(name) for name in self.columns or ())
         names = (*listed, *self.rename.values(), *self.metadata.values())
         return frozenset(fold_name(name) for name in names)
 
     def doubts(self, column: ShapeColumn) -> bool:
-        """Whether a column of the target's may be one that is left out, under an unknown new name."""
+        """Returns True if a target column may be an omitted column under an unknown new name."""
         may_be = not column.key and self.doubted(column.instead_of)
         return bool(may_be) and fold_name(column.name) not in self.asked
 
     def doubted(self, names: frozenset[str]) -> tuple[str, ...]:
-        """Which of some names, folded, are of columns that are left out; as the config has them.
+        """Returns the omitted columns that match some folded names, as the config spells them.
 
-        A name that differs only in case counts, too: a column waits once more rather than come unasked.
+        A name that differs only in case matches too: it is safer to pause for a column than to add it
+        unasked.
         """
         found = {fold_name(name) for name in names}
         doubted = (name for name in self.except_columns if fold_name(name) in found)
@@ -529,7 +533,7 @@ class Layout:
 
     @property
     def plain(self) -> bool:
-        """True where the target holds what the source does."""
+        """True if the target has the same columns and rows as the source."""
         return self == _PLAIN
 
 
@@ -537,7 +541,7 @@ _PLAIN = Layout()
 
 
 class LaidOut(NamedTuple):
-    """The target's shape, and by the names of those of its columns that are the source's the names there."""
+    """The target's shape, and the source's column names by those of the target."""
 
     shape: TableShape
     sources: Mapping[str, str]
@@ -551,16 +555,17 @@ def laid_out(
     gone: Iterable[str] = (),
     past: Iterable[str] = (),
 ) -> LaidOut:
-    """A source's shape as its target has it.
+    """Returns a source's shape as its target has it.
 
-    ``own``: names of tidesink's own columns at the target. ``gone``: lower-case names of columns of the
-    shape that the source does not have any more; ``past`` of those it had, in the shape or not.
+    ``own``: names of tidesink's own columns at the target. ``gone``: lower-case names of columns of the shape
+    that the source no longer has. ``past``: lower-case names of all columns it once had, in the shape or not.
 
     Raises:
-        ConfigError: the layout names a column there is not, in another case than a source that keeps case
-            apart, or twice; it leaves a key out, or gives two columns one name; or its filter is a value and
-            no condition.
-        SchemaRefusedError: the layout names a column that is gone: rows from now on have no value for it.
+        ConfigError: The layout uses a column that does not exist, or in another case than a source that
+            distinguishes case, or twice; it omits a key column, or uses one name for two columns; or its
+            filter is a value and not a condition.
+        SchemaRefusedError: The layout uses a column that the source no longer has: later rows have no value
+            for it.
     """
     layout = layout.within(source)
     _check_named(layout, source, frozenset(gone), frozenset(past))
@@ -579,7 +584,7 @@ def laid_out(
 
 
 def named_columns(layout: Layout) -> Iterator[tuple[str, str]]:
-    """Each column of the source that a layout names, after the setting that names it."""
+    """Yields each source column that a layout uses, with the setting that uses it."""
     yield from (("columns", name) for name in layout.columns or ())
     yield from (("except_column_list", name) for name in layout.except_columns)
     yield from (("rename", name) for name in layout.rename)
@@ -588,13 +593,13 @@ def named_columns(layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[str, str]]) -> None:
-    """Refuse to leave a column out under some of its names alone: rows of any time may come.
+    """Refuses to omit a column under only some of its names, because rows of any time may arrive.
 
-    ``renames``: by DDL, names that columns had, each with one they had later. A key's columns are never left
-    out.
+    ``renames``: earlier column names, each with a later one, as reported by DDL. Key columns are never
+    omitted.
 
     Raises:
-        SchemaRefusedError: a rename from or to a name that is left out, which the table waits with.
+        SchemaRefusedError: One of the two names of a renamed column is omitted; the table pauses.
     """
     fold = source.fold
     excluded = {fold(name) for name in layout.except_columns}
@@ -604,9 +609,9 @@ def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[st
         if len(names & excluded) == 1 and len(names) == 2 and not names & keys:
             lacking = old if fold(new) in excluded else new
             raise SchemaRefusedError(
-                f"column {old} was renamed to {new}, and except_column_list names one of the two: add "
-                f"{lacking} to it, so that rows under either name come without the column, or name in "
-                "columns instead what the target is to hold",
+                f"column {old} was renamed to {new}, and except_column_list has only one of the names. "
+                f"Add {lacking} to it, so that the column is left out of rows under either name, or list the "
+                "target's columns under columns instead",
                 table=str(source.table),
                 column=old,
                 change="rename",
@@ -616,16 +621,18 @@ def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[st
 
 
 def _chosen(layout: Layout, source: TableShape) -> Iterator[ShapeColumn]:
-    """The source's order: columns that are added later come last, wherever the config names them."""
+    """Yields columns in the source's order; the config's order would not put later columns last."""
     return (column for column in source.columns if column.hidden or layout.chooses(column.name))
 
 
 def _check_named(
     layout: Layout, source: TableShape, gone: frozenset[str], past: frozenset[str] = frozenset()
 ) -> None:
-    """Refuse a setting's name that no column has, that it may not have, or that another name there means.
+    """Refuses a setting's name that matches no column, a disallowed column, or a column already named.
 
-    Raises: as ``laid_out``.
+    Raises:
+        ConfigError: The name is not a column, is ambiguous, is the row key, or is a repeated name.
+        SchemaRefusedError: The source no longer has the column.
     """
     named: dict[tuple[str, str], str] = {}
     for setting, name in named_columns(layout):
@@ -634,7 +641,7 @@ def _check_named(
         if found is None:
             _check_ambiguous(setting, name, source)
             if setting == "except_column_list" and source.fold(name) in past:
-                continue  # it is left out should a row from before bring it
+                continue  # omitted in case an older row has it
             known = ", ".join(column.name for column in source.columns)
             raise ConfigError(
                 f"{setting}: {source.table} has no column {name}; its columns are {known}",
@@ -644,24 +651,24 @@ def _check_named(
         other = named.setdefault((setting, found.name), name)
         if other != name and setting != "filter":
             raise ConfigError(
-                f"{setting}: {other} and {name} are one column of {source.table}, {found.name}: no record so "
-                "far has two columns whose names differ only in case. Remove one of them",
+                f"{setting}: {other} and {name} are the same column of {source.table}, {found.name}: "
+                "no record so far has two columns whose names differ only in case. Remove one of the names",
                 table=str(source.table),
                 column=name,
             )
         if found.hidden and setting != "filter":
             raise ConfigError(
-                f"{setting}: {name} is no column of {source.table}'s but the row key by which its rows are "
-                "identified, always there under this name: take it out, or name columns that tell the rows "
-                "apart under keys",
+                f"{setting}: {name} is not a column of {source.table}, but the row key that identifies its "
+                "rows. It always has this name. Remove it from the setting, or list columns that identify "
+                "the rows under keys",
                 table=str(source.table),
                 column=name,
             )
         if source.fold(name) in gone and setting != "except_column_list":
             raise SchemaRefusedError(
-                f"{setting} names {name}, a column that the source has dropped or renamed: rows from then on "
-                f"have no value for it. Take it out of {setting}, or name the column that took its place, "
-                "and load the table again where the rows already there are not what you want",
+                f"{setting} names {name}, a column that the source has dropped or renamed: later rows have "
+                f"no value for it. Remove it from {setting}, or name the column that replaced it. "
+                "Load the table again if the existing rows are not right",
                 table=str(source.table),
                 column=name,
             )
@@ -679,7 +686,7 @@ def _check_ambiguous(setting: str, name: str, source: TableShape) -> None:
 
 
 def _check_spark_names(row_filter: RowFilter, source: TableShape) -> None:
-    """Refuse a filter on two columns that Spark cannot tell apart."""
+    """Refuses a filter on two columns that Spark cannot distinguish."""
     found: dict[str, str] = {}
     for mention in row_filter.mentions:
         name = source.by_name[source.fold(mention.name)].name if source.find(mention.name) else mention.name
@@ -687,7 +694,7 @@ def _check_spark_names(row_filter: RowFilter, source: TableShape) -> None:
         if other != name:
             raise ConfigError(
                 f"filter: it names the columns {other} and {name}, and Spark, which evaluates it, does not "
-                "tell the two apart. Use only one of them in the filter",
+                "distinguish the two. Use only one of them in the filter",
                 table=str(source.table),
                 column=name,
             )
@@ -699,13 +706,13 @@ def _check_keys(chosen: Iterable[ShapeColumn], source: TableShape) -> None:
     if missing:
         raise ConfigError(
             f"the key of {source.table} is ({', '.join(source.keys)}), and {', '.join(missing)} is left out: "
-            "rows could not be identified. Add it to columns, or take it out of except_column_list",
+            "rows could not be identified. Add it to columns, or remove it from except_column_list",
             table=str(source.table),
         )
 
 
 def _check_apart(columns: Iterable[ShapeColumn], source: TableShape, own: Iterable[str]) -> None:
-    # Names that only the source's case tells apart are the target's to take or to refuse.
+    # If only the source's case distinguishes two names, the target decides if it accepts both.
     own_pairs = {column.name for column in source.columns if source.fold(column.name) == column.name}
     names = Counter(fold_name(column.name) for column in columns)
     exact = Counter(column.name for column in columns)
@@ -726,6 +733,6 @@ def _check_apart(columns: Iterable[ShapeColumn], source: TableShape, own: Iterab
     if taken:
         raise ConfigError(
             f"a column of {source.table} would be called {', '.join(taken)}, which is a column of tidesink's "
-            "own: rename it to something else",
+            "own: rename it",
             table=str(source.table),
         )

@@ -1,7 +1,7 @@
-"""A column's type in Postgres and in MySQL, as their catalogs write it, by look-up in the table.
+"""A column's type in Postgres and MySQL, spelled as in their catalogs, by look-up in the type table.
 
-One Spark type is one type of a database wherever the table does not say otherwise, so that a column
-which gets wider for Spark gets wider there too, and one that does not need not.
+One Spark type maps to one type of a database unless the table has an exception. So a column that becomes
+wider in Spark becomes wider there too, and other columns do not change.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tidesink.typemap.target_schema import ShapeColumn
 from tidesink.typemap.values import MYSQL_MAX_PRECISION, MYSQL_MAX_SCALE
 
 Database = Literal["postgres", "mysql"]
-# How a database changes the spelling of texts. ``digits``: zeros at the end of a fraction. ``json``: spaces,
-# the order of members, and equal numbers.
+# Changes that a database makes to the spelling of texts. ``digits``: zeros at the end of a fraction.
+# ``json``: spaces, the order of members, and equal numbers.
 Spelling = Literal["digits", "json"]
 
 
@@ -35,7 +35,7 @@ class FoundType(str):
     def __new__(
         cls, text: str, base: str | None = None, *, is_enum: bool = False, charset: str | None = None
     ) -> FoundType:
-        """A type by its text."""
+        """Creates a type from its text."""
         made = super().__new__(cls, text)
         made.base = base or text
         made.is_enum = is_enum
@@ -44,11 +44,11 @@ class FoundType(str):
 
 
 def plain_type(found: str) -> str:
-    """A type as the catalog writes it, of a domain the one that it is made of."""
+    """Returns a type as the catalog writes it; for a domain, its base type."""
     return found.base if isinstance(found, FoundType) else found
 
 
-# Spark type -> the type that holds the same values: Postgres's, and MySQL's and MariaDB's.
+# Spark type -> the type that holds the same values, in Postgres, and in MySQL and MariaDB.
 OF_SPARK: Final[Mapping[Database, Mapping[str, str]]] = {
     "postgres": {
         "boolean": "boolean",
@@ -78,10 +78,10 @@ OF_SPARK: Final[Mapping[Database, Mapping[str, str]]] = {
 DECIMAL_WORD: Final[Mapping[Database, str]] = {"postgres": "numeric", "mysql": "decimal"}
 # MySQL's DECIMAL; Postgres's numeric has room for any other.
 _KEY_WORDS: Final = {"longtext": "varchar", "longblob": "varbinary"}
-# Of utf8mb4, which the texts of keys have, and of Postgres's UTF8.
+# Bytes per character in utf8mb4, which the texts of keys have, and in Postgres's UTF8.
 _LONGEST_CHARACTER: Final = 4
-# Of a key's text or bytes in MySQL where nothing tells a length: InnoDB's indexes take 3072 bytes, which is
-# room for three such texts and a number.
+# Length of a key's text or bytes in MySQL if unknown. InnoDB's indexes hold 3072 bytes, which is room for
+# three such texts and a number.
 KEY_LENGTH: Final = 255
 _OF_ANY_LENGTH: Final = frozenset({"text", "binary", "enum", "set"})
 _NUMBER_BYTES: Final = 8
@@ -90,22 +90,24 @@ _FIXED_BYTES: Final = {"int": 4, "integer": 4, "date": 3, "boolean": 1, "tinyint
 
 @dataclass(frozen=True)
 class KeyLengthUnknownError(Exception):
-    """A key column whose database needs a length for it, and nothing tells one."""
+    """A key column of unknown length in a database that needs a length for it."""
 
     column: str
 
 
 def sql_type(column: ShapeColumn, database: Database, key_length: int | None = None) -> str:
-    """The type a database keeps a column in; ``key_length`` is that of a key's text whose type says none.
+    """Returns the type in which a database stores a column.
+
+    ``key_length``: length of a key's text whose type has no length.
 
     Raises:
-        KeyLengthUnknownError: MySQL indexes texts and bytes of a stated length alone.
+        KeyLengthUnknownError: MySQL indexes only texts and bytes with a length.
     """
     found = _of_value(column, database)
     if not column.key:
         return found
     if database == "postgres":
-        return "text" if found == "json" else found  # json has no equality
+        return "text" if found == "json" else found  # json has no equality operator
     word = _key_word(found)
     if word is None:
         return found
@@ -116,7 +118,7 @@ def sql_type(column: ShapeColumn, database: Database, key_length: int | None = N
 
 
 def shown_type(column: ShapeColumn, database: Database, key_length: int | None = None) -> str:
-    """``sql_type`` for people to read: a length that nothing tells is ``n``."""
+    """Returns ``sql_type`` for display; an unknown length is ``n``."""
     try:
         return sql_type(column, database, key_length)
     except KeyLengthUnknownError:
@@ -124,7 +126,7 @@ def shown_type(column: ShapeColumn, database: Database, key_length: int | None =
 
 
 def key_bytes(column: ShapeColumn, database: Database, key_length: int | None = None) -> int:
-    """What a key column's longest value takes of an index, as far as its type tells; no less than that."""
+    """Returns an upper bound of the index bytes of a key column's longest value, if its type has a length."""
     found = _of_value(column, database)
     length = _length(column.type, key_length)
     if found in ("text", "json", "longtext"):
@@ -133,21 +135,21 @@ def key_bytes(column: ShapeColumn, database: Database, key_length: int | None = 
 
 
 def _key_word(found: str) -> str | None:
-    """MySQL's word for a text or bytes in a key; None for other types."""
+    """Returns MySQL's word for a text or bytes in a key; None for other types."""
     return _KEY_WORDS.get("longtext" if found == "json" else found)
 
 
 def of_spark(ddl: str, database: Database) -> str:
-    """The type of a database that holds the values of a Spark type."""
+    """Returns the type of a database that holds the values of a Spark type."""
     if ddl.startswith("decimal"):
         return DECIMAL_WORD[database] + ddl.removeprefix("decimal")
     return OF_SPARK[database][ddl]
 
 
 def row_type(row: TypeRow, database: Database, spark: str | None = None) -> str:
-    """A row's type in a database, ``(p,s)`` for precision and scale.
+    """Returns a row's type in a database, with ``(p,s)`` for precision and scale.
 
-    ``spark``: the Spark type of the column, which may have become wider than the row's own.
+    ``spark``: the column's Spark type, which may be wider than the row's.
     """
     named = row.postgres if database == "postgres" else row.mysql
     if named and spark in (None, row.spark):
@@ -161,13 +163,13 @@ def _of_value(column: ShapeColumn, database: Database) -> str:
         return row_type(row, database, column.spark)
     if row.reader == "decimal":
         return _wide_decimal(column.type, database)
-    if row.reader in CALENDAR_READERS:  # as text: dates no calendar has, or nanoseconds
+    if row.reader in CALENDAR_READERS:  # as text: invalid calendar dates, or nanoseconds
         return OF_SPARK[database]["string"]
     return row_type(row, database)
 
 
 def _wide_decimal(column_type: ColumnType, database: Database) -> str:
-    """Decimals that Spark carries as text."""
+    """Returns the type for decimals that Spark carries as text."""
     precision, scale = column_type.precision, column_type.scale
     if database == "postgres":
         return "numeric" if precision is None or scale is None else f"numeric({precision},{scale})"
@@ -177,7 +179,7 @@ def _wide_decimal(column_type: ColumnType, database: Database) -> str:
 
 
 def spark_of(found: str, database: Database) -> str:
-    """The Spark type of a database's type as its catalog writes it; its own word where it has none."""
+    """Returns the Spark type of a database's type as the catalog writes it, or the text itself if unknown."""
     word = DECIMAL_WORD[database]
     digits = found.removeprefix(f"{word}(").removesuffix(")").partition(",") if "(" in found else None
     if digits and found.startswith(word) and digits[0].isdigit():
@@ -191,7 +193,7 @@ def spark_of(found: str, database: Database) -> str:
 
 
 def spelling_of(found: str, database: Database) -> Spelling | None:
-    """How a database changes texts that it keeps in a type of its own; None: it keeps them as they are."""
+    """Returns how a database changes the spelling of texts in a type; None if it keeps them unchanged."""
     word = found.partition("(")[0]
     if word == "json" and database == "mysql":
         return "json"
@@ -215,7 +217,7 @@ _SPARK_OF: Final[Mapping[Database, Mapping[str, str]]] = {
 
 
 def _length(column_type: ColumnType, unknown: int | None = None) -> int | None:
-    """A text's or bytes' greatest length, in characters or bytes; ``unknown`` where nothing tells it."""
+    """Returns the greatest length of a text or bytes, in characters or bytes; ``unknown`` if undefined."""
     row = row_of(column_type)
     members = column_type.members if row.parameter == "allowed" else None
     if members is not None:

@@ -1,18 +1,18 @@
 """A table's schema at a target: its columns, their Spark types, its keys, and its metadata columns.
 
-A schema grows only in ways that lose nothing: columns are added, integers and decimals become wider. Any
-other difference between two writers of one table is a conflict, refused by name. Column names are compared
-as MySQL compares them, without regard to case, unless a table has two names that differ only in case (see
-``events.folding``). Names in the config must be spelled as the source does if it is Postgres
-(``TableShape.exact_names``): the second column may come later, and a setting must not change its meaning
-then.
+A schema grows only in ways that lose no data: columns are added, integers and decimals become wider. Any
+other difference between two writers of one table is a conflict and is refused by name. Column names are
+compared as MySQL compares them, without case, unless a table has two names that differ only in case (see
+``events.folding``). For a Postgres source, names in the config must have the source's spelling
+(``TableShape.exact_names``), because the second column may be added later, and a setting must not change its
+meaning then.
 
-TiDB's row key can be the key of a table that has none. TiDB stores a table without a primary key, or a
-unique key of NOT NULL columns, under a number of its own, ``_tidb_rowid``. New TiCDC (ticdc b813e76) writes
-it in canal-json with ``output-row-key`` and the TiDB extension: ``_tidb.rowkey`` is, in base64, the row's
+A table without a key can use TiDB's row key. TiDB stores a table that has neither a primary key nor a unique
+key of NOT NULL columns under a number of its own, ``_tidb_rowid``. New TiCDC (ticdc b813e76) writes it in
+canal-json with ``output-row-key`` and the TiDB extension: ``_tidb.rowkey`` is the base64 text of the row's
 key in TiKV without the prefix of a keyspace: ``t``, the table's id, ``_r``, the row's id. Both ids have 8
-bytes, big-endian, with the sign bit flipped, so that bytes compare as the numbers do. The table's id is the
-partition's in a partitioned table, and changes with TRUNCATE: the same row id under another table id is
+bytes, big-endian, with the sign bit flipped, so that bytes compare like the numbers. In a partitioned table
+the table's id is the partition's. TRUNCATE changes the table's id: the same row id under another table id is
 another row.
 """
 
@@ -63,7 +63,7 @@ from tidesink.typemap.table import (
 from tidesink.typemap.values import TargetValue, target_reader, text_reader
 
 _DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
-# Digits before and after the point that hold every value of an integer type.
+# Digits before and after the point needed for every value of an integer type.
 _WHOLE_DIGITS = {"int": 10, "bigint": 20}
 _DECIMAL_DDL = "decimal({},{})"
 
@@ -72,12 +72,12 @@ _DECIMAL_DDL = "decimal({},{})"
 class ShapeColumn:
     """One column at the target.
 
-    ``spark`` is the Spark and Delta type as DDL text and ``reason`` why it is not the nearest one.
-    ``default`` is the text of the default with which the column was added, as TiDB holds it: rows
-    written before have this value, also where the default was changed later. A key column is never null.
-    ``earlier`` are the types that rows from before were written with. ``hidden``: no column of the source's
-    own, but a part of the row key that names its rows (``typemap.row_key``). ``instead_of``: names, in lower
-    case, of columns that went when it came, and nothing says whether it is one of them under a new name.
+    ``spark``: the Spark and Delta type as DDL text. ``reason``: why it is not the nearest type. ``default``:
+    text of the default with which the column was added, as TiDB stores it; older rows have this value, even
+    if the default was changed later. A key column is never null. ``earlier``: the types with which older rows
+    were written. ``hidden``: True for a part of the row key (``typemap.row_key``), which is not a source
+    column. ``instead_of``: lower-case names of columns that were removed when this column appeared, and it
+    may be one of them renamed.
     """
 
     name: str
@@ -92,15 +92,15 @@ class ShapeColumn:
 
     @property
     def comment(self) -> str:
-        """What the column is at the source, for the target's catalog."""
+        """The column's source type, for the target's catalog."""
         source = self.type.sql or self.type.name
         return f"{source}; {self.reason}" if self.reason else source
 
 
 class Shard(NamedTuple):
-    """What tells the rows of one source table from those of others in one table of the target.
+    """Distinguishes the rows of one source table from those of others in a shared target table.
 
-    ``column`` belongs to the target's key and holds ``value`` in each row of this source table.
+    ``column`` is part of the target's key and holds ``value`` in each row of this source table.
     """
 
     column: str
@@ -111,11 +111,11 @@ class Shard(NamedTuple):
 class TableShape:
     """The columns of one table at the target, in order, and its keys in column order.
 
-    ``time_zone`` is the zone in which TIMESTAMP texts of this table are read, ``ambiguous_time`` the policy
-    for those that come twice there. ``origin`` is the source table where the target's has another name,
-    ``shard`` is given where several source tables share it. ``omitted`` are the source's columns that the
-    config leaves out, in lower case. ``exact_names``: the source is Postgres, which keeps names
-    apart that differ only in case, so that the config must spell them as the source does.
+    ``time_zone``: zone in which the table's TIMESTAMP texts are read. ``ambiguous_time``: policy for times
+    that occur twice in that zone. ``origin``: the source table, if the target's has another name. ``shard``:
+    set if several source tables share the target table. ``omitted``: lower-case names of source columns that
+    the config omits. ``exact_names``: True for Postgres, which distinguishes names that differ only in case,
+    so that the config must use the source's spelling.
     """
 
     table: TableId
@@ -130,7 +130,7 @@ class TableShape:
     exact_names: bool = field(default=False, compare=False)
 
     def policies_of(self, column: ShapeColumn) -> TimePolicies:
-        """What is done about a column's times."""
+        """Returns the policies for a column's dates and times."""
         if column.key:
             return KEY_POLICIES
         return TimePolicies(zero_date=self.zero_date, ambiguous_time=self.ambiguous_time)
@@ -142,7 +142,7 @@ class TableShape:
 
     @cached_property
     def fold(self) -> NameFold:
-        """Folds a column's name for a comparison with the names of this shape."""
+        """Folds a column's name to compare it with the names of this shape."""
         return folding(column.name for column in self.columns)
 
     @cached_property
@@ -151,7 +151,7 @@ class TableShape:
         return {self.fold(column.name): column for column in self.columns}
 
     def find(self, name: str) -> ShapeColumn | None:
-        """The column of a name; None if there is none."""
+        """Returns the column with this name, or None."""
         return self.by_name.get(self.fold(name))
 
     @cached_property
@@ -171,12 +171,12 @@ class TableShape:
 
 
 def columns_ddl(columns: tuple[ShapeColumn, ...]) -> str:
-    """Columns as Spark DDL text, names quoted."""
+    """Returns columns as Spark DDL text with quoted names."""
     return ", ".join(f"{quoted(column.name)} {column.spark}" for column in columns)
 
 
 def quoted(name: str) -> str:
-    """A column name as Spark SQL quotes it."""
+    """Quotes a column name for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -188,13 +188,13 @@ def shape_of(
     time_zone: str = "UTC",
     ambiguous_time: AmbiguousTime = "first",
 ) -> TableShape:
-    """The shape of a source table. Virtual columns, which no codec gives a value, are left out.
+    """Returns the shape of a source table, without virtual columns, which no codec sends.
 
-    ``keys`` overrides the key of the source. In a key column a date no calendar has is always an
-    error, since a null key would name no row.
+    ``keys`` overrides the source's key. In a key column an invalid calendar date is always an error, because
+    a null key would identify no row.
 
     Raises:
-        ConfigError: ``keys`` names a column the table does not have.
+        ConfigError: ``keys`` names a column that the table does not have.
     """
     wanted = keys if keys is not None else tuple(column.name for column in schema.handle_columns)
     fold = folding(column.name for column in schema.columns)
@@ -222,24 +222,24 @@ def shape_of(
 
 
 def check_spelling(setting: str, name: str, shape: TableShape) -> None:
-    """Refuse a name in the config that is a column's in another case, where the source keeps the two apart.
+    """Refuses a column name in the config with another case if the source distinguishes case.
 
     Raises:
-        ConfigError: the message has both names.
+        ConfigError: The message has both names.
     """
     column = shape.find(name)
     if shape.exact_names and column is not None and column.name != name:
         raise ConfigError(
             f"{setting}: {shape.source} has no column {name}, but a column {column.name}. In PostgreSQL and "
-            "YugabyteDB names that differ only in case are names of different columns. If you mean "
-            f"{column.name}, spell it so; if you mean {name}, set it once the table has such a column",
+            "YugabyteDB, names that differ only in case are different columns. If you mean "
+            f"{column.name}, spell it so. If you mean {name}, add it once the table has this column",
             table=str(shape.source),
             column=name,
         )
 
 
 def _shape_column(column: Column, *, key: bool, zero_date: ZeroDate) -> ShapeColumn:
-    # A key is never kept as text for its zero dates' sake: there such a date is an error.
+    # A key is never stored as text because of zero dates: in a key such a date is an error.
     spark: SparkType = spark_type(column.type, zero_date=KEY_POLICIES["zero_date"] if key else zero_date)
     shaped = ShapeColumn(
         column.name, column.type, spark.ddl, spark.reason, column.backfill, key, column.earlier
@@ -250,29 +250,29 @@ def _shape_column(column: Column, *, key: bool, zero_date: ZeroDate) -> ShapeCol
 
 
 def _holding(column: ShapeColumn, was: str) -> ShapeColumn:
-    """The column wide enough for its rows from before, as it is where it was made at that time."""
+    """Returns the column widened for its older rows, as if the table had been created at that time."""
     ddl = wider_ddl(was, column.spark)
     if ddl is None or ddl == column.spark:
         return column
     return replace(column, type=_wider_type(column.type, ddl, column.type.members), spark=ddl)
 
 
-# Returns True for a column that the target does not hold and no filter reads; it is named under a NameFold.
+# Returns True if the target omits a column and no filter uses it; names are compared by the NameFold.
 LeftOut = Callable[[str, NameFold], bool]
 
 
 def needs_all(_name: str, _fold: NameFold) -> bool:
-    """The ``LeftOut`` of a table whose target holds all columns."""
+    """The ``LeftOut`` of a table whose target has all columns."""
     return False
 
 
 def unread_columns(shape: TableShape, left_out: LeftOut) -> frozenset[str]:
-    """Names of the shape's columns whose values nobody needs: left out, and not of the key."""
+    """Returns the columns whose values are not needed: omitted, and not part of the key."""
     return frozenset(c.name for c in shape.columns if not c.key and left_out(c.name, shape.fold))
 
 
 def needed_definition(definition: TableSchema | None, left_out: LeftOut) -> TableSchema | None:
-    """A table definition without the columns that are left out: their values are read by no type of it."""
+    """Returns a table definition without the omitted columns, whose values are not converted."""
     if definition is None:
         return None
     fold = folding(column.name for column in definition.columns)
@@ -283,12 +283,12 @@ def needed_definition(definition: TableSchema | None, left_out: LeftOut) -> Tabl
 def merged_in_order(
     shapes: Sequence[TableShape], base: TableShape | None = None, *, left_out: LeftOut = needs_all
 ) -> TableShape:
-    """The shapes of one table's schemas, oldest first, as one; it says what came instead of what.
+    """Merges the shapes of one table's schemas, oldest first, and records which columns replaced others.
 
-    ``base``: the table as it was before all of them, with the defaults that they tell. ``left_out``: as for
-    ``merge_shape``.
+    ``base``: the table before all of them; their defaults apply to it. ``left_out``: see ``merge_shape``.
 
-    Raises: as ``merge_shape``.
+    Raises:
+        SchemaRefusedError: No type holds both types of a column, or the keys differ.
     """
     whole = shapes[0]
     for before, after in pairwise(shapes):
@@ -297,7 +297,10 @@ def merged_in_order(
 
 
 def _coming_instead(after: TableShape, before: TableShape, whole: TableShape) -> TableShape:
-    """``after``, whose new columns know which of ``before`` went, and what those had come instead of."""
+    """Returns ``after`` with ``instead_of`` set for its new columns.
+
+    It has the columns of ``before`` that were removed, and the columns that those had replaced.
+    """
     fold = _fold_of(after, before, whole)
     had = {fold(column.name) for column in before.columns}
     went = had - {fold(column.name) for column in after.columns}
@@ -311,13 +314,13 @@ def _coming_instead(after: TableShape, before: TableShape, whole: TableShape) ->
 
 
 def merge_shape(old: TableShape, new: TableShape, *, left_out: LeftOut = needs_all) -> TableShape:
-    """``old`` with what ``new`` adds: columns at the end, wider types; nothing is ever taken away.
+    """Returns ``old`` with the additions of ``new``: columns at the end, and wider types; nothing is removed.
 
-    Where both have a column, ``old`` says its name and default, ``new`` its members. A column that the target
-    does not hold (``left_out``) has the newest type where no type holds both: nobody reads its values.
+    If both have a column, its name and default come from ``old``, and its members from ``new``. An omitted
+    column (``left_out``) gets the newest type if no type holds both, because its values are not read.
 
     Raises:
-        SchemaRefusedError: a column's types cannot be one, or the keys differ; the message says which.
+        SchemaRefusedError: No type holds both types of a column, or the keys differ; the message names them.
     """
     fold = _fold_of(old, new)
     _check_keys(old, new, fold)
@@ -330,9 +333,9 @@ def merge_shape(old: TableShape, new: TableShape, *, left_out: LeftOut = needs_a
 
 
 def _fold_of(*shapes: TableShape) -> NameFold:
-    """Folds the column names of one table's shapes.
+    """Returns the comparison of names in one table's shapes.
 
-    If its source keeps names apart by case, two spellings are two columns, even if no shape has both.
+    If its source distinguishes names by case, two spellings are two columns, even if no shape has both.
     """
     lists = [[column.name for column in shape.columns] for shape in shapes]
     if all(shape.exact_names for shape in shapes):
@@ -343,21 +346,21 @@ def _fold_of(*shapes: TableShape) -> NameFold:
 def _check_keys(old: TableShape, new: TableShape, fold: NameFold) -> None:
     if {fold(key) for key in old.keys} != {fold(key) for key in new.keys}:
         raise SchemaRefusedError(
-            f"the key changed from ({', '.join(old.keys)}) to ({', '.join(new.keys)}): rows already "
-            "written cannot be found under the new key. Set keys to columns that both have, or "
-            f"{LOAD_AGAIN}, with a start: behind the change",
+            f"the key changed from ({', '.join(old.keys)}) to ({', '.join(new.keys)}), and existing rows "
+            "cannot be found by the new key. Set keys to columns that both have, or "
+            f"{LOAD_AGAIN}, with a start: after the change",
             table=str(old.table),
             **key_change(old.keys, new.keys),
         )
 
 
 def key_change(before: Iterable[str], after: Iterable[str]) -> dict[str, str]:
-    """What an error says of a change of the key (see ``TidesinkError.context``)."""
+    """Returns an error's context for a change of the key (see ``TidesinkError.context``)."""
     return {"change": "key", "before": ", ".join(before), "after": ", ".join(after)}
 
 
 def without(shape: TableShape, names: Iterable[str]) -> TableShape:
-    """A shape that lacks some columns."""
+    """Returns a shape without some columns."""
     gone = {shape.fold(name) for name in names}
     if not gone:
         return shape
@@ -365,13 +368,13 @@ def without(shape: TableShape, names: Iterable[str]) -> TableShape:
 
 
 def with_gone(shape: TableShape, columns: Iterable[Column]) -> TableShape:
-    """The shape with columns that the table had, none of them of its key."""
+    """Returns the shape with columns that the table once had; none of them is part of its key."""
     added = (_shape_column(column, key=False, zero_date=shape.zero_date) for column in columns)
     return replace(shape, columns=(*shape.columns, *added))
 
 
 def with_defaults(shape: TableShape, reported: TableShape) -> TableShape:
-    """The shape with the defaults that ``reported`` has for its columns, which knows more of their past."""
+    """Returns the shape with the defaults of ``reported``, which has more history."""
     fold = _fold_of(shape, reported)
     by_name = {fold(column.name): column for column in reported.columns}
     columns = []
@@ -384,9 +387,10 @@ def with_defaults(shape: TableShape, reported: TableShape) -> TableShape:
 
 
 def with_former(shape: TableShape, former: Iterable[Column]) -> TableShape:
-    """The shape, whose columns that were dropped are read by every type they had until then.
+    """Returns the shape with dropped columns widened to every type they had until then.
 
-    One that came to have a type beside the target's stays as it is: its rows are refused by name.
+    A column whose later type cannot be combined with the target's stays unchanged: its rows are refused by
+    name.
     """
     types = {shape.fold(column.name): column for column in former}
     return replace(
@@ -395,33 +399,33 @@ def with_former(shape: TableShape, former: Iterable[Column]) -> TableShape:
 
 
 def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
-    """What rows from before the column have in it, as the target stores it; None for NULL.
+    """Returns the value of a column in rows older than the column, as the target stores it; None for NULL.
 
     Raises:
-        ValueOutOfRangeError: the default's text is no value of the type, or says the current time, or that
-            nothing tells it.
+        ValueOutOfRangeError: The default's text is not a value of the type, is the current time, or is
+            unknown.
     """
     text, reader = column.default, row_of(column.type).reader
     if text is None:
         return None
     if text == UNTOLD_DEFAULT:
         raise ValueOutOfRangeError(
-            "no event tells the values that the database wrote into them. They are NULL until a resync "
-            "brings them (tidesink resync)"
+            "no event reports the values that the database wrote into existing rows. They are NULL until a "
+            "resync loads them (tidesink resync)"
         )
     if text.upper().startswith(CURRENT_TIME):
         raise ValueOutOfRangeError(
-            "rows already there got the time of the DDL, which the topic does not carry. They are NULL until "
-            "a resync brings it (tidesink resync)"
+            "the database wrote the time of the DDL into existing rows, and the topic does not report it. "
+            "They are NULL until a resync loads it (tidesink resync)"
         )
     if reader == "bit":
-        # TiDB holds the default of a BIT column as its bytes (one character each).
+        # TiDB stores the default of a BIT column as bytes, one character each.
         try:
             at_source: Value = int.from_bytes(text.encode("latin-1"), "big")
         except UnicodeEncodeError as error:
             raise ValueOutOfRangeError("the default of a BIT column is not bytes") from error
     elif reader in ("enum", "set"):
-        at_source = text  # by label, where rows in canal-json carry the number
+        at_source = text  # a label, although rows in canal-json have the number
     else:
         at_source = text_reader(column.type)(text)
     zone = timezone.utc if shape.time_zone == "UTC" else ZoneInfo(shape.time_zone)
@@ -429,11 +433,11 @@ def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
 
 
 def ways_out(name: str, *, key: bool = False) -> str:
-    """What to do about a column whose types at the source no type of the target holds."""
-    again = f"{LOAD_AGAIN}, with a start: behind the change"
+    """Returns the remedy for a column whose source types cannot be combined in one target type."""
+    again = f"{LOAD_AGAIN}, with a start: after the change"
     if key:
         return f"The column belongs to the key and cannot be left out: {again}"
-    return f"To go on without it, add {name} to except_column_list. To take the new type, {again}"
+    return f"To continue without it, add {name} to except_column_list. To take the new type, {again}"
 
 
 def _as_it_was(shape: TableShape, column: ShapeColumn, former: Column | None) -> ShapeColumn:
@@ -455,7 +459,7 @@ def _joined(
         return replace(new, name=old.name, default=None, instead_of=old.instead_of | new.instead_of)
     if ddl is None:
         raise SchemaRefusedError(
-            f"column {old.name!r} is {old.spark} ({old.type.sql or old.type.name}) and a newer schema says "
+            f"column {old.name!r} is {old.spark} ({old.type.sql or old.type.name}), and a newer schema has "
             f"{new.spark} ({new.type.sql or new.type.name}): no type holds both. "
             f"{ways_out(old.name, key=old.key)}",
             table=str(shape.table),
@@ -468,7 +472,7 @@ def _joined(
     members = new.type.members if new.type.members is not None else old.type.members
     if row_of(kept.type).parameter != "allowed":
         members = None
-    # Rows without the column were there when it was added: a default it was given later is not theirs.
+    # Rows without the column existed when it was added: a default set later does not apply to them.
     return replace(
         kept,
         name=old.name,
@@ -491,10 +495,10 @@ def _wider_type(column_type: ColumnType, ddl: str, members: tuple[str, ...] | No
 
 
 def wider_ddl(old: str, new: str, *, text_holds: bool = False) -> str | None:
-    """The Spark type that holds the values of both, or None. ``old`` is what a target has already.
+    """Returns the Spark type that holds the values of both, or None. ``old``: the target's current type.
 
-    ``text_holds``: values of ``new`` may be kept as text in a string column, and decimals whose
-    precision the wire does not say may be read into a decimal column.
+    ``text_holds``: values of ``new`` may be stored as text in a string column, and decimals of unknown
+    precision may be read into a decimal column.
     """
     if old == new:
         return old
@@ -540,17 +544,17 @@ _TYPES: Final[Mapping[MetadataKind, ColumnType]] = MappingProxyType(
 )
 
 
-# What each row of a change log says of itself, in columns called by ``default_name``.
+# Kinds that every row of a change log has, in columns named by ``default_name``.
 _IN_LOGS: Final = frozenset({"op", "commit_ts", "partition", "offset"})
 
 
 def default_name(kind: str) -> str:
-    """The name of a metadata column that the config does not name."""
+    """Returns the name of a metadata column that the config does not name."""
     return f"_tidesink_{kind}"
 
 
 def beside_log(names: Mapping[MetadataKind, str]) -> dict[MetadataKind, str]:
-    """Those of the columns asked for that a change log does not have by itself."""
+    """Returns the requested columns that a change log does not have anyway."""
     return {
         kind: name
         for kind, name in names.items()
@@ -559,47 +563,49 @@ def beside_log(names: Mapping[MetadataKind, str]) -> dict[MetadataKind, str]:
 
 
 def metadata_columns(names: Mapping[MetadataKind, str]) -> tuple[ShapeColumn, ...]:
-    """The columns of a table that asks for them, in the order it does."""
+    """Returns the metadata columns of a table, in the order of the config."""
     return tuple(
         ShapeColumn(name, _TYPES[kind], spark_type(_TYPES[kind]).ddl) for kind, name in names.items()
     )
 
 
-# TiDB lets no column have the first name. It comes first: its range says which files and pages a batch
-# concerns, where the table's id is the same in all rows.
+# No column can have the first name in TiDB. It comes first because its range selects the files and pages of a
+# batch, while the table's id is the same in all rows.
 ROW_ID: Final = "_tidb_rowid"
 TABLE_ID: Final = "_tidb_table_id"
-_DEBEZIUM: Final = "Debezium's records have no other: a source position names an event, and no row"
-# What a protocol has, beside a key, that tells rows apart: what to say of a table without a key.
+_DEBEZIUM: Final = (
+    "Debezium's records have no other row identity: a source position identifies an event, not a row"
+)
+# By protocol: how rows of a table without a key can be identified.
 IDENTITIES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "canal-json": "new TiCDC sends TiDB's row keys, which tell rows apart (output-row-key=true and "
+        "canal-json": "new TiCDC sends TiDB's row keys, which identify rows (output-row-key=true and "
         "enable-tidb-extension=true, in the changefeed and under source)",
-        "flat-avro": "flat-avro has nothing else that names a row; new TiCDC's canal-json has, with "
+        "flat-avro": "flat-avro has no other row identity; new TiCDC's canal-json has row keys, with "
         "output-row-key=true",
         "debezium-avro": _DEBEZIUM,
         "debezium-json": _DEBEZIUM,
     }
 )
 _FORM: Final = "'t', 8 bytes of the table's id, '_r', 8 bytes of the row's id, in base64"
-# 19 bytes: 18 in groups of three, the last one as two characters, the second with four bits.
+# 19 bytes in base64: 18 in groups of three, the last one as two characters, the second with four bits.
 BASE64_FORM: Final = "^[A-Za-z0-9+/]{25}[AQgw]==$"
 _KEY: Final = struct.Struct(">cQ2sQ")
 _SIGN: Final = 1 << 63
 
 
 class RowKey(NamedTuple):
-    """Which row of which table, or partition of one."""
+    """Identifies a row of a table, or of a partition of a table."""
 
     row_id: int
     table_id: int
 
 
 def parse_row_key(text: object) -> RowKey:
-    """What ``_tidb.rowkey`` says.
+    """Parses ``_tidb.rowkey``.
 
     Raises:
-        SchemaMismatchError: it is not there, or is the key of a row that has no ``_tidb_rowid``.
+        SchemaMismatchError: It is missing, or is the key of a row without a ``_tidb_rowid``.
     """
     if type(text) is not str:
         raise SchemaMismatchError(NO_ROW_KEY)
@@ -612,33 +618,33 @@ def parse_row_key(text: object) -> RowKey:
 
 
 def render_row_key(key: RowKey) -> str:
-    """The text of ``_tidb.rowkey``."""
+    """Renders the text of ``_tidb.rowkey``."""
     packed = _KEY.pack(b"t", key.table_id + _SIGN, b"_r", key.row_id + _SIGN)
     return base64.b64encode(packed).decode()
 
 
 NO_ROW_KEY: Final = (
-    "the row has no _tidb.rowkey, and nothing else names a row of a table without a key: set "
-    "output-row-key=true and enable-tidb-extension=true in the changefeed, or name columns that tell the "
-    "rows apart under tables: keys"
+    "the row has no _tidb.rowkey, and nothing else identifies a row of a table without a key: set "
+    "output-row-key=true and enable-tidb-extension=true in the changefeed, or list columns that identify the "
+    "rows under tables: keys"
 )
 OTHER_ROW_KEY: Final = (
-    f"_tidb.rowkey is not that of a row with a _tidb_rowid ({_FORM}), as rows of a table without a key have: "
-    "where the table has a key, name its columns under tables: keys, or give its definition"
+    f"_tidb.rowkey is not the key of a row with a _tidb_rowid ({_FORM}), which rows of a table without a key "
+    "have: if the table has a key, list its columns under tables: keys, or configure its definition"
 )
-# Of a target that writes flat-avro.
+# For a target that writes flat-avro.
 NO_FLAT_AVRO: Final = (
-    "the table has no key, its rows are identified by TiDB's row keys, and flat-avro has no place for them: "
-    "readers take a field whose name begins with _tidb_ for one of TiCDC's own and no column. Write "
-    "canal-json, debezium-json or debezium-avro, or name columns that tell the rows apart under keys"
+    "the table has no key. Its rows are identified by TiDB's row keys, and flat-avro cannot carry them: "
+    "readers treat a field whose name begins with _tidb_ as TiCDC's own field, not as a column. Write "
+    "canal-json, debezium-json or debezium-avro, or list columns that identify the rows under keys"
 )
-# Of a table that nothing but its rows tells of.
+# For a table that is known only from its rows.
 UNREPORTED_KEY: Final = (
-    "rows are identified by TiDB's row keys, since no pkNames and no DDL in the topic name a key: if the "
-    "table has a unique key of columns that are not null, name it under tables: keys, because the changefeed "
+    "rows are identified by TiDB's row keys, because no pkNames and no DDL in the topic name a key. If the "
+    "table has a unique key of NOT NULL columns, list them under tables: keys, because the changefeed "
     "may send a row whose key changes to another partition"
 )
-_WHY: Final = "the table has no key: TiDB's own number of {}, from _tidb.rowkey (output-row-key)"
+_WHY: Final = "the table has no key: TiDB's internal number of {}, from _tidb.rowkey (output-row-key)"
 
 _BIGINT: Final = ColumnType("bigint", sql="bigint")
 ROW_KEY_COLUMNS: Final = tuple(
@@ -648,28 +654,28 @@ WHY_OF: Final = {ROW_ID: _WHY.format("the row"), TABLE_ID: _WHY.format("the tabl
 
 
 def is_row_keyed(shape: TableShape) -> bool:
-    """Whether a shape's rows are identified by their row keys."""
+    """Returns True if a shape's rows are identified by their row keys."""
     return any(column.hidden for column in shape.columns)
 
 
 def row_keyed(shape: TableShape) -> TableShape:
-    """A shape without a key, under the row key.
+    """Returns a shape without a key with the row key as its key.
 
     Raises:
-        SchemaRefusedError: the source has a column of one of the two names.
+        SchemaRefusedError: The source has a column with one of the two names.
     """
     taken = [name for name in (ROW_ID, TABLE_ID) if name in shape.by_name]
     if taken:
         raise SchemaRefusedError(
-            f"the source has a column {taken[0]}, a name that the row key needs: rename it, or name columns "
-            "that tell the rows apart under tables: keys",
+            f"the source has a column {taken[0]}, a name that the row key needs: rename it, or list columns "
+            "that identify the rows under tables: keys",
             table=str(shape.table),
         )
     return replace(shape, columns=(*ROW_KEY_COLUMNS, *shape.columns), keys=(ROW_ID, TABLE_ID))
 
 
 def shown_columns(shape: TableShape) -> TableShape:
-    """A shape as the source shows it: without its row key, and then without a key."""
+    """Returns a shape as the source shows it: without its row key, and then without a key."""
     if not is_row_keyed(shape):
         return shape
     return replace(shape, columns=tuple(c for c in shape.columns if not c.hidden), keys=())
