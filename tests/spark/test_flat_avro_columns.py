@@ -216,10 +216,10 @@ def test_what_cannot_be_read_is_bad_and_named_as_the_python_codec_names_it(spark
 
 
 BAD_VALUES: dict[str, tuple[Rows, str]] = {
-    "zero date": ({"dt": "0000-00-00"}, "column 'dt': '0000-00-00' is no day of the calendar"),
-    "a day February has not": ({"dt": "2023-02-29"}, "set zero-date: null or text for this table"),
+    "zero date": ({"dt": "0000-00-00"}, "column 'dt': '0000-00-00' is not a valid calendar date"),
+    "a day February has not": ({"dt": "2023-02-29"}, "Set zero-date: null or text for this table"),
     "no date at all": ({"dt": "next week"}, "column 'dt'"),
-    "no time": ({"tm": "839:00:00"}, "column 'tm': '839:00:00' is no time"),
+    "no time": ({"tm": "839:00:00"}, "column 'tm': '839:00:00' is not a valid time"),
 }
 
 

@@ -65,7 +65,7 @@ def test_the_policy_chooses(policy: AmbiguousTime, moment: datetime) -> None:
 
 def test_the_policy_may_be_to_refuse() -> None:
     read = target_reader(STAMP, time_zone=BERLIN, zero_date="null", ambiguous_time="error")
-    with pytest.raises(ValueOutOfRangeError, match=r"comes twice in Europe/Berlin.*set ambiguous-time"):
+    with pytest.raises(ValueOutOfRangeError, match=r"occurs twice in Europe/Berlin.*Set ambiguous-time"):
         read(TWICE)
     assert read(FoldedTime(TWICE, 1)) == SECOND
     assert read("2024-10-27 03:00:00") == datetime(2024, 10, 27, 2, tzinfo=timezone.utc)

@@ -30,4 +30,4 @@ def test_a_readers_reason_is_whole() -> None:
     read = text_reader(ColumnType("int", sql="int"))
     with pytest.raises(ValueOutOfRangeError) as refused:
         read("9" * 500)
-    assert refused.value.message == f"{'9' * 80!r}… is no int"
+    assert refused.value.message == f"{'9' * 80!r}… is not a valid int."

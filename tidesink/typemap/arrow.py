@@ -1,10 +1,10 @@
-"""Columns of wire values to Arrow: what ``typemap.values`` does for one value, for an array of them.
+"""Converts columns of wire values to Arrow: the array form of ``typemap.values``.
 
-``arrow_type`` names a column's Arrow type. ``from_text`` reads canal-json's texts, ``from_value`` the
-values of a ``ChangeEvent`` as an Arrow array, ``from_python`` the same values as Python objects, one by
-one with ``values.target_reader``. The scalar readers are the reference: an array's usual values are
-converted all at once (``arrow_text``), each distinct other value goes through the scalar reader, and a
-value that this reader refuses is reported as not proven.
+``arrow_type`` returns a column's Arrow type. ``from_text`` converts canal-json's texts, ``from_value`` an
+Arrow array of a ``ChangeEvent``'s values, and ``from_python`` the same values as Python objects, one by one
+with ``values.target_reader``. The scalar readers are the reference. Usual values of an array are converted
+all at once (``arrow_text``), each other distinct value goes through the scalar reader, and a value that this
+reader refuses is reported as unproven.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tidesink.typemap.values import TargetValue, is_ambiguous, target_reader, te
 Mask = NDArray[np.bool_]
 Read = Callable[[Any], TargetValue]
 
-# Spark's types: the Arrow type of each, and the Python type of its values.
+# Spark's types, each with its Arrow type and the Python type of its values.
 _PLAIN_TYPES: Final[dict[str, tuple[pa.DataType, type]]] = {
     "int": (pa.int32(), int),
     "bigint": (pa.int64(), int),
@@ -56,10 +56,10 @@ _ONLY_STRINGS: Final = (pa.string(), pa.large_string())
 class ColumnResult(NamedTuple):
     """A converted column.
 
-    ``values`` has the column's ``arrow_type`` and is null where the wire is null, where the value is not
-    proven, and where a zero date became null. ``unproven`` is true where the row codec has to decide (None:
-    nowhere). ``zero_dates`` is true where the policy made a date no calendar has null, ``ambiguous_times``
-    where one chose between both readings of a local time that comes twice (None: nowhere).
+    ``values`` has the column's ``arrow_type``. It is null if the wire value is null, the value is unproven,
+    or a zero date became null. ``unproven``: values that the row codec must decide (None: no value).
+    ``zero_dates``: invalid calendar dates that the policy made null. ``ambiguous_times``: local times that
+    occur twice, for which the policy chose one (None: no value).
     """
 
     values: pa.Array
@@ -69,7 +69,7 @@ class ColumnResult(NamedTuple):
 
 
 class PythonResult(NamedTuple):
-    """A column converted value by value; ``errors`` has what was refused, by index, null in ``values``."""
+    """A column converted value by value. ``errors``: refused values by index; they are null in ``values``."""
 
     values: pa.Array
     errors: dict[int, ValueOutOfRangeError]
@@ -78,12 +78,12 @@ class PythonResult(NamedTuple):
 
 
 def arrow_type(column_type: ColumnType, *, zero_date: ZeroDate = "null") -> pa.DataType:
-    """The Arrow type that holds every value of a column exactly: the one Spark's type maps to."""
+    """Returns the Arrow type that holds every value of a column exactly, which is that of its Spark type."""
     return arrow_of_spark(spark_type(column_type, zero_date=zero_date).ddl)
 
 
 def arrow_of_spark(ddl: str) -> pa.DataType:
-    """The Arrow type of one of the type table's Spark types, given as DDL text."""
+    """Returns the Arrow type of a Spark type of the type table, which is DDL text."""
     plain = _PLAIN_TYPES.get(ddl)
     if plain is not None:
         return plain[0]
@@ -93,7 +93,7 @@ def arrow_of_spark(ddl: str) -> pa.DataType:
 
 
 class _Plan(NamedTuple):
-    """How one column is read: the scalar readers, and the conversion of usual texts where there is one."""
+    """The conversion of one column: the scalar readers, and the conversion of usual texts if it exists."""
 
     type: ColumnType
     target: pa.DataType
@@ -104,11 +104,11 @@ class _Plan(NamedTuple):
 
 
 def canonical_floats(values: Any) -> Any:
-    """Floating-point numbers with one bit pattern for equal ones: ``0.0`` for ``-0.0``, one NaN for all.
+    """Gives equal floating-point numbers the same bit pattern: ``0.0`` for ``-0.0``, and one NaN.
 
-    Arrow compares by bits where it encodes or looks up values; Postgres, MySQL and Spark take ``0.0`` and
-    ``-0.0`` for one value, and Postgres and Spark every NaN, as keys too. An array or a chunked array; of
-    another type it stays as it is.
+    Arrow compares by bits when it encodes or looks up values. Postgres, MySQL and Spark treat ``0.0`` and
+    ``-0.0`` as equal, and Postgres and Spark all NaNs, also in keys. Accepts an array or a chunked array;
+    other types are returned unchanged.
     """
     if not pa.types.is_floating(values.type):
         return values
@@ -144,9 +144,9 @@ def from_text(
     time_zone: tzinfo,
     ambiguous_time: AmbiguousTime = "first",
 ) -> ColumnResult:
-    """The column from canal-json's texts (a string or large_string array).
+    """Converts a column of canal-json's texts (a string or large_string array).
 
-    Equals ``target_reader`` of ``text_reader`` of each text; a text that either refuses is not proven.
+    Equals ``target_reader`` of ``text_reader`` of each text; a text that either refuses is unproven.
     """
     plan = _plan(column_type, zero_date, time_zone, ambiguous_time)
     return _from_strings(_as_strings(texts), plan, plan.read_text)
@@ -160,16 +160,16 @@ def from_value(
     time_zone: tzinfo,
     ambiguous_time: AmbiguousTime = "first",
 ) -> ColumnResult:
-    """The column from an array of a ChangeEvent's own values, of whatever Arrow type holds them.
+    """Converts an array of a ChangeEvent's values, of any Arrow type that holds them.
 
-    Integers of any width, floats, decimal128 and decimal256, strings (dates and times too), binary,
-    booleans. Equals ``target_reader`` of each value; one that it refuses, or that the column's Arrow type
-    does not hold, is not proven.
+    Accepts integers of any width, floats, decimal128 and decimal256, strings (including dates and times),
+    binary and booleans. Equals ``target_reader`` of each value. A value that it refuses, or that the column's
+    Arrow type cannot hold, is unproven.
     """
     plan = _plan(column_type, zero_date, time_zone, ambiguous_time)
     shaped = row_of(column_type).reader in SHAPED_READERS
     if shaped and values.type in _ONLY_STRINGS:
-        # Text is the value, and its shape is all that the reader of canal-json's text looks at.
+        # The value is text, and the reader of canal-json's text checks only its shape.
         return _from_strings(_as_strings(values), plan, plan.read_value)
     converted = None if shaped else _from_numbers(values, plan.target)
     if converted is not None:
@@ -185,9 +185,10 @@ def from_python(
     time_zone: tzinfo,
     ambiguous_time: AmbiguousTime = "first",
 ) -> PythonResult:
-    """The column from a ChangeEvent's own values, one by one: the reference of the other two.
+    """Converts a ChangeEvent's values one by one; the reference for the other two.
 
-    What ``target_reader`` refuses or the column's Arrow type does not hold is in ``errors`` by its index.
+    ``errors`` has, by index, the values that ``target_reader`` refuses or the column's Arrow type cannot
+    hold.
     """
     plan = _plan(column_type, zero_date, time_zone, ambiguous_time)
     return _scalar_by_scalar(values, plan, plan.read_value)
@@ -212,7 +213,7 @@ def _from_strings(texts: pa.Array, plan: _Plan, read: Read) -> ColumnResult:
 
 
 def _scattered(part: Mask | None, rows: Mask) -> Mask | None:
-    """A mask of the selected rows as one of all rows."""
+    """Expands a mask of the selected rows to all rows."""
     if part is None:
         return None
     whole = np.zeros(len(rows), np.bool_)
@@ -221,7 +222,7 @@ def _scattered(part: Mask | None, rows: Mask) -> Mask | None:
 
 
 def _by_distinct(values: pa.Array, plan: _Plan, read: Read) -> ColumnResult:
-    """Each distinct value through the scalar reader."""
+    """Passes each distinct value through the scalar reader."""
     try:
         encoded = values.dictionary_encode()
         distinct, codes = encoded.dictionary.to_pylist(), encoded.indices
@@ -235,7 +236,7 @@ def _by_distinct(values: pa.Array, plan: _Plan, read: Read) -> ColumnResult:
 
 
 def _at(flags: Mask | None, codes: pa.Array) -> Mask | None:
-    """The flags of distinct values for each row; null is never flagged."""
+    """Returns each row's flag from the flags of the distinct values; null is never flagged."""
     if flags is None:
         return None
     rows = codes.fill_null(len(flags)).to_numpy(zero_copy_only=False)
@@ -266,8 +267,8 @@ def _scalar_by_scalar(values: Sequence[Any], plan: _Plan, read: Read) -> PythonR
 
 _HELD: Final = {kind: frozenset({held}) for kind, held in _PLAIN_TYPES.values()}
 _HELD_AS_DECIMAL: Final = frozenset({Decimal, int})
-# What pyarrow raises for a value that a type does not hold. ArrowInvalid is a ValueError, and ArrowTypeError
-# a TypeError. Lack of memory is none of them: it says nothing of the value.
+# Errors of pyarrow for a value that a type cannot hold. ArrowInvalid is a ValueError, and ArrowTypeError a
+# TypeError. Lack of memory is not included: it does not depend on the value.
 NOT_HELD: Final = (
     ValueError,
     TypeError,
@@ -278,7 +279,7 @@ NOT_HELD: Final = (
 
 
 def _packed(values: list[TargetValue], plan: _Plan, errors: dict[int, ValueOutOfRangeError]) -> pa.Array:
-    """The values as an Arrow array; what its type does not hold is added to ``errors`` and made null."""
+    """Returns an Arrow array; values that its type cannot hold go to ``errors`` and become null."""
     kinds = _HELD.get(plan.target, _HELD_AS_DECIMAL)
     if kinds.issuperset({type(value) for value in values if value is not None}):
         try:
@@ -291,7 +292,7 @@ def _packed(values: list[TargetValue], plan: _Plan, errors: dict[int, ValueOutOf
     for index, value in enumerate(values):
         if value is not None and not _holds(plan.target, kinds, value):
             errors[index] = ValueOutOfRangeError(
-                f"{shown(value)} is no {type_words(plan.type)}: {plan.target} does not hold it"
+                f"{shown(value)} is not a valid {type_words(plan.type)}: {plan.target} cannot hold it."
             )
             values[index] = None
     return pa.array(values, plan.target)
@@ -306,13 +307,13 @@ def _holds(target: pa.DataType, kinds: frozenset[type], value: Any) -> bool:
 
 
 def _overflowed(values: Sequence[Any], packed: pa.Array) -> bool:
-    """Whether a finite number became an infinite 32-bit float."""
+    """Returns True if a finite number became an infinite 32-bit float."""
     infinite = pc.sum(pc.is_inf(packed)).as_py() or 0
     return bool(infinite != sum(value in (float("inf"), float("-inf")) for value in values))
 
 
 def _from_numbers(values: pa.Array, target: pa.DataType) -> pa.Array | None:
-    """All values at once by an exact cast; None where a value needs the scalar reader."""
+    """Converts all values at once by an exact cast; returns None if a value needs the scalar reader."""
     cast = _cast_of(values.type, target)
     if cast is None:
         return None
@@ -349,7 +350,7 @@ def _cast_float(values: pa.Array, target: pa.DataType) -> pa.Array | None:
 
 
 def _decimal_text(values: pa.Array) -> pa.Array:
-    """Decimals as text with all digits of the scale: Arrow itself writes small ones with an exponent."""
+    """Writes decimals with all digits of the scale; Arrow itself writes small ones with an exponent."""
     scale = values.type.scale
     unscaled = _with_scale_zero(values)
     if scale <= 0:

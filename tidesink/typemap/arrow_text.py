@@ -1,15 +1,15 @@
-"""Usual texts of a column to Arrow, all at once; ``typemap.arrow`` gives the others to the scalar reader.
+"""Converts usual texts of a column to Arrow all at once; ``typemap.arrow`` handles other texts one by one.
 
-Arrow's casts from text are exact, but take more than MySQL writes (``0x1F``, ``.5``, ``2024-01-01``) and
-fail as a whole. So each type has two ways to them. First a look at the bytes of the whole array
-(``Look``), which costs a few nanoseconds a value and proves the shape that producers write. Where it
-fails, a pattern (RE2) tells row by row which texts are usual, and the cast sees those alone.
+Arrow's casts from text are exact, but they accept more than MySQL writes (``0x1F``, ``.5``, ``2024-01-01``)
+and fail for the whole array. So each type has two checks. First a look at the bytes of the whole array
+(``Look``), which costs a few nanoseconds per value and proves the shape that producers write. If it fails, a
+pattern (RE2) selects the usual texts row by row, and only those are cast.
 
-Local times become UTC for whole arrays too, as ``datetime`` and ``zoneinfo`` have them. A time that the
-clocks show twice is left to the scalar reader, and one that they skip has the offset from before (PEP 495,
-``fold=0``). An offset is asked of the zone once a day of each year that occurs, never once a value: between
-two days with different offsets the moment of the change is found by bisection. In the time zone database
-two changes are at least three days apart.
+Local times become UTC for whole arrays too, with the results of ``datetime`` and ``zoneinfo``. A time that
+the clocks show twice is left to the scalar reader, and a skipped time has the offset from before the change
+(PEP 495, ``fold=0``). The zone is asked for its offset once per day of each year in the array, never once per
+value: between two days with different offsets, bisection finds the moment of the change. In the time zone
+database two changes are at least three days apart.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from tidesink.typemap.values import (
 )
 
 Mask = NDArray[np.bool_]
-# The values, null where the text is null or left to the scalar reader; and which rows are left, if any.
+# The values, null if the text is null or left to the scalar reader; and a mask of the rows left, or None.
 Converted = tuple[pa.Array, "Mask | None"]
 Convert = Callable[[pa.Array], Converted]
-# Whether texts, of which there are some, have the usual shape.
+# Returns True if texts have the usual shape; there is at least one text.
 Look = Callable[["_View"], bool]
 
 _ZERO, _MINUS, _POINT, _SPACE, _COLON = b"0-. :"
 _INTEGER_DIGITS: Final = 20
-# More than MySQL's DECIMAL has; RE2 counts to a thousand.
+# More digits than MySQL's DECIMAL has; RE2 counts to a thousand.
 _MOST_DIGITS: Final = 100
-# Ten to this power is a finite double whatever follows the point.
+# A number with this many digits before the point is a finite double, whatever follows the point.
 _FLOAT_DIGITS: Final = 300
-# Bytes looked at together: they and what is made of them stay in the processor's cache.
+# Bytes checked together, so that they and the results stay in the processor's cache.
 _BLOCK: Final = 1 << 16
 
 _DAY: Final = (
@@ -62,7 +62,7 @@ _DAY: Final = (
 )
 _CLOCK: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _OFFSET: Final = r"[+-](?:[01][0-9]|2[0-3]):[0-5][0-9]"
-# A day inside the first and the last of the calendar: an offset may carry what lies beyond over the end.
+# Micros between the calendar's first and last day: near its ends an offset may lead out of the calendar.
 _FIRST_INSIDE: Final = -62_135_510_400_000_000
 _END_INSIDE: Final = 253_402_214_400_000_000
 _FIRST_DAY: Final = -719_162
@@ -77,7 +77,7 @@ class _View(NamedTuple):
     ends: NDArray[np.int32]
 
     def places(self, *places: int) -> list[NDArray[np.uint8]]:
-        """The byte at each of some places of every text; each text is longer than that."""
+        """Returns the bytes at the given positions of every text; every text must be longer than that."""
         size = int(self.ends[0] - self.starts[0])
         if int(self.ends[-1] - self.starts[0]) == size * len(self.starts) and self._one_size(size):
             table = self.data[self.starts[0] : self.ends[-1]].reshape(-1, size)
@@ -109,7 +109,7 @@ def _valid(texts: pa.Array) -> Mask:
 
 
 def converter(column_type: ColumnType, target: pa.DataType, time_zone: tzinfo) -> Convert | None:
-    """What converts the usual texts of a column; None where each distinct text is read by itself."""
+    """Returns the converter for a column's usual texts; None if each distinct text is read by itself."""
     reader = row_of(column_type).reader
     if reader in ("text", "binary"):
         return _as_is if reader == "text" else _latin1
@@ -133,7 +133,7 @@ def _as_is(texts: pa.Array) -> Converted:
 
 
 def _latin1(texts: pa.Array) -> Converted:
-    """Bytes from text of U+0000 to U+00FF (TiCDC, tiflow c7b2588: ISO-8859-1)."""
+    """Encodes text of U+0000 to U+00FF as bytes (TiCDC, tiflow c7b2588: ISO-8859-1)."""
     view = _view(texts)
     if not len(view.starts) or view.data[view.starts[0] :].max(initial=0) < 128:
         return texts.cast(pa.binary()), None
@@ -142,13 +142,13 @@ def _latin1(texts: pa.Array) -> Converted:
     except UnicodeError:
         beyond = pc.match_substring_regex(texts, r"[^\x{00}-\x{ff}]")
         left: Mask = pc.fill_null(beyond, False).to_numpy(zero_copy_only=False)
-        # This takes the bytes out, also those under a null, where if_else would leave them.
+        # This also removes the bytes under a null, which if_else would keep.
         cleared = pc.replace_with_mask(texts, pc.fill_null(beyond, True), pa.scalar(None, pa.string()))
         return _encoded(cleared), left if left.any() else None
 
 
 def _encoded(texts: pa.Array) -> pa.Array:
-    """The texts in ISO-8859-1: all at once, with the ends moved by the bytes that UTF-8 has more."""
+    """Encodes the texts in ISO-8859-1 all at once, and moves the ends by UTF-8's additional bytes."""
     offsets = _offsets(texts)
     data = np.frombuffer(texts.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
     encoded = data.tobytes().decode("utf-8").encode("latin-1")
@@ -160,7 +160,7 @@ def _encoded(texts: pa.Array) -> pa.Array:
 
 
 def _text_pattern(column_type: ColumnType) -> str | None:
-    """The texts that are stored as they are; None where each is read by itself."""
+    """Returns the pattern of texts that are stored unchanged; None if each text is read by itself."""
     reader, precision, scale = row_of(column_type).reader, column_type.precision, column_type.scale
     if reader == "decimal":
         if precision is None or scale is None:
@@ -191,7 +191,7 @@ def _matching(texts: pa.Array, pattern: str) -> Converted:
 
 
 def _matches(texts: pa.Array, pattern: str) -> Mask:
-    """Whether the whole text has the pattern; false for null."""
+    """Returns True for each text that matches the whole pattern; False for null."""
     found = pc.match_substring_regex(texts, rf"\A(?:{pattern})\z")
     usual: Mask = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
     return usual
@@ -205,10 +205,11 @@ def _cast_usual(
     seldom: Callable[[pa.Array], Mask | None] | None = None,
     longest: int | None = None,
 ) -> Converted:
-    """The cast of the whole array where the look proves it, else of the texts that have the pattern.
+    """Casts the whole array if the look proves it, else only the texts that match the pattern.
 
-    ``seldom`` finds texts to set apart before: a cast that fails takes microseconds for each such text.
-    ``longest`` bounds the length instead of the pattern: RE2 takes long to compile counts of hundreds.
+    ``seldom`` finds texts to exclude first, because a failing cast costs microseconds per such text.
+    ``longest`` limits the length instead of the pattern, because RE2 is slow to compile counts in the
+    hundreds.
     """
     apart = None if seldom is None else seldom(texts)
     tried = _cast_looked_at(texts if apart is None else _without(texts, apart), look, cast)
@@ -239,7 +240,7 @@ def _leaving(converted: Converted, left: Mask) -> Converted:
 
 
 def _outside(values: pa.Array, low: int, high: int) -> Mask | None:
-    """Which values lie outside the bounds; None where none does."""
+    """Returns a mask of the values outside the bounds, or None."""
     ends = pc.min_max(values).as_py()
     if ends["min"] is None or (ends["min"] >= low and ends["max"] <= high):
         return None
@@ -251,7 +252,7 @@ def _outside(values: pa.Array, low: int, high: int) -> Mask | None:
 
 
 def _only(data: NDArray[np.uint8], extra: bytes) -> bool:
-    """Whether all bytes are ASCII digits or one of the extra ones."""
+    """Returns True if all bytes are ASCII digits or one of the extra bytes."""
     for start in range(0, len(data), _BLOCK):
         block = data[start : start + _BLOCK]
         allowed = block - _ZERO <= 9
@@ -283,7 +284,8 @@ def _decimals(column_type: ColumnType, target: pa.DataType) -> Convert | None:
     padded, scale = padded_decimal(column_type), column_type.scale or 0
     if padded is None or not 0 <= scale <= target.precision:
         return None
-    # More zeros in front are read where a text that is not padded is one of MySQL's, and not of others'.
+    # Additional leading zeros are accepted if an unpadded text is MySQL's, but not if it is another
+    # database's.
     others = scale > MYSQL_MAX_SCALE
     whole = max(1, (column_type.precision or 0) - scale) if others else MYSQL_MAX_PRECISION
     return partial(
@@ -295,9 +297,9 @@ def _decimals(column_type: ColumnType, target: pa.DataType) -> Convert | None:
 
 
 def _is_padded(view: _View, whole: int, scale: int) -> bool:
-    """Digits with a point before the last ``scale`` of them, and one to ``whole`` before it.
+    """Returns True if each text has ``scale`` digits after a point, and one to ``whole`` digits before it.
 
-    That a minus stands in front alone and a point occurs once is left to the cast.
+    The cast checks that a minus is only at the start and that there is only one point.
     """
     lengths = view.ends - view.starts
     if lengths.max() > (scale + 1 if scale else 0) + whole or lengths.min() < (scale + 2 if scale else 1):
@@ -313,7 +315,7 @@ def _is_padded(view: _View, whole: int, scale: int) -> bool:
 
 
 def _is_float(view: _View) -> bool:
-    """Digits, with a point neither first nor last; the cast refuses what has two, or a minus inside."""
+    """Returns True for digits with a point inside; the cast refuses a second point, or a minus inside."""
     lengths = view.ends - view.starts
     if lengths.max() > _FLOAT_DIGITS or lengths.min() < 1 or not _only(view.data[view.starts[0] :], b"-."):
         return False
@@ -325,7 +327,7 @@ def _is_float(view: _View) -> bool:
 
 def _floats(target: pa.DataType) -> Convert:
     def cast(texts: pa.Array) -> Converted:
-        # A FLOAT's text is read as a double and rounded once more, as the scalar reader does.
+        # A FLOAT's text is read as a double and then rounded, as in the scalar reader.
         values = pc.cast(pc.cast(texts, pa.float64()), target, safe=False)
         infinite = pc.is_inf(values)
         if not pc.any(infinite).as_py():
@@ -344,7 +346,7 @@ def _is_day(view: _View) -> bool:
 
 
 def _is_clock(view: _View, shortest: int = 19) -> bool:
-    """Long enough to have seconds, with a space before the time: the cast checks the rest."""
+    """Returns True if texts can have seconds and have a space before the time; the cast checks more."""
     if (view.ends - view.starts).min() < shortest:
         return False
     space, *colons = view.places(10, 13, 16)
@@ -352,12 +354,12 @@ def _is_clock(view: _View, shortest: int = 19) -> bool:
 
 
 def _is_instant(view: _View) -> bool:
-    """A date and time with an offset of hours and minutes."""
+    """Returns True for a date and time with an offset in hours and minutes."""
     return _is_clock(view, 25) and bool((view.data[view.ends - 3] == _COLON).all())
 
 
 def _zero_dates(texts: pa.Array) -> Mask | None:
-    """Which texts have the month or the day 00, as MySQL's zero dates; None where none has."""
+    """Returns a mask of texts with month or day 00, such as MySQL's zero dates; None without any."""
     view = _view(texts)
     if not len(view.starts) or (view.ends - view.starts).min() < 10:
         return None
@@ -389,7 +391,7 @@ def _timestamps(zone: tzinfo) -> Convert:
     def cast(texts: pa.Array) -> Converted:
         local = _micros(pc.cast(texts, pa.timestamp("us")))
         left = _outside(local, _FIRST_INSIDE, _END_INSIDE)
-        # What lies outside, and what stands in the place of a null, is moved where the zone knows it.
+        # Times outside, and values under a null, are replaced by a time that the zone can convert.
         known = pc.fill_null(local if left is None else pc.if_else(pa.array(left), 0, local), 0)
         instants, twice = utc_micros(known.to_numpy(), zone)
         if twice is not None:
@@ -429,7 +431,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _SECOND: Final = timedelta(seconds=1)
 _EPOCH: Final = datetime(1970, 1, 1)
 _LAST: Final = datetime.max.replace(microsecond=0)
-# Fewer years than this are taken as a range, without a look at which of them occur.
+# For fewer years than this, the whole range is used instead of the years that occur.
 _FEW_YEARS: Final = 100
 
 Micros = NDArray[np.int64]
@@ -437,15 +439,15 @@ Offset = Callable[[datetime], int]
 
 
 def has_known_offsets(zone: tzinfo) -> bool:
-    """Whether ``utc_micros`` holds for this zone: one of ``zoneinfo``, or a fixed offset."""
+    """Returns True if ``utc_micros`` can handle the zone: a ``zoneinfo`` zone, or a fixed offset."""
     return isinstance(zone, ZoneInfo | timezone)
 
 
 def utc_micros(local: Micros, zone: tzinfo) -> tuple[Micros, Mask | None]:
-    """Microseconds since 1970 in UTC from those of local times of the years 1 to 9999.
+    """Converts local microseconds since 1970 of the years 1 to 9999 to UTC.
 
-    The result may lie outside these years. The mask has the times that the clocks show twice, of which the
-    result is the first; None: there are none.
+    The result may lie outside these years. The mask has the times that the clocks show twice, for which the
+    result is the first; None if it would be empty.
     """
     if not len(local) or zone is timezone.utc:
         return local, None
@@ -465,7 +467,7 @@ def _less(local: Micros, offset: Micros | np.int64) -> Micros:
 
 
 def _years(local: Micros) -> tuple[int, ...]:
-    """The years in which a local time lies, ascending, and where these are few also those between."""
+    """Returns the years of the local times, ascending; a short range includes the years in between."""
     first, last = _year(local.min()), _year(local.max())
     if last - first < _FEW_YEARS:
         return tuple(range(first, last + 1))
@@ -474,15 +476,15 @@ def _years(local: Micros) -> tuple[int, ...]:
 
 
 def sets_clocks_back(zone: tzinfo, year: int) -> bool:
-    """Whether the clocks of a zone show some time of this year or the next twice."""
+    """Returns True if the zone's clocks show some time of this year or the next twice."""
     return has_known_offsets(zone) and bool(_periods((year, year + 1), zone)[2].any())
 
 
 @lru_cache(maxsize=256)
 def _periods(years: tuple[int, ...], zone: tzinfo) -> tuple[Micros, Micros, Mask]:
-    """Where periods begin in these years, their offsets, in microseconds, and which the clocks show twice.
+    """Returns the starts of periods in these years, their offsets, and a mask of repeated times.
 
-    Of what is shown twice the offset is the first.
+    Starts and offsets are in microseconds. For times that the clocks show twice, the offset is the first.
     """
     first, second = (
         np.array([period for year in years for period in _year_periods(zone, year, fold)], np.int64).T
@@ -500,7 +502,7 @@ def _year(micros: Any) -> int:
 
 @lru_cache(maxsize=4096)
 def _year_periods(zone: tzinfo, year: int, fold: int) -> tuple[tuple[int, int], ...]:
-    """Where an offset begins to hold, in local microseconds since 1970, and the offset, for one year."""
+    """Returns, for one year, where each offset begins, in local microseconds since 1970, and the offset."""
 
     def offset(moment: datetime) -> int:
         return (zone.utcoffset(moment.replace(fold=fold)) or timedelta()) // _MICROSECOND
@@ -518,7 +520,7 @@ def _year_periods(zone: tzinfo, year: int, fold: int) -> tuple[tuple[int, int], 
 
 
 def _change(before: datetime, after: datetime, held: int, offset: Offset) -> datetime:
-    """The first whole second after ``before`` with another offset."""
+    """Returns the first whole second after ``before`` with another offset."""
     while after - before > _SECOND:
         middle = before + (after - before) // _SECOND // 2 * _SECOND
         if offset(middle) == held:

@@ -1,19 +1,19 @@
 """MySQL's SQL text: tokens, a cursor over them, types, and defaults of columns.
 
-Tokens: just enough to read the DDL that TiCDC forwards or that a person writes. This is the output of
-TiDB's restorer (tiflow c7b2588: back-quoted names, ``_UTF8MB4'..'`` defaults, ``/*T![feature] .. */``) and
-hand-written MySQL. Executable comments are read as if they were bare text; all others are dropped. The
-restorer does not escape backslashes and MySQL's own parser does, so the caller says which it is. A
-``DELIMITER`` line, by which the clients of MySQL and MariaDB are told what ends a statement, is followed.
+The tokens are sufficient for DDL that TiCDC forwards or that a user writes. These are the output of TiDB's
+restorer (tiflow c7b2588: back-quoted names, ``_UTF8MB4'..'`` defaults, ``/*T![feature] .. */``) and
+hand-written MySQL. Executable comments are read like bare text; other comments are dropped. The restorer does
+not escape backslashes but MySQL's own parser does, so the caller chooses. A ``DELIMITER`` line, which sets
+the statement terminator in the clients of MySQL and MariaDB, is obeyed.
 
-Types: ``decimal(10,2) unsigned``, ``enum('a','b')``. The text is what ``SHOW CREATE TABLE`` and
-canal-json's content-compatible ``mysqlType`` hold (TiCDC, tiflow c7b2588: lower case, members quoted with
-``'`` doubled inside, a backslash is itself). ``shown_type`` makes it from the words of a DDL statement as
-TiDB does.
+Types look like ``decimal(10,2) unsigned`` or ``enum('a','b')``. The text is that of ``SHOW CREATE TABLE`` and
+of canal-json's content-compatible ``mysqlType`` (TiCDC, tiflow c7b2588: lower case, members quoted with ``'``
+doubled inside, a backslash is literal). ``shown_type`` builds it from the words of a DDL statement as TiDB
+does.
 
-Defaults, as TiDB holds them: BINARY and BIT defaults are bytes in TiDB; here they are text of U+0000 to
-U+00FF, one character per byte. ``CURRENT_TIMESTAMP`` stands for every spelling of the current time. An
-expression that only the database can compute has no text.
+Defaults have the form that TiDB stores: BINARY and BIT defaults are bytes in TiDB; here they are text of
+U+0000 to U+00FF, one character per byte. ``CURRENT_TIMESTAMP`` represents every spelling of the current time.
+An expression that only the database can compute has no text.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ TokenKind = Literal["word", "quoted", "string", "number", "bits", "hex", "sign",
 
 
 class Token(NamedTuple):
-    """One token. ``text`` is unquoted; ``bits`` and ``hex`` keep their digits alone.
+    """One token. ``text`` is unquoted; ``bits`` and ``hex`` keep only their digits.
 
-    ``end`` ends a statement: a semicolon, or what a ``DELIMITER`` line names in its place. Under such a line
-    a semicolon is a sign.
+    ``end`` ends a statement: a semicolon, or the delimiter of a ``DELIMITER`` line. After such a line a
+    semicolon is a sign.
     """
 
     kind: TokenKind
     text: str
 
     def says(self, *words: str) -> bool:
-        """Whether this is one of these bare words or signs (words upper case)."""
+        """Returns True if this is one of these bare words (in upper case) or signs."""
         return self.kind in ("word", "sign") and self.text.isascii() and self.text.upper() in words
 
 
-# TiDB's, MySQL's with the least version of the server, and MariaDB's.
+# Comments of TiDB, of MySQL with the server's minimum version, and of MariaDB.
 _EXECUTABLE = re.compile(r"/\*(?:T!(?:\[[^\]]*\])?|M?!(\d{0,6}))(.*?)\*/", re.S)
-# No server is of this version: what mariadb-dump marks so is executed nowhere.
+# No server has this version: comments that mariadb-dump marks with it are never executed.
 _NO_VERSION: Final = 900_000
-# As the clients read it: at the beginning of a statement, to the end of the line.
+# As clients read it: from the beginning of a statement to the end of the line.
 _DELIMITER = re.compile(r"delimiter[ \t]+(\S+)[^\n]*", re.I)
 _SEMICOLON: Final = ";"
 _SKIPPED = re.compile(r"\s+|/\*.*?\*/|--(?=\s|$)[^\n]*|#[^\n]*", re.S)
@@ -75,32 +75,32 @@ _STRING = {
     for quote in ("'", '"')
     for escapes in (True, False)
 }
-# MySQL's escapes; before any other character the backslash just goes away.
+# MySQL's escapes; a backslash before any other character is dropped.
 _ESCAPES = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a", "%": "\\%", "_": "\\_"}
 
 
 def tokens(sql: str, *, backslash_escapes: bool = True) -> list[Token]:
-    """The tokens of one or more statements.
+    """Returns the tokens of one or more statements.
 
     Raises:
-        ConfigError: text that starts no token, such as a quote or a comment never closed.
+        ConfigError: Some text does not begin a token, for example a quote or a comment that is not closed.
     """
     return list(each_token(sql, backslash_escapes=backslash_escapes))
 
 
 def each_token(sql: str, *, backslash_escapes: bool = True, delimiter: str = _SEMICOLON) -> Iterator[Token]:
-    """The tokens one by one: what stands behind the last that is asked for is not read.
+    """Yields the tokens one by one; text after the last requested token is not read.
 
-    ``delimiter`` ends a statement, until a ``DELIMITER`` line names another.
+    ``delimiter``: terminator of statements, until a ``DELIMITER`` line sets another.
 
     Raises:
-        ConfigError: text that starts no token.
+        ConfigError: Some text does not begin a token.
     """
     at, begins = 0, True
     while at < len(sql):
         if sql.startswith("/*", at) and sql.find("*/", at + 2) < 0:
-            # Looked for again at each of them, the end of a thousand comments takes a thousand times as long.
-            raise ConfigError(f"a comment is never closed in SQL at {sql[at : at + 30]!r}")
+            # Without this check, a search for the end of each of many comments would need quadratic time.
+            raise ConfigError(f"the SQL has a comment that is never closed, at {sql[at : at + 30]!r}")
         executable = _EXECUTABLE.match(sql, at) if sql.startswith("/*", at) else None
         if executable is not None:
             if int(executable.group(1) or 0) < _NO_VERSION:
@@ -136,7 +136,7 @@ def _next(sql: str, at: int, escapes: bool, delimiter: str) -> tuple[Token | Non
         # END$$
         found = _TOKEN.match(sql, at, at + found.group().index(delimiter))
     if found is None:
-        raise ConfigError(f"cannot read SQL at {sql[at : at + 30]!r}")
+        raise ConfigError(f"the SQL cannot be read at {sql[at : at + 30]!r}")
     kind, text = found.lastgroup, found.group()
     if kind == "introducer":
         return None, found.end()
@@ -151,7 +151,7 @@ def _string(sql: str, at: int, escapes: bool) -> tuple[Token, int]:
     quote = sql[at]
     found = _STRING[quote, escapes].match(sql, at)
     if found is None:
-        raise ConfigError(f"a quote is never closed in SQL at {sql[at : at + 30]!r}")
+        raise ConfigError(f"the SQL has a quote that is never closed, at {sql[at : at + 30]!r}")
     text = found.group()[1:-1]
     if not escapes:
         return Token("string", text.replace(quote * 2, quote)), found.end()
@@ -168,10 +168,10 @@ _MOST_DIGITS = 20
 
 
 def whole_number(token: Token) -> int:
-    """The number a token spells, as digits alone.
+    """Returns the number in a token of digits.
 
     Raises:
-        ConfigError: it is none, or longer than any that a column's definition has.
+        ConfigError: The token is not a number, or is longer than any number in a column definition.
     """
     if not (token.text.isascii() and token.text.isdigit()) or len(token.text) > _MOST_DIGITS:
         raise ConfigError(f"SQL: expected a whole number, not {token.text[:30]!r}")
@@ -184,8 +184,8 @@ _END = Token("sign", "")
 class SqlReader:
     """Reads tokens one by one.
 
-    ``skip``-named methods answer whether they took something; others that take raise a ConfigError where
-    something else stands.
+    Methods named ``skip`` return True if they consumed something; other consuming methods raise a ConfigError
+    if the expected token does not follow.
     """
 
     def __init__(self, tokens: Sequence[Token]) -> None:
@@ -194,16 +194,16 @@ class SqlReader:
 
     @property
     def done(self) -> bool:
-        """Whether all tokens are read."""
+        """True if all tokens are read."""
         return self._at >= len(self._tokens)
 
     def peek(self, ahead: int = 0) -> Token:
-        """The token to come, or one that says nothing at the end."""
+        """Returns an upcoming token, or an empty token at the end."""
         at = self._at + ahead
         return self._tokens[at] if at < len(self._tokens) else _END
 
     def take(self) -> Token:
-        """The next token."""
+        """Consumes and returns the next token."""
         token = self.peek()
         if token is _END:
             raise ConfigError("the SQL statement ends too early")
@@ -211,45 +211,45 @@ class SqlReader:
         return token
 
     def sees(self, *words: str) -> bool:
-        """Whether these words come next, in this order."""
+        """Returns True if these words come next, in this order."""
         return all(self.peek(n).says(word) for n, word in enumerate(words))
 
     def skip(self, *words: str) -> bool:
-        """Takes these words where they come next, in this order."""
+        """Skips these words if they come next, in this order."""
         if not self.sees(*words):
             return False
         self._at += len(words)
         return True
 
     def skip_any(self, *words: str) -> bool:
-        """Takes one of these words where it comes next."""
+        """Skips one of these words if it comes next."""
         if not self.peek().says(*words):
             return False
         self._at += 1
         return True
 
     def copy(self) -> SqlReader:
-        """Another reader of what is left."""
+        """Returns another reader of the remaining tokens."""
         return SqlReader(self._tokens[self._at :])
 
     def put_back(self, token: Token) -> None:
-        """Has a token stand next, before those that are left."""
+        """Inserts a token before the remaining tokens."""
         self._tokens, self._at = [token, *self._tokens[self._at :]], 0
 
     def need(self, *words: str) -> None:
-        """Takes these words."""
+        """Skips these words, which must come next."""
         if not self.skip(*words):
             raise ConfigError(f"SQL: expected {' '.join(words)} before {shown(self.peek().text)}")
 
     def name(self) -> str:
-        """An identifier: bare, back-quoted, or double-quoted as under ANSI_QUOTES."""
+        """Reads an identifier: bare, back-quoted, or double-quoted as under ANSI_QUOTES."""
         token = self.take()
         if token.kind not in ("word", "quoted", "string"):
             raise ConfigError(f"SQL: expected a name before {shown(token.text)}")
         return token.text
 
     def group(self) -> list[Token]:
-        """The tokens inside the parentheses that open here; both parentheses are taken."""
+        """Returns the tokens inside the next parentheses and consumes both parentheses."""
         self.need("(")
         inside: list[Token] = []
         depth = 1
@@ -261,17 +261,17 @@ class SqlReader:
             inside.append(token)
 
     def rest(self) -> list[Token]:
-        """All tokens that are left; they are taken."""
+        """Consumes and returns all remaining tokens."""
         rest = [*self._tokens[self._at :]]
         self._at = len(self._tokens)
         return rest
 
     def parts(self) -> list[SqlReader]:
-        """What is left, between its commas."""
+        """Splits the remaining tokens at commas."""
         return [SqlReader(part) for part in split_by_comma(self.rest()) if part]
 
     def skip_item(self) -> None:
-        """Takes one token, or a whole parenthesised group."""
+        """Skips one token, or a whole group in parentheses."""
         if self.sees("("):
             self.group()
         else:
@@ -279,7 +279,7 @@ class SqlReader:
 
 
 def split_by_comma(tokens: Sequence[Token]) -> list[list[Token]]:
-    """The parts between the commas outside parentheses."""
+    """Splits tokens at the commas outside parentheses."""
     parts: list[list[Token]] = [[]]
     depth = 0
     for token in tokens:
@@ -292,7 +292,8 @@ def split_by_comma(tokens: Sequence[Token]) -> list[list[Token]]:
 
 
 _SHAPE = re.compile(
-    # No two parts may take the same spaces: a type is text from outside, and a thousand spaces are possible.
+    # No two parts may match the same spaces: type texts are external input, and a thousand spaces are
+    # possible.
     r"\s*([a-z0-9_]+(?:\s+[a-z0-9_]+)*)(?:\s*\((.*)\)((?:\s*(?:unsigned|signed|zerofill))*))?\s*",
     re.I | re.S,
 )
@@ -302,21 +303,21 @@ _LENGTH_AND_SCALE = re.compile(r"\s*\d{1,9}\s*(?:,\s*\d{1,9}\s*)?", re.ASCII)
 _TEMPORAL = frozenset(
     {"time", "datetime", "timestamp", "local time", "local datetime", "zoned time", "instant"}
 )
-# Far above every database's own limits. Defaults are filled up to these sizes.
+# Far above every database's own limits. Defaults are padded up to these sizes.
 _MOST_ARGUMENT = {"decimal": 131_072, "binary": 65_535, "bit": 8_192, "time": 12}
 # FLOAT(p) is a 32-bit number up to 24 bits of precision.
 _FLOAT_BITS = 24
 
 
 def parse_sql_type(text: str) -> ColumnType:
-    """The type a MySQL type text spells, with its arguments.
+    """Parses the text of a MySQL type with its arguments.
 
     Raises:
-        ConfigError: the text names no type of the table.
+        ConfigError: The text is not a type of the table.
     """
     found = _SHAPE.fullmatch(text)
     if found is None:
-        raise ConfigError(f"{shown(text)} is no SQL type")
+        raise ConfigError(f"{shown(text)} is not an SQL type")
     words, attributes = found[1].lower().split(), (found[3] or "").lower().split()
     name = " ".join(word for word in words if word not in _ATTRIBUTES)
     row = row_named("tinyint" if name in ("bool", "boolean") else name)
@@ -330,13 +331,15 @@ def _with_arguments(row: TypeRow, arguments: str | None, text: str) -> ColumnTyp
         members = parse_members(arguments) if arguments is not None else None
         return ColumnType(row.name, members=members, sql=text)
     if arguments and _LENGTH_AND_SCALE.fullmatch(arguments) is None:
-        raise ConfigError(f"{shown(text)} is no SQL type: its arguments are no numbers")
+        raise ConfigError(f"{shown(text)} is not an SQL type: its arguments are not numbers")
     numbers = [int(part) for part in arguments.split(",")] if arguments else []
     first = numbers[0] if numbers else None
     if numbers and max(numbers) > _MOST_ARGUMENT.get(
         "time" if row.name in _TEMPORAL else row.name, max(numbers)
     ):
-        raise ConfigError(f"{shown(text)} is no SQL type: {max(numbers)} is more than any database takes")
+        raise ConfigError(
+            f"{shown(text)} is not an SQL type: {max(numbers)} is above the limit of every database"
+        )
     if row.name == "decimal":
         scale = numbers[1] if len(numbers) > 1 else (0 if numbers else None)
         return ColumnType(row.name, precision=first, scale=scale, sql=text)
@@ -348,17 +351,17 @@ def _with_arguments(row: TypeRow, arguments: str | None, text: str) -> ColumnTyp
 
 
 def parse_members(arguments: str) -> tuple[str, ...]:
-    """The members of an ENUM or SET argument list, unquoted."""
+    """Returns the unquoted members in the arguments of an ENUM or SET."""
     return tuple(member.replace("''", "'") for member in _MEMBER.findall(arguments))
 
 
 def shown_type(
     word: str, arguments: Sequence[Token], attributes: Sequence[str], *, charset: str | None
 ) -> str:
-    """The full type text TiDB shows for a type as DDL spells it.
+    """Returns the full type text that TiDB shows for a type in DDL.
 
     Raises:
-        ConfigError: an unknown type.
+        ConfigError: The type is unknown.
     """
     if word in ("bool", "boolean"):
         return "tinyint(1)"
@@ -373,7 +376,7 @@ def shown_type(
     return text + (" unsigned" if unsigned else "") + (" zerofill" if "zerofill" in attributes else "")
 
 
-# CHARACTER SET binary makes bytes of text.
+# CHARACTER SET binary turns text into bytes.
 _BINARY = {
     "char": "binary",
     "varchar": "varbinary",
@@ -385,7 +388,7 @@ _BINARY = {
 
 
 def as_bytes(column_type: ColumnType) -> ColumnType:
-    """The type that CONVERT TO CHARACTER SET binary makes of a text type; any other is as it was."""
+    """Returns the type after CONVERT TO CHARACTER SET binary; types other than text do not change."""
     name = _BINARY.get(column_type.name)
     if name is None or column_type.sql is None:
         return column_type
@@ -430,18 +433,18 @@ def _shown_arguments(name: str, numbers: list[int], *, unsigned: bool) -> str:
 # The producer's word for every spelling of the current time.
 CURRENT_TIME: Final = "CURRENT_TIMESTAMP"
 _NOW = frozenset({"CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP", "CURRENT_DATE", "CURDATE"})
-# In front of a string: a literal of that type. {d '2020-01-01'} is four tokens.
+# A string after one of these words is a literal of that type. {d '2020-01-01'} is four tokens.
 _TIMES: Final = ("DATE", "TIME", "TIMESTAMP")
 _ODBC_TOKENS: Final = 4
 _WORDS = {"TRUE": "1", "FALSE": "0", "NULL": None}
 _MAX_SHORT_YEAR = 69
-# A DECIMAL has 65 digits, a DOUBLE's exponent three; these are bounds of memory, not of any database.
+# A DECIMAL has 65 digits, a DOUBLE's exponent three; these limits protect memory.
 _MOST_NUMBER = 1024
 _MOST_EXPONENT = 1024
 
 
 def default_text(expression: Sequence[Token], column_type: ColumnType) -> str | None:
-    """The default a DDL expression gives a column; None for NULL and for what only the database computes."""
+    """Returns the default in a DDL expression; None for NULL and for values that the database computes."""
     tokens = list(expression)
     inside = 0
     while len(tokens) > 2 * inside + 2 and tokens[inside].says("(") and tokens[-1 - inside].says(")"):
@@ -463,10 +466,10 @@ def default_text(expression: Sequence[Token], column_type: ColumnType) -> str | 
 
 
 def _constant(expression: list[Token]) -> list[Token]:
-    """The expression, where a literal of several tokens is its text alone.
+    """Returns the expression, with a literal of several tokens reduced to its text.
 
-    These are ``DATE'2020-01-01'``, the same as ODBC writes it (``{d '2020-01-01'}``), and strings side by
-    side, which are one string.
+    Such literals are ``DATE'2020-01-01'``, the same in ODBC's form (``{d '2020-01-01'}``), and adjacent
+    strings, which form one string.
     """
     if len(expression) == _ODBC_TOKENS and expression[0].says("{") and expression[-1].says("}"):
         kind, literal = expression[1:-1]
@@ -478,7 +481,7 @@ def _constant(expression: list[Token]) -> list[Token]:
 
 
 def _is_precision(tokens: Sequence[Token]) -> bool:
-    """Whether what stands behind a function's name is nothing, or parentheses with at most a number."""
+    """Returns True if a function's name is followed by nothing, or by parentheses with at most a number."""
     if not tokens:
         return True
     opens, *inside = tokens
@@ -517,7 +520,7 @@ def _from_bytes(raw: bytes, reader: str) -> str:
         return raw.decode("latin-1")
     if reader in NUMBER_READERS:
         if len(raw) > _MOST_NUMBER:
-            raise ConfigError(f"SQL: a number of {len(raw)} bytes is no default of a column")
+            raise ConfigError(f"SQL: a number of {len(raw)} bytes cannot be the default of a column")
         return str(int.from_bytes(raw, "big"))
     return raw.decode("utf-8", "replace")
 
@@ -529,9 +532,9 @@ def _plain_number(text: str, reader: str) -> str:
         number = Decimal(text)
     except ArithmeticError:
         number = None
-    # Written out, 1e999999999 would take a gigabyte.
+    # Written out, 1e999999999 would need a gigabyte.
     if number is None or abs(number.adjusted()) > _MOST_EXPONENT:
-        raise ConfigError(f"SQL: {text[:30]!r} is no default that a column can hold")
+        raise ConfigError(f"SQL: {text[:30]!r} cannot be the default of a column")
     return format(number, "f")
 
 
@@ -568,7 +571,7 @@ def _labels(literal: Token, column_type: ColumnType) -> str:
 
 
 def _member(members: Sequence[str], text: str) -> str | None:
-    """The member that a default names: in its own letters, or else without their case."""
+    """Returns the member that a default names, in exact case or else ignoring case."""
     if text in members:
         return text
     return next((member for member in members if member.lower() == text.lower()), None)
@@ -604,7 +607,7 @@ _ZERO = {
 
 
 def zero_text(column_type: ColumnType) -> str:
-    """What TiDB gives old rows of a column added NOT NULL without a default."""
+    """Returns TiDB's value in old rows of a column added as NOT NULL without a default."""
     reader = row_of(column_type).reader
     if reader == "binary":
         return _padded("", column_type)
@@ -616,9 +619,9 @@ def zero_text(column_type: ColumnType) -> str:
 
 
 def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None:
-    """A default's text of one type as the text of another, as TiDB turns the stored values.
+    """Converts a default's text from one type to another, as TiDB converts the stored values.
 
-    A column that was added as BIT and is INT now keeps the default it was added with.
+    A column that was added as BIT and is now INT keeps its original default.
     """
     old, new = row_of(was).reader, row_of(now).reader
     fewer_digits = old == new == "decimal" and (now.scale or 0) < (was.scale or 0)
@@ -651,7 +654,7 @@ def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None
 
 
 _FRACTIONS: Final = frozenset({"decimal", "float32", "float64"})
-# The most that a DECIMAL has is 65.
+# A DECIMAL has at most 65 digits.
 _DIGITS: Final = Context(prec=100)
 _DAYS: Final = frozenset({"date", "datetime", "timestamp"})
 

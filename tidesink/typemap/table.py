@@ -1,17 +1,17 @@
-"""THE table of types, the only place in tidesink where a type is spelt, and a type on each side by look-up.
+"""The table of types: the only definition of type names in tidesink, with look-ups for each side.
 
-Sources: TiCDC classic (tiflow c7b2588) and TiCDC new architecture (ticdc b813e76), checked against
-bytes from their encoders. The Avro side is identified by ``connect.parameters.tidb_type`` first and
-by the Avro type second; canal-json by the ``mysqlType`` word.
+Sources: TiCDC classic (tiflow c7b2588) and TiCDC new architecture (ticdc b813e76), checked against bytes from
+their encoders. An Avro type is identified by ``connect.parameters.tidb_type`` first and by the Avro type
+second, a canal-json type by the ``mysqlType`` word.
 
-Debezium and Kafka Connect name types by semantic names. A Connect schema without a name is read by its type
-alone; one with a name is read as a row of the table (``SEMANTIC_TYPES``). A name of Debezium, Kafka Connect
-or Confluent that the table does not have is refused, any other is read by its type with a warning
-(``unknown_name``). ``captured`` names were seen in events of real connectors (MariaDB 10.11, PostgreSQL 15),
-``documented`` ones are from Debezium's documentation and source.
+Debezium and Kafka Connect mark types with semantic names. A Connect schema without a name is read only by its
+type; a schema with a name is read as a row of the table (``SEMANTIC_TYPES``). An unknown name of Debezium,
+Kafka Connect or Confluent is refused; any other name is read by its type with a warning (``unknown_name``).
+``captured`` names were seen in events of real connectors (MariaDB 10.11, PostgreSQL 15), ``documented`` names
+come from Debezium's documentation and source.
 
-``docs/types.md`` is generated from this table (``scripts/generate_docs.py``). Iceberg tables are made through
-Spark, so Iceberg's type names are those of Spark's types.
+``docs/types.md`` is generated from this table (``scripts/generate_docs.py``). Iceberg tables are created
+through Spark, so Iceberg's types follow from Spark's types.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ CalendarReader = Literal["date", "datetime", "timestamp", "local_date", "local_d
 NumberReader = Literal["integer", "unsigned64", "float32", "float64", "decimal"]
 Reader = Literal[CalendarReader, NumberReader, "text", "binary", "bit", "enum", "set", "time", "boolean"]
 CALENDAR_READERS: Final[frozenset[Reader]] = frozenset(get_args(CalendarReader))
-# Text whose shape is checked: dates and times.
+# Readers of text whose shape is checked: dates and times.
 SHAPED_READERS: Final[frozenset[Reader]] = CALENDAR_READERS | {"time"}
 NUMBER_READERS: Final[frozenset[Reader]] = frozenset(get_args(NumberReader))
 
-# The largest precision Spark, Delta, Iceberg and Arrow's decimal128 hold.
+# The largest precision of Spark, Delta, Iceberg and Arrow's decimal128.
 SPARK_MAX_PRECISION = 38
 
 
@@ -40,14 +40,14 @@ SPARK_MAX_PRECISION = 38
 class TypeRow:
     """One SQL type on every side of the wire.
 
-    ``avro`` is the Avro type in the default modes (decimals ``precise``, unsigned bigint ``long``),
-    ``avro_string_mode`` the one with the mode of this type set to ``string``. ``sql_type`` is
-    canal-json's ``java.sql.Types`` code, and ``sql_type_above`` the code for values above a limit.
-    ``spark`` is Spark's and Delta's type; ``{p}`` and ``{s}`` stand for precision and scale.
-    ``display_width`` is the width TiDB shows where the DDL gives none. ``parameter`` is what
-    ``connect.parameters`` holds besides ``tidb_type``. ``from_avro`` marks the row that an Avro field
-    of this ``tidb_type`` is read as, where several share it. ``postgres`` and ``mysql`` are those databases'
-    types for it, as their catalogs write them, where ``render_sql`` has another for the Spark type.
+    ``avro``: the Avro type in the default modes (decimals ``precise``, unsigned bigint ``long``).
+    ``avro_string_mode``: the Avro type if this type's mode is ``string``. ``sql_type``: canal-json's
+    ``java.sql.Types`` code. ``sql_type_above``: a limit, and the code for values above it. ``spark``: the
+    type in Spark and Delta; ``{p}`` and ``{s}`` are precision and scale. ``display_width``: the width that
+    TiDB shows if the DDL has none. ``parameter``: content of ``connect.parameters`` in addition to
+    ``tidb_type``. ``from_avro``: True for the row used for an Avro field of this ``tidb_type``, if several
+    rows share it. ``postgres`` and ``mysql``: the type in those databases, spelled as in their catalogs, if
+    it is not the type that ``render_sql`` has for the Spark type.
     """
 
     name: str
@@ -108,16 +108,18 @@ def _temporal(
 
 
 def _labelled(name: str, sql_type: int, reader: Reader) -> TypeRow:
-    lost = "canal-json has the number alone: labels need the table definition or its DDL"
+    lost = "canal-json has only the number: labels need the table definition or its DDL"
     row = TypeRow(name, name.upper(), "string", sql_type, reader, "str", "string", from_avro=True, lost=lost)
     return replace(row, parameter="allowed")
 
 
-_NO_WIDTH = "Avro calls TINYINT to INT all INT: the column arrives as int"
-_WRAPPED = "wire long above 2^63-1 is negative and is repaired on read"
-_LONG_DECIMAL = "more than 38 digits, or a precision the wire does not say, is kept exactly as text"
-_CALENDAR = "a date no calendar has follows zero-date"
-_ZONED = f"{_CALENDAR}; read in the configured time zone, and what comes twice there follows ambiguous-time"
+_NO_WIDTH = "In Avro all types from TINYINT to INT are INT: the column arrives as int"
+_WRAPPED = "values above 2^63-1 are negative on the wire and are corrected on read"
+_LONG_DECIMAL = "with more than 38 digits or an unknown precision: stored exactly, as text"
+_CALENDAR = "an invalid calendar date follows zero-date"
+_ZONED = (
+    f"{_CALENDAR}; read in the configured time zone, where a time that occurs twice follows ambiguous-time"
+)
 _CHAR = _words("character, nchar, national char, national character")
 _VARCHAR = _words(
     "character varying, char varying, nvarchar, nchar varying, nchar varchar, national varchar, "
@@ -125,7 +127,7 @@ _VARCHAR = _words(
 )
 _DECIMAL = _words("numeric, dec, fixed, number")
 _DOUBLE = _words("real, double precision, float8")
-# How the modes named ``string`` write it.
+# Types that are written as text in the modes named ``string``.
 _AS_TEXT: Final[dict[str, Any]] = {"avro_string_mode": "string", "from_avro": True}
 _BIGINT: Final[dict[str, Any]] = {"sql_type_above": (2**63 - 1, 3), "mysql": "bigint unsigned"}
 _BIT: Final[dict[str, Any]] = {"display_width": 1, "from_avro": True, "parameter": "length"}
@@ -176,14 +178,14 @@ TYPES: tuple[TypeRow, ...] = (
     _temporal("date", 91, "date", "date", _CALENDAR),
     _temporal("datetime", 93, "datetime", "timestamp_ntz", _CALENDAR),
     _temporal("timestamp", 93, "timestamp", "timestamp", _ZONED, "timestamp(6)"),
-    _temporal("time", 92, "time", "string", "±838:59:59 fits no time type: kept as text", "time(6)"),
+    _temporal("time", 92, "time", "string", "±838:59:59 fits no time type: stored as text", "time(6)"),
     TypeRow("year", "YEAR", "int", 12, "integer", "int", "int", **_YEAR),
     TypeRow("vector", "TiDBVECTORFloat32", "string", 12, "text", "str", "string", from_avro=True),
 )
 
 
 def _other(name: str, sql_type: int, lost: str = "", **extra: Any) -> TypeRow:
-    """A type of another database, kept as text unless ``extra`` says more."""
+    """Returns a type of another database; it is stored as text unless ``extra`` has more."""
     return replace(_text(name, sql_type), lost=lost, **extra)
 
 
@@ -206,14 +208,14 @@ _INSTANTS = ("timestamptz", "datetimeoffset")
 _WIDE = "infinity, BC and years above 9999 are text in Python and follow zero-date in Delta"
 _NANOS = "with 7 to 9 digits of a second: string in Delta"
 
-# What TiDB has not: types of other databases, as Debezium tells them (``SEMANTIC_TYPES``).
+# Types that TiDB does not have: types of other databases, as Debezium names them (``SEMANTIC_TYPES``).
 OTHER_TYPES: tuple[TypeRow, ...] = (
     _other("boolean", 16, tidb_type="INT", avro="int", reader="boolean", python="bool", spark="boolean"),
     _other("local date", 91, _WIDE, reader="local_date", spark="date"),
     _other("local datetime", 93, f"{_WIDE}; {_NANOS}", reader="local_datetime", spark="timestamp_ntz"),
     _other("instant", 2014, f"{_WIDE}; {_NANOS}", reader="instant", spark="timestamp", spellings=_INSTANTS),
-    _other("local time", 92, "kept as text: 24:00:00 and what is negative fit no time type"),
-    _other("zoned time", 2013, "kept as text with its offset", spellings=("timetz",)),
+    _other("local time", 92, "stored as text: 24:00:00 and negative times fit no time type"),
+    _other("zoned time", 2013, "stored as text with its offset", spellings=("timetz",)),
     _integer("microseconds", 64, "long", -5, "bigint", 20),
     _integer("nanoseconds", 64, "long", -5, "bigint", 20),
     _other("interval", 12, "ISO 8601 text: P1Y2M3DT4H5M6.789S"),
@@ -234,7 +236,7 @@ OTHER_TYPES: tuple[TypeRow, ...] = (
 
 @dataclass(frozen=True)
 class ExtensionField:
-    """A field of a flat-avro value record that is no column; ``option`` brings it there."""
+    """A field of a flat-avro value record that is not a column. ``option``: the option that adds it."""
 
     name: str
     avro: str
@@ -246,7 +248,7 @@ class ExtensionField:
 _EXTENSION = "enable-tidb-extension"
 _CHECKSUM = "integrity-check-level: correctness"
 
-# In the order in which they follow the columns. With avro-include-before-value the first comes alone.
+# In the order in which they follow the columns. With avro-include-before-value only the first is sent.
 EXTENSION_FIELDS: tuple[ExtensionField, ...] = (
     ExtensionField("_tidb_op", "string", "", _EXTENSION, "c insert, u update, d delete (with before-values)"),
     ExtensionField("_tidb_commit_ts", "long", 0, _EXTENSION, "commit TSO"),
@@ -281,30 +283,30 @@ _BY_AVRO = _index(_avro_keys())
 
 
 def row_of(column_type: ColumnType) -> TypeRow:
-    """The row of a column's type."""
+    """Returns the row of a column's type."""
     return row_named(column_type.name)
 
 
 def row_named(name: str) -> TypeRow:
-    """The row with this SQL name, lower case.
+    """Returns the row with this SQL name, in lower case.
 
     Raises:
-        ConfigError: no such type.
+        ConfigError: The type is unknown.
     """
     row = _BY_NAME.get(name)
     if row is None:
         known = ", ".join(found.name for found in (*TYPES, *OTHER_TYPES))
-        raise ConfigError(f"unknown SQL type {shown(name)}: tidesink knows {known}")
+        raise ConfigError(f"unknown SQL type {shown(name)}: the known types are {known}")
     return row
 
 
 def find_row(name: str) -> TypeRow | None:
-    """The row with this SQL name, or None."""
+    """Returns the row with this SQL name, or None."""
     return _BY_NAME.get(name)
 
 
 def row_of_avro(tidb_type: str, avro: str) -> TypeRow | None:
-    """The row of a ``tidb_type`` carried in an Avro primitive type; the widest where several share it."""
+    """Returns the row of a ``tidb_type`` in an Avro primitive type; the widest row if several share it."""
     return _BY_AVRO.get((tidb_type, avro))
 
 
@@ -318,9 +320,9 @@ Form = Literal["plain", TimeForm, TextForm, StructForm, "unscaled", "bits"]
 class SemanticType:
     """One semantic type.
 
-    ``name`` is the Connect schema's name, ``wire`` the Connect types it comes in, ``type`` the logical
-    type of ``typemap.table``, ``form`` how a value is written. ``fsp`` are the digits of a second the
-    form can hold. ``seen`` says what the row rests on.
+    ``name``: name of the Connect schema. ``wire``: its Connect types. ``type``: the logical type of
+    ``typemap.table``. ``form``: how a value is written. ``fsp``: fraction digits of a second in this form.
+    ``seen``: source of the row's facts.
     """
 
     name: str
@@ -348,7 +350,7 @@ def _documented(
 
 
 _INFINITE = (
-    "days, ms or us that stand for infinity are given back as infinity, as PostgreSQL's connector sends them"
+    "days, ms or us that represent infinity are returned as infinity, as sent by PostgreSQL's connector"
 )
 _VECTOR = "JSON text of numbers"
 _STRUCTURED = "time.precision.mode: structured; exact, also MySQL's zero dates and PostgreSQL's infinities"
@@ -430,7 +432,7 @@ SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
     _documented("io.debezium.mongodb.regex", _STRUCT, "struct", "structure", "of ExtractNewDocumentState"),
 )
 
-# What a Connect schema without a semantic name is read as.
+# The type under which a Connect schema without a semantic name is read.
 PLAIN_TYPES: Final[dict[str, str]] = {
     "int8": "tinyint",
     "int16": "smallint",
@@ -449,17 +451,18 @@ PLAIN_TYPES: Final[dict[str, str]] = {
 _BY_SEMANTIC_NAME: Final = {
     (semantic.name, wire): semantic for semantic in SEMANTIC_TYPES for wire in semantic.wire
 }
-# Debezium appends the precision, and in Avro the column's name in hex, so that equal names are equal schemas
-# (``StructuredTemporal``, main branch).
+# Debezium appends the precision, and in Avro the column's name in hex, so that schemas with equal names are
+# equal (``StructuredTemporal``, main branch).
 _STRUCTURED_NAME: Final = re.compile(
     rf"({re.escape(_TIME)}Structured[A-Za-z]+?)(?:Precision[0-9]{{1,2}})?(?:SourceColumn[0-9a-f]*)?", re.ASCII
 )
-# Whose names say how a value is to be read. ``io.debezium.data.Foo`` is never just its bare type.
+# Names of these owners define how a value is read. ``io.debezium.data.Foo`` is never read just by its bare
+# type.
 _OWNERS: Final = ("io.debezium.", "org.apache.kafka.connect.", "io.confluent.")
 
 
 def semantic_type(name: str | None, wire: str) -> SemanticType | None:
-    """The semantic type a schema names; None where it names none that is known in this Connect type."""
+    """Returns the semantic type of a schema; None if its name is unknown for this Connect type."""
     if name is None:
         return None
     structured = _STRUCTURED_NAME.fullmatch(name)
@@ -467,10 +470,11 @@ def semantic_type(name: str | None, wire: str) -> SemanticType | None:
 
 
 def unknown_name(name: str | None, wire: str) -> Literal["refused", "bare"] | None:
-    """What is done with values of a schema whose name is not known in this Connect type; None if it is.
+    """Returns how values of a schema with an unknown name are handled; None if the name is known.
 
-    ``refused``: the name is Debezium's, Kafka Connect's or Confluent's, so it says how to read the value.
-    ``bare``: it is anyone else's (a custom converter's or a transform's), and the value is read by its type.
+    ``refused``: the name is Debezium's, Kafka Connect's or Confluent's, so it defines how to read the value.
+    ``bare``: the name is someone else's (a custom converter's or a transform's), and the value is read by its
+    type.
     """
     if not name or semantic_type(name, wire) is not None:
         return None
@@ -480,18 +484,18 @@ def unknown_name(name: str | None, wire: str) -> Literal["refused", "bare"] | No
 DecimalMode = Literal["precise", "string"]
 UnsignedMode = Literal["long", "string"]
 ZeroDate = Literal["null", "error", "text"]
-# Which of both is meant by a local time that comes twice, where clocks are set back.
+# Chooses between the two readings of a local time that occurs twice, when clocks are set back.
 AmbiguousTime = Literal["first", "second", "error"]
 
 
 class TimePolicies(TypedDict):
-    """What is done about a column's zero dates, and its local times that come twice."""
+    """The policies for a column's zero dates, and for its local times that occur twice."""
 
     zero_date: ZeroDate
     ambiguous_time: AmbiguousTime
 
 
-# Of a key's columns: a null or a guess names no row.
+# For key columns: a null or a guess would identify no row.
 KEY_POLICIES: Final = TimePolicies(zero_date="error", ambiguous_time="error")
 
 # Spark's timestamps end at microseconds.
@@ -500,31 +504,31 @@ _SPARK_FSP = 6
 
 @dataclass(frozen=True)
 class SparkType:
-    """A Spark (and Delta) type as DDL text, and why it is not the nearest one, where it is not."""
+    """A Spark (and Delta) type as DDL text. ``reason``: why it is not the nearest type, if it is not."""
 
     ddl: str
     reason: str | None = None
 
 
 def spark_type(column_type: ColumnType, *, zero_date: ZeroDate = "null") -> SparkType:
-    """The Spark and Delta type that holds every value of a column exactly."""
+    """Returns the Spark and Delta type that holds every value of a column exactly."""
     row = row_of(column_type)
     if row.reader == "decimal":
         return _spark_decimal(column_type)
     if row.reader == "bit" and column_type.length is None:
-        return SparkType("decimal(20,0)", "the topic carries no length for this bit column")
+        return SparkType("decimal(20,0)", "the topic reports no length for this bit column")
     if row.reader == "bit" and (column_type.length or 0) > 63:
         return SparkType("decimal(20,0)")
     if row.reader in ("enum", "set") and column_type.members is None:
         return SparkType(
             row.spark,
-            f"nothing tells the members of this {row.name}: where the topic has their numbers, as canal-json "
-            "has, the numbers are kept as text; give a table definition to have the labels",
+            f"the members of this {row.name} are unknown: if the topic has their numbers, as canal-json "
+            "does, the numbers are stored as text; configure a table definition to get the labels",
         )
     if row.reader in CALENDAR_READERS and zero_date == "text":
-        return SparkType("string", "zero-date: text keeps dates no calendar has")
+        return SparkType("string", "zero-date: text stores invalid calendar dates")
     if row.reader in ("local_datetime", "instant") and (column_type.fsp or 0) > _SPARK_FSP:
-        return SparkType("string", "Spark's timestamps have no nanoseconds: kept exactly as text")
+        return SparkType("string", "Spark's timestamps have no nanoseconds: stored exactly, as text")
     return SparkType(row.spark)
 
 
@@ -533,13 +537,14 @@ def _spark_decimal(column_type: ColumnType) -> SparkType:
     if precision is None or scale is None:
         return SparkType(
             "string",
-            "the topic carries no precision for this decimal: kept exactly as text; "
-            "give a table definition to have a decimal",
+            "the topic reports no precision for this decimal: stored exactly, as text; "
+            "configure a table definition to get a decimal",
         )
     if precision > SPARK_MAX_PRECISION:
         return SparkType(
             "string",
-            f"decimal({precision},{scale}) has more than {SPARK_MAX_PRECISION} digits: kept exactly as text",
+            f"decimal({precision},{scale}) has more than {SPARK_MAX_PRECISION} digits: "
+            "stored exactly, as text",
         )
     return SparkType(f"decimal({precision},{scale})")
 
@@ -547,7 +552,7 @@ def _spark_decimal(column_type: ColumnType) -> SparkType:
 def avro_type(
     column_type: ColumnType, *, decimal_mode: DecimalMode = "precise", unsigned_mode: UnsignedMode = "long"
 ) -> dict[str, object]:
-    """The Avro type object TiCDC writes for a column, ``connect.parameters`` included.
+    """Returns the Avro type object that TiCDC writes for a column, including ``connect.parameters``.
 
     Key order is the producer's (tiflow c7b2588: type, connect.parameters, logicalType, precision, scale).
     """
@@ -573,12 +578,12 @@ def avro_type(
 
 
 def escape_allowed(members: tuple[str, ...]) -> str:
-    """ENUM or SET members as ``connect.parameters.allowed`` holds them: ``,`` as ``\\,``, joined by ``,``."""
+    """Renders ENUM or SET members for ``connect.parameters.allowed``: ``,`` as ``\\,``, joined by ``,``."""
     return ",".join(member.replace(",", "\\,").replace("\\'", "'").replace("''", "'") for member in members)
 
 
 def split_allowed(allowed: str) -> tuple[str, ...]:
-    """The members in ``allowed``. A member that ends in a backslash is ambiguous at the producer."""
+    """Splits ``allowed`` into members. The producer writes a member that ends in a backslash ambiguously."""
     members, current, index = [], "", 0
     while index < len(allowed):
         if allowed.startswith("\\,", index):
@@ -594,7 +599,7 @@ def split_allowed(allowed: str) -> tuple[str, ...]:
 
 
 def type_words(column_type: ColumnType) -> str:
-    """A type as its DDL says it, or by its name and what is known of its digits, length and members."""
+    """Returns a type as in its DDL, or its name with the known digits, length and members."""
     if column_type.sql:
         return column_type.sql
     if column_type.members is not None:
@@ -605,11 +610,11 @@ def type_words(column_type: ColumnType) -> str:
 
 
 def mysql_type_word(column_type: ColumnType) -> str:
-    """canal-json's short ``mysqlType``: the name without precision, length or fsp."""
+    """Returns canal-json's short ``mysqlType``: the name without precision, length or fsp."""
     row = row_of(column_type)
     spelt = (column_type.sql or row.name).lower()
     if find_row(spelt.partition("(")[0].strip()) is None and row.reader == "text" and "(" not in spelt:
-        return spelt  # a type this version does not know, kept as the producer spelt it
+        return spelt  # an unknown type keeps the producer's spelling
     word = row.name
     attributes = spelt.rpartition(")")[2].split()
     for attribute in ("unsigned", "zerofill"):
@@ -619,7 +624,7 @@ def mysql_type_word(column_type: ColumnType) -> str:
 
 
 def mysql_type_text(column_type: ColumnType) -> str | None:
-    """canal-json's content-compatible ``mysqlType``, the full text; None where too little is known."""
+    """Returns canal-json's content-compatible ``mysqlType``, the full text; None if too little is known."""
     row = row_of(column_type)
     sql = column_type.sql
     if sql is not None and ("(" in sql or _needs_no_arguments(row)):
@@ -646,22 +651,23 @@ def _needs_no_arguments(row: TypeRow) -> bool:
 
 
 def render_members(members: Sequence[str]) -> str:
-    """The argument list of an ENUM or SET."""
+    """Renders the argument list of an ENUM or SET."""
     return ",".join("'" + member.replace("'", "''") + "'" for member in members)
 
 
 def sql_type_code(column_type: ColumnType, value: object) -> int:
-    """canal-json's ``sqlType`` for a value: unsigned integers are promoted above their signed range."""
+    """Returns canal-json's ``sqlType`` of a value; unsigned integers above the signed range are promoted."""
     row = row_of(column_type)
     if row.sql_type_above and isinstance(value, int) and value > row.sql_type_above[0]:
         return row.sql_type_above[1]
     return row.sql_type
 
 
-# Spark type -> Iceberg's; the others have Spark's word. A contract test holds it to Iceberg's own library.
+# Spark type -> Iceberg's; the others have the same name. A contract test compares it with Iceberg's own
+# library.
 _ICEBERG: Final = {"bigint": "long", "timestamp_ntz": "timestamp", "timestamp": "timestamptz"}
 
 
 def iceberg_type(spark: str) -> str:
-    """The Iceberg type of a Spark DDL type."""
+    """Returns the Iceberg type of a Spark DDL type."""
     return _ICEBERG.get(spark, spark)

@@ -3,7 +3,7 @@
 A schema grows only in ways that lose no data: columns are added, integers and decimals become wider. Any
 other difference between two writers of one table is a conflict and is refused by name. Column names are
 compared as MySQL compares them, without case, unless a table has two names that differ only in case (see
-``events.folding``). For a Postgres source, names in the config must have the source's spelling
+``events.folding``). If the source is Postgres, names in the config must have the source's spelling
 (``TableShape.exact_names``), because the second column may be added later, and a setting must not change its
 meaning then.
 
@@ -638,7 +638,7 @@ NO_FLAT_AVRO: Final = (
     "readers treat a field whose name begins with _tidb_ as TiCDC's own field, not as a column. Write "
     "canal-json, debezium-json or debezium-avro, or list columns that identify the rows under keys"
 )
-# For a table that is known only from its rows.
+# Used if a table is known only from its rows.
 UNREPORTED_KEY: Final = (
     "rows are identified by TiDB's row keys, because no pkNames and no DDL in the topic name a key. If the "
     "table has a unique key of NOT NULL columns, list them under tables: keys, because the changefeed "

@@ -1,17 +1,17 @@
-"""Values, one at a time: read from the wire, written to it, made a target's, shown as JSON.
+"""Conversion of single values: from the wire, to the wire, to a target, and to JSON.
 
-``text_reader`` and ``wire_unsigned`` give the value that TiDB held, in the form that ``tidesink.events``
-defines. ``target_reader`` goes on to what a target table stores (dates, timestamps in UTC); the policies for
-zero dates and for local times that come twice apply there. Decimals never pass through a float. Dates and
-times keep the text of MySQL and of other databases; those that a calendar has become Python values.
+``text_reader`` and ``wire_unsigned`` return the value that TiDB stored, in the form that ``tidesink.events``
+defines. ``target_reader`` returns the form that a target table stores (dates, timestamps in UTC); it applies
+the policies for zero dates and for local times that occur twice. Decimals never pass through a float. Dates
+and times keep the text of MySQL and of other databases; valid calendar dates become Python values.
 
-``text_writer`` is the inverse of ``text_reader``. TiCDC (tiflow c7b2588): decimals padded to their scale,
-floats with the fewest digits that identify them and never an exponent, ENUM as its index, SET and BIT as
-numbers, bytes as U+0000 to U+00FF.
+``text_writer`` is the inverse of ``text_reader``. Its format is TiCDC's (tiflow c7b2588): decimals padded to
+their scale, floats with the fewest digits that identify them and never an exponent, ENUM as its index, SET
+and BIT as numbers, bytes as U+0000 to U+00FF.
 
-JSON is the form of ``tidesink decode -o json``, used wherever rows are shown or sent as JSON. Integers are
-exact (unsigned 64-bit too); FLOAT is the shortest number that identifies its 32 bits; values that are no
-JSON number (Postgres) are the text NaN, Infinity or -Infinity; DECIMAL is text at its scale; binary is
+JSON is the form of ``tidesink decode -o json``, used for all rows that are shown or sent as JSON. Integers
+are exact (unsigned 64-bit too); FLOAT is the shortest number that identifies its 32 bits; values that JSON
+has no number for (Postgres) are the text NaN, Infinity or -Infinity; DECIMAL is text at its scale; binary is
 ``{"base64": …}``; dates, times, JSON and VECTOR are the source's text.
 """
 
@@ -34,7 +34,7 @@ from tidesink.typemap.table import SHAPED_READERS, AmbiguousTime, Reader, ZeroDa
 
 DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
 # Other databases' calendars have more: years of any length, years before 1, infinity, picoseconds. MySQL's
-# zero dates are among them where Debezium sends a date's parts (``time.precision.mode: structured``).
+# zero dates are included if Debezium sends a date's parts (``time.precision.mode: structured``).
 _WIDE_DAY = r"[0-9]{4,9}-(?:0[0-9]|1[0-2])-(?:0[0-9]|[12][0-9]|3[01])"
 _WIDE_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,12})?"
 _WIDE_OFFSET = r"[+-][0-9]{2}:[0-9]{2}(?::[0-9]{2})?"
@@ -47,7 +47,7 @@ _BEFORE_CHRIST = " BC"
 
 
 def is_calendar_date(text: str) -> bool:
-    """Whether the date part of MySQL's text is a day of the calendar (year 1 to 9999)."""
+    """Returns True if the date part of MySQL's text is a valid calendar date (years 1 to 9999)."""
     found = DATE.match(text)
     if found is None or text.endswith(_BEFORE_CHRIST):
         return False
@@ -56,32 +56,32 @@ def is_calendar_date(text: str) -> bool:
 
 
 def to_date(text: str) -> date:
-    """The day of a text that ``is_calendar_date``."""
+    """Returns the date of a text that passes ``is_calendar_date``."""
     return date.fromisoformat(text)
 
 
 def to_datetime(text: str) -> datetime:
-    """The date and time, without a zone, of a text that ``is_calendar_date``."""
+    """Returns the date and time, without a zone, of a text that passes ``is_calendar_date``."""
     whole, _, fraction = text.partition(".")
     return datetime.fromisoformat(whole).replace(microsecond=int(fraction.ljust(6, "0")) if fraction else 0)
 
 
 def to_instant(text: str) -> datetime:
-    """The instant, in UTC, of a text with an offset that ``is_calendar_date``.
+    """Returns the instant, in UTC, of a text with an offset that passes ``is_calendar_date``.
 
     Raises:
-        ValueOutOfRangeError: in UTC it is no date of the years 1 to 9999.
+        ValueOutOfRangeError: In UTC the date is not in the years 1 to 9999.
     """
     clock, offset = _OFFSET.split(text, maxsplit=1)
     try:
         zone = datetime.strptime(offset, "%z").tzinfo
         return to_datetime(clock).replace(tzinfo=zone).astimezone(timezone.utc)
     except (ValueError, OverflowError) as error:
-        raise ValueOutOfRangeError(f"{text!r} is no timestamp of the years 1 to 9999") from error
+        raise ValueOutOfRangeError(f"{text!r} is not a timestamp of the years 1 to 9999.") from error
 
 
 def in_microseconds(to_python: Callable[[str], datetime]) -> Callable[[str], datetime]:
-    """A reader of text that may have nanoseconds, if they are zero: Python and Spark have none."""
+    """Returns a reader of text whose nanoseconds must be zero, because Python and Spark cannot store them."""
 
     def read(text: str) -> datetime:
         beyond = _NANOSECONDS.search(text)
@@ -89,8 +89,8 @@ def in_microseconds(to_python: Callable[[str], datetime]) -> Callable[[str], dat
             return to_python(text)
         if beyond.group(1).strip("0"):
             raise ValueOutOfRangeError(
-                f"{text!r} has nanoseconds, which the target's timestamps have not: "
-                "define the column with 7 to 9 digits of a second to keep it as text"
+                f"{text!r} has nanoseconds, which the target's timestamps do not have. "
+                "Define the column with 7 to 9 fraction digits to store it as text."
             )
         return to_python(text[: beyond.start(1)] + text[beyond.end(1) :])
 
@@ -98,29 +98,29 @@ def in_microseconds(to_python: Callable[[str], datetime]) -> Callable[[str], dat
 
 
 _OFFSET = re.compile(rf"(?={_WIDE_OFFSET}\Z)", re.ASCII)
-# What stands behind a fraction's sixth digit.
+# The digits after a fraction's sixth digit.
 _NANOSECONDS = re.compile(r"\.[0-9]{6}([0-9]{1,6})", re.ASCII)
 
 
 TargetValue = Value | date | datetime
 Convert = Callable[[Value], Value]
 
-# MySQL's DECIMAL holds at most 65 digits, of these 30 behind the point.
+# MySQL's DECIMAL has at most 65 digits, 30 of them after the point.
 MYSQL_MAX_PRECISION: Final = 65
 MYSQL_MAX_SCALE: Final = 30
-# Python's default context would round at 28.
+# Python's default context rounds to 28 digits.
 DECIMAL_CONTEXT = Context(prec=100, Emax=999999, Emin=-999999)
 
-# A signed 64-bit number has 19 digits, an unsigned one 20, and BIT and SET no more.
+# A signed 64-bit number has 19 digits, an unsigned one, BIT and SET at most 20.
 _UNSIGNED = (0, 2**64 - 1)
 _INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 DECIMAL = re.compile(rf"-?[0-9]{{1,{MYSQL_MAX_PRECISION}}}(\.[0-9]{{1,{MYSQL_MAX_SCALE}}})?", re.ASCII)
-# DOUBLE is written without an exponent, in up to 309 digits before or some 340 after the point.
+# DOUBLE is written without an exponent, in up to 309 digits before the point or some 340 after it.
 _FLOAT = re.compile(r"-?[0-9]{1,400}(?:\.[0-9]{1,1100})?(?:[eE][+-]?[0-9]{1,4})?", re.ASCII)
 DATETIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2} (?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?", re.ASCII
 )
-# TIME goes to 838:59:59 and a fraction on both sides of zero; its hours have two or three digits.
+# TIME ranges to 838:59:59 and a fraction on both sides of zero; its hours have two or three digits.
 TIME = re.compile(
     r"-?(?:[0-9]{2}|[0-7][0-9]{2}|8[0-2][0-9]|83[0-8]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?", re.ASCII
 )
@@ -130,14 +130,15 @@ TextReader = Callable[[str], Value]
 
 
 def _refused(text: object, column_type: ColumnType) -> ValueOutOfRangeError:
-    return ValueOutOfRangeError(f"{shown(text)} is no {column_type.sql or column_type.name}")
+    return ValueOutOfRangeError(f"{shown(text)} is not a valid {column_type.sql or column_type.name}.")
 
 
 def _read_integer(column_type: ColumnType, bounds: tuple[int, int] | None = None) -> Callable[[str], int]:
     low, high = bounds or integer_bounds(column_type) or _UNSIGNED
 
     def read(text: str) -> int:
-        # isdigit alone would take other scripts' digits; int alone would take spaces and underscores.
+        # isdigit by itself would accept digits of other scripts; int by itself would accept spaces and
+        # underscores.
         if not (text.isdigit() and text.isascii()) and _INTEGER.fullmatch(text) is None:
             raise _refused(text, column_type)
         if len(text) > 20 or not low <= (value := int(text)) <= high:
@@ -148,10 +149,10 @@ def _read_integer(column_type: ColumnType, bounds: tuple[int, int] | None = None
 
 
 def integer_bounds(column_type: ColumnType) -> tuple[int, int] | None:
-    """The least and greatest value of an integer type, BIT among them; None for any other type.
+    """Returns the least and greatest value of an integer type, including BIT; None for any other type.
 
-    Text of ASCII digits alone within these bounds is what ``text_reader`` takes, so that a loop over
-    many columns can read it without a call.
+    ``text_reader`` accepts exactly the ASCII digits within these bounds, so that a loop over many columns can
+    read them without a call.
     """
     row = row_of(column_type)
     if row.reader == "bit":
@@ -187,7 +188,7 @@ def _read_decimal(column_type: ColumnType) -> Callable[[str], Decimal]:
     padded = padded_decimal(column_type)
 
     def read(text: str) -> Decimal:
-        # The producer pads to the scale: then the text is the value, digit for digit.
+        # The producer pads to the scale: such text is the value, digit for digit.
         if padded is not None and padded.fullmatch(text) is not None:
             return Decimal(text)
         if DECIMAL.fullmatch(text) is None:
@@ -198,7 +199,7 @@ def _read_decimal(column_type: ColumnType) -> Callable[[str], Decimal]:
 
 
 def padded_decimal(column_type: ColumnType) -> re.Pattern[str] | None:
-    """A decimal's text as TiCDC writes it, padded to the scale; None where that is not known."""
+    """Returns the pattern of a decimal as TiCDC writes it, padded to the scale; None if unknown."""
     precision, scale = column_type.precision, column_type.scale
     if precision is None or scale is None:
         return None
@@ -207,10 +208,10 @@ def padded_decimal(column_type: ColumnType) -> re.Pattern[str] | None:
 
 
 def fit_decimal(value: Decimal, column_type: ColumnType) -> Decimal:
-    """The value at the column's scale, unchanged; refused where it does not fit.
+    """Returns the value at the column's scale, unchanged.
 
     Raises:
-        ValueOutOfRangeError: more digits than the column's precision, or a fraction it cannot hold.
+        ValueOutOfRangeError: The value has more digits than the column's precision, or too long a fraction.
     """
     if column_type.scale is None or column_type.precision is None:
         return value
@@ -307,32 +308,32 @@ _TEXT_READERS: dict[Reader, Callable[[ColumnType], TextReader]] = {
 
 
 def text_reader(column_type: ColumnType) -> TextReader:
-    """A reader of canal-json's text for one column.
+    """Returns a reader of canal-json's text for one column.
 
-    The reader raises ValueOutOfRangeError for text that is no value of the type.
+    The reader raises ValueOutOfRangeError for text that is not a value of the type.
     """
     return _TEXT_READERS[row_of(column_type).reader](column_type)
 
 
 def keeps_text(column_type: ColumnType) -> bool:
-    """Whether any text is a value of the type, and is kept as it is."""
+    """Returns True if any text is a value of the type, and is stored unchanged."""
     return row_of(column_type).reader == "text"
 
 
 def wire_unsigned(value: int) -> int:
-    """An unsigned 64-bit value from the signed long on the wire (TiCDC mode ``long`` wraps above 2^63-1)."""
+    """Returns the unsigned 64-bit value of a signed long (TiCDC's mode ``long`` wraps above 2^63-1)."""
     return value & 0xFFFF_FFFF_FFFF_FFFF
 
 
-# Below it a 32-bit float has fewer than six sure digits, and fewer may name it.
+# A smaller 32-bit float has fewer than six exact digits, so fewer may identify it.
 _SMALLEST_NORMAL32 = 2.0**-126
 
 
 def shortest_float32(value: float) -> float:
-    """The double with the fewest digits that still names this 32-bit float.
+    """Returns the double with the fewest digits that identifies this 32-bit float.
 
     Raises:
-        OverflowError: no 32-bit float is near the value.
+        OverflowError: The value is outside the range of 32-bit floats.
     """
     packed = _FLOAT32.pack(value)
     (exact,) = _FLOAT32.unpack(packed)
@@ -344,9 +345,9 @@ def shortest_float32(value: float) -> float:
 
 
 class FoldedTime(str):
-    """A TIMESTAMP's text in the hour that comes twice, where it is known which of both times is meant.
+    """A TIMESTAMP's text in the hour that occurs twice, with the known choice between the two times.
 
-    ``fold`` is that of ``datetime``: 0 for the first, 1 for the second. It takes no part in comparisons.
+    ``fold``: 0 for the first time and 1 for the second, as in ``datetime``. Comparisons ignore it.
     """
 
     __slots__ = ("fold",)
@@ -359,7 +360,7 @@ class FoldedTime(str):
 
 
 def comes_twice(text: str, zone: tzinfo) -> bool:
-    """Whether the clocks of a zone show a time of the calendar twice, since they are set back."""
+    """Returns True if a zone's clocks show a calendar time twice, because they are set back."""
     if _keeps_offset(text[:10], zone):
         return False
     local = to_datetime(text)
@@ -377,7 +378,7 @@ def _offset(local: datetime, zone: tzinfo) -> timedelta:
 
 
 def is_ambiguous(value: Value, zone: tzinfo) -> bool:
-    """Whether a TIMESTAMP's text, a day of the calendar, comes twice and nothing says which time is meant."""
+    """Returns True if a TIMESTAMP's text, a valid date, occurs twice and it is unknown which is meant."""
     return type(value) is str and comes_twice(value, zone)
 
 
@@ -387,21 +388,21 @@ def _to_timestamp(text: str, zone: tzinfo, ambiguous_time: AmbiguousTime) -> dat
         known = text.fold if isinstance(text, FoldedTime) else None
         if known is None and ambiguous_time == "error":
             raise ValueOutOfRangeError(
-                f"{text!r} comes twice in {zone}, where clocks are set back, and nothing says which time is "
-                "meant: set ambiguous-time: first or second for this table (in a key it is always an error), "
-                "or have the changefeed write its times in UTC"
+                f"{text!r} occurs twice in {zone}, where clocks are set back, and it is unknown which time "
+                "is meant. Set ambiguous-time: first or second for this table (in a key it is always an "
+                "error), or have the changefeed write its times in UTC."
             )
         local = local.replace(fold=ambiguous_time == "second" if known is None else known)
     try:
         return local.replace(tzinfo=zone).astimezone(timezone.utc)
     except OverflowError as error:
-        raise ValueOutOfRangeError(f"{text!r} is no timestamp in {zone}") from error
+        raise ValueOutOfRangeError(f"{text!r} is not a valid timestamp in {zone}.") from error
 
 
 def _calendar_reader(
     to_python: Callable[[str], TargetValue], column_type: ColumnType, zero_date: ZeroDate
 ) -> Callable[[Value], TargetValue]:
-    # flat-avro carries these as any text: what is no date at all must not pass for a zero date.
+    # flat-avro carries these as any text: a text that is not a date must not count as a zero date.
     check = text_reader(column_type)
 
     def read(value: Value) -> TargetValue:
@@ -414,8 +415,8 @@ def _calendar_reader(
         if zero_date == "null":
             return None
         raise ValueOutOfRangeError(
-            f"{text!r} is no day of the calendar ({column_type.sql or column_type.name}): "
-            "set zero-date: null or text for this table"
+            f"{text!r} is not a valid calendar date ({column_type.sql or column_type.name}). "
+            "Set zero-date: null or text for this table."
         )
 
     return read
@@ -428,10 +429,10 @@ def target_reader(
     zero_date: ZeroDate,
     ambiguous_time: AmbiguousTime = "first",
 ) -> Callable[[Value], TargetValue]:
-    """A reader from a ChangeEvent's value to what a table target stores for the column's Spark type.
+    """Returns a reader from a ChangeEvent's value to the value that a target stores for the Spark type.
 
-    DATE gives ``date``, DATETIME a ``datetime`` without zone, TIMESTAMP one in UTC; a decimal that
-    Spark cannot hold and a number without labels give text; everything else passes.
+    It returns a ``date`` for DATE, a ``datetime`` without zone for DATETIME, and one in UTC for TIMESTAMP. A
+    decimal that Spark cannot hold and a number without labels become text; everything else is unchanged.
     """
     reader = row_of(column_type).reader
     ddl = spark_type(column_type, zero_date=zero_date).ddl
@@ -459,7 +460,7 @@ def _checked_text(check: TextReader, value: Value) -> TargetValue:
 
 
 def unchanged(value: Value) -> Value:
-    """The value itself."""
+    """Returns the value itself."""
     return value
 
 
@@ -475,21 +476,23 @@ TextWriter = Callable[[Value], str]
 
 
 def text_writer(column_type: ColumnType) -> TextWriter:
-    """A writer of one column's values, NULL excepted.
+    """Returns a writer of one column's values; it does not accept NULL.
 
-    The writer raises EncodeError for what is no value of the type. Decimals may be given as text.
+    The writer raises EncodeError for a value that is not of the type. Decimals may be passed as text.
     """
     return _WRITERS.get(row_of(column_type).reader, _write_text)(column_type)
 
 
 def _unwritable(value: object, column_type: ColumnType) -> EncodeError:
-    return EncodeError(f"{type(value).__name__} {shown(value)} is no {column_type.sql or column_type.name}")
+    return EncodeError(
+        f"{type(value).__name__} {shown(value)} is not a valid {column_type.sql or column_type.name}."
+    )
 
 
 def _typed(
     kind: type, to_text: Callable[[Any], str], column_type: ColumnType, *, checked: bool = False
 ) -> TextWriter:
-    """Writes values of one Python type; ``checked``: what the type's own reader refuses is none of it."""
+    """Returns a writer for one Python type. ``checked``: values that the type's reader refuses are errors."""
     read = text_reader(column_type) if checked else None
 
     def write(value: Value) -> str:
@@ -513,7 +516,7 @@ _write_boolean = partial(_typed, bool, lambda value: "1" if value else "0")
 
 
 def plain_float(value: float) -> str:
-    """A float's shortest digits without an exponent, and without a fraction where it has none."""
+    """Returns a float's shortest digits without an exponent, and without a fraction if it is whole."""
     text = repr(value)
     if "e" in text:
         text = format(Decimal(text), "f")
@@ -550,7 +553,7 @@ def _write_decimal(column_type: ColumnType) -> TextWriter:
 
 def _write_enum(column_type: ColumnType) -> TextWriter:
     members, number = column_type.members, _write_integer(column_type)
-    # An empty text that is no member is MySQL's error value, index 0; of equal members the first counts.
+    # An empty text that is not a member is MySQL's error value, index 0; the first of equal members counts.
     numbers = {"": "0"} | {m: str(n) for n, m in reversed(list(enumerate(members or (), 1)))}
 
     def write(value: Value) -> str:
@@ -566,8 +569,8 @@ def _write_enum(column_type: ColumnType) -> TextWriter:
 def _no_label(value: object, column_type: ColumnType) -> EncodeError:
     if column_type.members is None:
         return EncodeError(
-            f"{shown(value)}: canal-json carries numbers for {column_type.name} labels, "
-            "and only a table definition tells them: give one"
+            f"{shown(value)}: canal-json has numbers for {column_type.name} labels, "
+            "and only a table definition maps them. Configure the table's definition."
         )
     return _unwritable(value, column_type)
 
@@ -601,7 +604,7 @@ _WRITERS: dict[Reader, Callable[[ColumnType], TextWriter]] = {
 }
 
 
-# How a value is read -> what it is in JSON; the others are texts.
+# A value's reader -> its JSON type; all others are strings.
 _TYPES: Final[Mapping[Reader, str]] = {
     **dict.fromkeys(("integer", "unsigned64", "bit", "float32", "float64"), "number"),
     "boolean": "boolean",
@@ -610,7 +613,7 @@ _TYPES: Final[Mapping[Reader, str]] = {
 
 
 def json_type(column_type: ColumnType) -> str:
-    """What ``json_value`` makes of a type's values; of an ENUM or SET without members labels or numbers."""
+    """Returns the JSON type of a type's values; an ENUM or SET without members has labels or numbers."""
     row = row_of(column_type)
     if row.parameter == "allowed" and column_type.members is None:
         return "string or number"
@@ -618,7 +621,7 @@ def json_type(column_type: ColumnType) -> str:
 
 
 def json_value(value: Value, column_type: ColumnType | None = None) -> Any:
-    """A value as orjson and json write it; ``column_type`` tells a FLOAT from a DOUBLE."""
+    """Converts a value for orjson and json; ``column_type`` distinguishes a FLOAT from a DOUBLE."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, bytes):
@@ -626,6 +629,7 @@ def json_value(value: Value, column_type: ColumnType | None = None) -> Any:
     if isinstance(value, Decimal):
         return format(value, "f")
     if not math.isfinite(value):
-        # Postgres stores them. JSON has no such numbers; these are the texts that Kafka Connect writes.
+        # Postgres stores these values. JSON has no such numbers; these are the texts that Kafka Connect
+        # writes.
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return shortest_float32(value) if column_type is not None and column_type.name == "float" else value
