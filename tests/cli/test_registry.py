@@ -83,11 +83,11 @@ def test_register_list_show(server: Server, ddl: Any) -> None:
 
 
 def test_what_is_not_there_is_said(server: Server) -> None:
-    assert "no such subject" in reported("show", "none-value", *at(server), code=1)
+    assert "does not have this subject" in reported("show", "none-value", *at(server), code=1)
     assert "No subject matches 'x*'" in reported("list", "x*", *at(server), code=1)
     assert "give a number, or latest" in reported("show", "none-value", "first", *at(server), code=2)
     assert "An id is a number" in reported("show", "id:x", *at(server), code=2)
-    assert "no such schema id" in reported("show", "id:9", *at(server), code=1)
+    assert "does not have this schema id" in reported("show", "id:9", *at(server), code=1)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_subjects_that_are_none_of_avro_are_listed_with_the_reason(serve: Serve)
     url = serve(by_path=answers).url
     result = run("registry", "list", "--schema-registry", url)
     assert result.exit_code == 0
-    assert "warning: p-value: this is a schema of type PROTOBUF" in result.stderr
+    assert "warning: p-value: The schema has type PROTOBUF" in result.stderr
     exported = run("registry", "export", "--schema-registry", url)
     assert (exported.exit_code, exported.stdout) == (1, "")
     assert "warning: p-value" in exported.stderr

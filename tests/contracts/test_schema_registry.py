@@ -101,7 +101,7 @@ def test_the_places_of_a_schema_are_found_by_its_id(registry: SchemaRegistry, su
     registry.register(other, record(A, OPTIONAL, doc=subject))
     registry.register(other, text)
     assert registry.places(schema_id) == [(subject, 1), (other, 2)]
-    with pytest.raises(SchemaNotFoundError, match="no such schema id"):
+    with pytest.raises(SchemaNotFoundError, match="does not have this schema id"):
         registry.places(2_000_000_001)
 
 
@@ -122,15 +122,19 @@ def test_a_verdict_is_the_same_offline_and_live(registry: SchemaRegistry, subjec
 
 
 def test_what_is_not_there_is_not_found(registry: SchemaRegistry, subject: str) -> None:
-    with pytest.raises(SchemaNotFoundError, match=r"schema_id=2000000001: no such schema id"):
+    with pytest.raises(
+        SchemaNotFoundError, match=r"schema_id=2000000001: The registry does not have this schema id"
+    ):
         registry.schema_by_id(2_000_000_001)
     for ask in (registry.latest, registry.versions, lambda name: registry.schema_by_version(name, 1)):
-        with pytest.raises(SchemaNotFoundError, match=f"subject={subject}: no such subject"):
+        with pytest.raises(
+            SchemaNotFoundError, match=f"subject={subject}: The registry does not have this subject"
+        ):
             ask(subject)
     assert registry.lookup(subject, record(A)) is None
     assert subject not in registry.subjects()
     registry.register(subject, record(A, doc=subject))
-    with pytest.raises(SchemaNotFoundError, match=f"subject={subject}: no version 9 of this subject"):
+    with pytest.raises(SchemaNotFoundError, match=f"subject={subject}: The subject has no version 9"):
         registry.schema_by_version(subject, 9)
 
 
@@ -153,7 +157,7 @@ def test_an_incompatible_schema_is_refused_by_field(registry: SchemaRegistry, su
     assert error.context["subject"] == subject
     assert error.context["column"] == "qty"
     assert (
-        "the schema is refused under BACKWARD compatibility: field 'qty' changed from int to string; "
+        "The schema is refused under BACKWARD compatibility: field 'qty' changed from int to string; "
         "field 'c' was added without a default"
     ) in str(error)
     assert registry.versions(subject) == [1]

@@ -158,7 +158,7 @@ def test_what_two_schemas_refer_to_is_no_circle() -> None:
                 ("a", 1): _answer(_record("a"), ("b", "b", 2)),
                 ("b", 2): _answer(_record("b"), ("a", "a", 1)),
             },
-            r"circle, a \(subject a, version 1\) -> b \(subject b, version 2\) -> a \(",
+            r"cycle, a \(subject a, version 1\) -> b \(subject b, version 2\) -> a \(",
         ),
         ({8: {"schema": "{}", "references": [{"name": "x"}]}}, "name, subject and version"),
         ({8: {"schema": "{}", "references": {"x": 1}}}, "name, subject and version"),
@@ -179,7 +179,7 @@ def test_what_cannot_be_followed_is_named_and_makes_only_its_records_bad(
     schemas = WriterSchemas(registry, TOPIC, lag=RetryPolicy(0, passes=may_lag), clock=Clock())
     schemas.look_up({"value": (1, 8)})
     assert schemas.texts["value"].keys() == {1}
-    assert schemas.unknown[8].startswith("Schema id 8 cannot be used. this is a schema ")
+    assert schemas.unknown[8].startswith("Schema id 8 cannot be used. This schema ")
 
 
 def test_an_id_is_asked_for_with_the_subject_of_its_topic(start: Start) -> None:

@@ -57,7 +57,8 @@ def test_an_unknown_id_says_where_it_was_looked_for_and_is_not_asked_at_once_aga
         with pytest.raises(SchemaNotFoundError) as caught:
             registry.schema_by_id(77)
         assert str(caught.value) == (
-            f"url={server.url} schema_id=77: no such schema id: is this the registry the producer writes to?"
+            f"url={server.url} schema_id=77: The registry does not have this schema id. "
+            "Is it the registry that the producer uses?"
         )
     assert len(server.seen) == 1
 
@@ -68,10 +69,10 @@ def test_a_schema_of_another_kind_is_refused(serve: Serve, client: Client) -> No
         Reply(body={"schema": OLD, "references": [{"name": "x", "subject": "x", "version": 1}]}),
     )
     registry = client(server.url)
-    with pytest.raises(RegistryError, match="a schema of type PROTOBUF, and TiCDC writes plain Avro ones"):
+    with pytest.raises(RegistryError, match="has type PROTOBUF, but TiCDC writes plain Avro schemas"):
         registry.schema_by_id(1)
     # The answer refers to itself.
-    with pytest.raises(RegistryError, match=r"a schema with references to others .* they form a circle"):
+    with pytest.raises(RegistryError, match=r"schema has references to other .* they form a cycle"):
         registry.schema_by_id(1)
 
 
@@ -126,9 +127,9 @@ def test_confluents_refusal_names_the_field_and_quotes_the_registry(serve: Serve
     with pytest.raises(IncompatibleSchemaError) as caught:
         client(server.url).register("s-value", NEW)
     assert str(caught.value) == (
-        f"url={server.url} subject=s-value column=qty: the schema is refused under BACKWARD compatibility: "
-        f"field 'qty' changed from int to string; the registry says: {reason}; "
-        "change the table in a way that level allows, or lower the level of the subject"
+        f"url={server.url} subject=s-value column=qty: The schema is refused under BACKWARD compatibility: "
+        f"field 'qty' changed from int to string; the registry's message: {reason}. "
+        "Change the table in a way that the level allows, or lower the level of the subject."
     )
     assert caught.value.remedy == "stop"
 
@@ -168,7 +169,9 @@ def test_a_subject_without_a_level_has_the_registrys(serve: Serve, client: Clien
 
 def test_a_level_that_is_none_is_refused_before_anything_is_sent(serve: Serve, client: Client) -> None:
     server = serve(Reply())
-    with pytest.raises(ConfigError, match="'SIDEWAYS' is not a compatibility level: one of NONE, BACKWARD"):
+    with pytest.raises(
+        ConfigError, match="'SIDEWAYS' is not a compatibility level. Use one of NONE, BACKWARD"
+    ):
         client(server.url).set_compatibility_level("SIDEWAYS")  # type: ignore[arg-type]
     assert server.seen == []
 
@@ -176,8 +179,8 @@ def test_a_level_that_is_none_is_refused_before_anything_is_sent(serve: Serve, c
 @pytest.mark.parametrize(
     ("status", "hint"),
     [
-        (401, "it wants credentials, or other ones: check the registry's username and password or its token"),
-        (403, "these credentials may not do this: give their owner the right, or use others"),
+        (401, "credentials are missing or wrong. Check the registry's username and password or its token."),
+        (403, "the credentials do not have the right. Grant it to their owner, or use others."),
     ],
 )
 def test_a_refused_sign_in_is_final_and_shows_no_secret(
@@ -189,7 +192,7 @@ def test_a_refused_sign_in_is_final_and_shows_no_secret(
     url = server.url.replace("http://", "http://me:hush-hush@")
     with pytest.raises(RegistryError) as caught:
         client(url).subjects()
-    assert str(caught.value) == f"url={server.url}: the schema registry answers HTTP {status}: {hint}"
+    assert str(caught.value) == f"url={server.url}: The schema registry answers HTTP {status}: {hint}"
     assert caught.value.remedy == "fix"
     assert len(server.seen) == 1
     assert server.seen[0].headers["Authorization"] == f"Basic {token}"
@@ -211,7 +214,7 @@ def test_an_invalid_request_carries_the_registrys_words(serve: Serve, client: Cl
     with pytest.raises(RegistryError) as caught:
         client(server.url).register("s", "{}")
     assert str(caught.value) == (
-        f"url={server.url} subject=s: the schema registry refuses (HTTP 422, code 42201): "
+        f"url={server.url} subject=s: The schema registry refuses the request (HTTP 422, code 42201): "
         "Invalid schema: oops"
     )
     assert len(server.seen) == 1
@@ -237,7 +240,7 @@ def test_an_answer_that_is_no_registrys_asks_about_the_url(
 ) -> None:
     server = serve(reply)
     with pytest.raises(
-        RegistryError, match=rf"is this URL a schema registry\? It answers HTTP {reply.status}"
+        RegistryError, match=rf"Is this URL a schema registry\? It answers HTTP {reply.status}"
     ) as caught:
         client(server.url).schema_by_id(1)
     assert type(caught.value) is RegistryError
@@ -246,12 +249,12 @@ def test_an_answer_that_is_no_registrys_asks_about_the_url(
 
 
 def test_a_list_of_the_wrong_things_is_no_registrys_answer(serve: Serve, client: Client) -> None:
-    with pytest.raises(RegistryError, match="is this URL a schema registry"):
+    with pytest.raises(RegistryError, match="Is this URL a schema registry"):
         client(serve(Reply(200, [1, 2])).url).subjects()
 
 
 def test_no_url_at_all_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no URL of a schema registry is given"):
+    with pytest.raises(ConfigError, match="The schema registry needs a URL"):
         SchemaRegistryClient([])
 
 
@@ -281,7 +284,7 @@ def test_open_registry_by_url(serve: Serve) -> None:
     assert open_registry("memory://unit-open") is open_registry("memory://unit-open")
     assert open_registry("memory://unit-open") is not open_registry("memory://unit-other")
     assert isinstance(open_registry("memory://unit-open"), MemorySchemaRegistry)
-    with pytest.raises(ConfigError, match="a memory:// registry stands alone"):
+    with pytest.raises(ConfigError, match="A memory:// registry cannot be combined"):
         open_registry(["memory://unit-open", server.url])
-    with pytest.raises(ConfigError, match="carries credentials, and others are configured"):
+    with pytest.raises(ConfigError, match="contains credentials, and others are configured"):
         open_registry("http://u:p@127.0.0.1", auth=BasicAuth("u", "p"))

@@ -66,7 +66,7 @@ CASES = [
         "BACKWARD",
         record(A, field("b", "int")),
         record(field("a", "int", aliases=["b"])),
-        ["field 'a' means 'a' and 'b' of the old schema at once, by its aliases"],
+        ["field 'a' matches 'a' and 'b' of the old schema by its aliases"],
     ),
     ("BACKWARD", record(A), record(field("z", "long", aliases=["a", "gone"])), []),
     ("NONE", record(A), '"string"', []),

@@ -97,7 +97,7 @@ def test_a_refused_token_is_renewed_once(endpoint: TokenEndpoint, start: Start, 
 
 def test_a_registry_that_wants_others_is_final(endpoint: TokenEndpoint, start: Start, client: Client) -> None:
     server = start(admits=lambda _header: False)
-    with pytest.raises(RegistryError, match="it wants credentials, or other ones") as caught:
+    with pytest.raises(RegistryError, match="credentials are missing or wrong") as caught:
         client(server.url, auth=oauth(endpoint)).subjects()
     assert type(caught.value) is RegistryError
     assert len(endpoint.asked) == 2
@@ -146,7 +146,7 @@ def test_an_endpoint_that_is_down_is_named(client: Client) -> None:
 @pytest.mark.parametrize("body", [{}, {"access_token": ""}, {"access_token": "two\nlines"}, ["x"], b"<html>"])
 def test_an_answer_that_is_no_token_is_refused(endpoint: TokenEndpoint, body: object) -> None:
     endpoint.body = body
-    with pytest.raises(RegistryError, match="answers without an access_token: is this the token URL"):
+    with pytest.raises(RegistryError, match="answers without an access_token. Is this the token URL"):
         oauth(endpoint).header()
 
 
@@ -182,6 +182,6 @@ def test_the_endpoints_certificate_must_be_trusted(tmp_path: Path, serve: Serve)
     pem = self_signed(tmp_path)
     server = serve(Reply(body={"access_token": "token-1", "expires_in": 60}))
     url = served_over_tls(server, pem)
-    with pytest.raises(RegistryError, match=r"is not trusted: give its authority as oauth\.ca"):
+    with pytest.raises(RegistryError, match=r"is not trusted. Set its authority as oauth\.ca"):
         OAuthClient(url, "me", SECRET).header()
     assert OAuthClient(url, "me", SECRET, tls=TlsOptions(ca=pem)).header() == "Bearer token-1"

@@ -1,4 +1,4 @@
-"""Schemas by id and by subject: the registry client, its in-memory twin, and the names TiCDC uses."""
+"""Schemas by id and by subject: the registry client, an in-memory registry, and the names of TiCDC."""
 
 from tidesink.schema_registry.base import (
     CompatibilityLevel,

@@ -1,8 +1,8 @@
 """The contract of a schema registry as tidesink uses it, and its frozen values.
 
-Two implementations have one contract: :class:`~tidesink.schema_registry.client.SchemaRegistryClient` over
-HTTP and :class:`~tidesink.schema_registry.client.MemorySchemaRegistry` inside the process. Both may be
-shared by threads. Here is also how a worker's stop ends a request.
+There are two implementations: :class:`~tidesink.schema_registry.client.SchemaRegistryClient` over HTTP and
+:class:`~tidesink.schema_registry.client.MemorySchemaRegistry` inside the process. Threads may share both.
+This module also defines how a worker's stop ends a request.
 """
 
 from __future__ import annotations
@@ -22,66 +22,66 @@ class SchemaReader(Protocol):
     """Read access to a schema registry."""
 
     def schema_by_id(self, schema_id: int) -> str:
-        """The text of a schema; raises SchemaNotFoundError."""
+        """Returns the text of a schema; raises SchemaNotFoundError."""
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """The newest version of a subject; raises SchemaNotFoundError."""
+        """Returns the newest version of a subject; raises SchemaNotFoundError."""
 
     def lookup(self, subject: str, schema_text: str) -> RegisteredSchema | None:
-        """Where a subject holds this schema, or None."""
+        """Returns the subject's version with this schema, or None."""
 
     def versions(self, subject: str) -> list[int]:
-        """The versions of a subject, ascending; raises SchemaNotFoundError."""
+        """Returns the versions of a subject, ascending; raises SchemaNotFoundError."""
 
     def schema_by_version(self, subject: str, version: int) -> RegisteredSchema:
-        """One version of a subject; raises SchemaNotFoundError."""
+        """Returns one version of a subject; raises SchemaNotFoundError."""
 
     def subjects(self) -> list[str]:
-        """Every subject, sorted."""
+        """Returns all subjects, sorted."""
 
     def places(self, schema_id: int) -> list[tuple[str, int]]:
-        """The subjects and versions that hold a schema, sorted; raises SchemaNotFoundError."""
+        """Returns the subjects and versions with a schema, sorted; raises SchemaNotFoundError."""
 
 
 @runtime_checkable
 class ContextReader(Protocol):
-    """A registry whose ids are of a context, which the subject of a record tells."""
+    """A registry whose ids belong to a context, which the record's subject determines."""
 
     def schema_of_subject(self, schema_id: int, subject: str) -> str:
-        """The text of a schema, by an id that a record of a subject has; raises SchemaNotFoundError."""
+        """Returns the text of a schema by the id in a record of a subject; raises SchemaNotFoundError."""
 
 
 @runtime_checkable
 class SchemaWriter(Protocol):
-    """What an encoder needs, and whoever sets the rules."""
+    """Write access for encoders, and the settings of compatibility."""
 
     def register(self, subject: str, schema_text: str) -> int:
-        """The id of a schema under a subject, new or not; raises IncompatibleSchemaError."""
+        """Registers a schema if it is new, and returns its id; raises IncompatibleSchemaError."""
 
     def check_compatibility(self, subject: str, schema_text: str) -> CompatibilityResult:
-        """Whether ``register`` would take the schema now; a subject without versions takes any."""
+        """Checks if ``register`` would accept the schema now; a subject without versions accepts any."""
 
     def compatibility_level(self, subject: str | None = None) -> CompatibilityLevel:
-        """The level that holds for a subject, or the registry's own."""
+        """Returns the effective level of a subject, or the registry's global level."""
 
     def set_compatibility_level(self, level: CompatibilityLevel, *, subject: str | None = None) -> None:
-        """Set the level of a subject, or the registry's own."""
+        """Sets the level of a subject, or the registry's global level."""
 
 
 @runtime_checkable
 class SchemaRegistry(SchemaReader, SchemaWriter, Protocol):
-    """A registry to read and to write; close it when done."""
+    """A registry for reading and writing; close it after use."""
 
     def close(self) -> None:
-        """Let go of connections; the registry must not be used afterwards."""
+        """Closes connections; the registry must not be used afterwards."""
 
 
 @runtime_checkable
 class SchemaSource(Protocol):
-    """Where the schema behind an AWS Glue UUID comes from. Threads may share one."""
+    """A source of the schemas of AWS Glue UUIDs. Threads may share it."""
 
     def schema_by_uuid(self, uuid: UUID) -> str:
-        """The text of a schema version; raises SchemaNotFoundError, or another RegistryError."""
+        """Returns the text of a schema version; raises SchemaNotFoundError, or another RegistryError."""
 
 
 CompatibilityLevel = Literal[
@@ -98,7 +98,7 @@ COMPATIBILITY_LEVELS: tuple[CompatibilityLevel, ...] = get_args(CompatibilityLev
 
 @dataclass(frozen=True)
 class RegisteredSchema:
-    """A schema as the registry keeps it; ``subject`` and ``version`` are None when asked for by id."""
+    """A schema in the registry; ``subject`` and ``version`` are None if it was requested by id."""
 
     id: int
     schema_text: str
@@ -108,51 +108,51 @@ class RegisteredSchema:
 
 @dataclass(frozen=True)
 class CompatibilityResult:
-    """Whether a subject would take a schema; ``messages`` say what speaks against it."""
+    """The result of a compatibility check. ``messages``: reasons why the subject refuses the schema."""
 
     compatible: bool
     messages: tuple[str, ...] = ()
 
 
 def require_level(text: str) -> CompatibilityLevel:
-    """A compatibility level by name; raises :class:`ConfigError` for any other text."""
+    """Returns a compatibility level by name; raises :class:`ConfigError` for any other text."""
     for level in COMPATIBILITY_LEVELS:
         if level == text:
             return level
     raise ConfigError(
-        f"{text!r} is not a compatibility level: one of {', '.join(COMPATIBILITY_LEVELS)}",
+        f"{text!r} is not a compatibility level. Use one of {', '.join(COMPATIBILITY_LEVELS)}.",
         key="compatibility",
     )
 
 
-# A stop does not wait for a server that gives no answer: the request is left behind.
+# A stop does not wait for a server that does not answer: the request is abandoned.
 
 R = TypeVar("R")
 
-# How long a request that is under way, or that comes later, is waited for once a stop is asked for.
+# Time limit for a running or later request once a stop was requested.
 LAST_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.2
 
 
 class Stop(Protocol):
-    """A wish to stop, as of ``threading.Event``; once there, it stays."""
+    """A request to stop, such as ``threading.Event``; it cannot be withdrawn."""
 
     def wait(self, seconds: float, /) -> bool:
-        """Wait for it, at most so long: whether it is there."""
+        """Waits at most this long for the stop; returns True if it was requested."""
 
 
 class LeftBehindError(OSError):
-    """A request had no answer when a stop was asked for, nor ``LAST_SECONDS`` later."""
+    """A request was not answered within ``LAST_SECONDS`` after a stop was requested."""
 
 
 def waited_for(ask: Callable[[], R], stop: Stop | None) -> R:
-    """What ``ask`` gives or raises; without a ``stop``, that alone.
+    """Returns the result of ``ask``, or raises its error; a ``stop`` limits the wait.
 
-    Nothing ends a thread that waits for a server. So another thread does, which the process does not wait
-    for at its end.
+    A thread that waits for a server cannot be ended. So ``ask`` runs in another thread, which does not delay
+    the end of the process.
 
     Raises:
-        LeftBehindError: a stop came first.
+        LeftBehindError: A stop was requested first.
     """
     if stop is None:
         return ask()

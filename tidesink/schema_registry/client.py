@@ -1,12 +1,12 @@
-"""The schema registry over HTTP: Confluent's REST API, as Confluent and Apicurio (ccompat v7) serve it.
+"""The schema registry over HTTP: Confluent's REST API, also served by Apicurio (ccompat v7).
 
-Only what TiCDC and Debezium use: Avro, and registration with ``{"schema": …}`` alone (tiflow c7b2588). A
-schema with references, as Apicurio's converter registers them, is read as one that has them inside.
-``open_registry`` opens a registry by its URL, the one in memory included.
+Only the features that TiCDC and Debezium use are supported: Avro, and registration with just ``{"schema":
+…}`` (tiflow c7b2588). A schema with references, as registered by Apicurio's converter, is read with the
+references resolved. ``open_registry`` opens a registry by its URL, including the one in memory.
 
-The registry in memory keeps the contract of the HTTP client: ids are global per schema, a subject's level
-is enforced. Two texts are one schema when they are equal as JSON, as with Confluent's registry (Apicurio
-3.0 compares text). Like Apicurio's, it starts with level NONE.
+The registry in memory has the contract of the HTTP client: ids are global per schema, and a subject's level
+is enforced. Two texts are the same schema if they are equal as JSON, as in Confluent's registry (Apicurio 3.0
+compares text). Like Apicurio's, it starts with level NONE.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tidesink.schema_registry.transport import (
 
 
 class MemorySchemaRegistry:
-    """Schemas, subjects and levels in dictionaries; ``schemas`` are known by id from the start."""
+    """A registry in memory. ``schemas``: schemas by id that are known from the start."""
 
     def __init__(
         self,
@@ -74,31 +74,31 @@ class MemorySchemaRegistry:
         return f"{type(self).__name__}({self.url!r}, {len(self._texts)} schemas)"
 
     def schema_by_id(self, schema_id: int) -> str:
-        """The text first registered under an id; raises SchemaNotFoundError."""
+        """Returns the text first registered under an id; raises SchemaNotFoundError."""
         with self._lock:
             if schema_id not in self._texts:
                 raise compatibility.unknown_id(schema_id, self.url)
             return self._texts[schema_id]
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """The newest version of a subject; raises SchemaNotFoundError."""
+        """Returns the newest version of a subject; raises SchemaNotFoundError."""
         with self._lock:
             return self._history(subject)[-1]
 
     def lookup(self, subject: str, schema_text: str) -> RegisteredSchema | None:
-        """Where a subject holds this schema, or None."""
+        """Returns the subject's version with this schema, or None."""
         identity = _identity(schema_text)
         with self._lock:
             history = self._subjects.get(subject, ())
             return next((item for item in history if _identity(item.schema_text) == identity), None)
 
     def versions(self, subject: str) -> list[int]:
-        """The versions of a subject, ascending; raises SchemaNotFoundError."""
+        """Returns the versions of a subject, ascending; raises SchemaNotFoundError."""
         with self._lock:
             return [_version(item) for item in self._history(subject)]
 
     def schema_by_version(self, subject: str, version: int) -> RegisteredSchema:
-        """One version of a subject; raises SchemaNotFoundError."""
+        """Returns one version of a subject; raises SchemaNotFoundError."""
         with self._lock:
             for item in self._history(subject):
                 if item.version == version:
@@ -106,21 +106,21 @@ class MemorySchemaRegistry:
         raise compatibility.unknown_version(subject, version, self.url)
 
     def subjects(self) -> list[str]:
-        """Every subject, sorted."""
+        """Returns all subjects, sorted."""
         with self._lock:
             return sorted(self._subjects)
 
     def places(self, schema_id: int) -> list[tuple[str, int]]:
-        """The subjects and versions that hold a schema, sorted; raises SchemaNotFoundError."""
+        """Returns the subjects and versions with a schema, sorted; raises SchemaNotFoundError."""
         self.schema_by_id(schema_id)
         with self._lock:
             held = [item for history in self._subjects.values() for item in history if item.id == schema_id]
             return sorted((str(item.subject), _version(item)) for item in held)
 
     def register(self, subject: str, schema_text: str) -> int:
-        """The id of a schema under a subject, new or not.
+        """Registers a schema under a subject if it is new, and returns its id.
 
-        Raises IncompatibleSchemaError, and RegistryError for what is no Avro schema.
+        Raises IncompatibleSchemaError, and RegistryError for a text that is not an Avro schema.
         """
         parse_avro(schema_text)
         with self._lock:
@@ -134,23 +134,23 @@ class MemorySchemaRegistry:
             return self._add(subject, schema_text)
 
     def check_compatibility(self, subject: str, schema_text: str) -> CompatibilityResult:
-        """Whether ``register`` would take the schema now."""
+        """Checks if ``register`` would accept the schema now."""
         with self._lock:
             found = self._against(subject, schema_text)
         return CompatibilityResult(not found, tuple(map(str, found)))
 
     def compatibility_level(self, subject: str | None = None) -> CompatibilityLevel:
-        """The level that holds for a subject, or the registry's own."""
+        """Returns the effective level of a subject, or the registry's global level."""
         with self._lock:
             return self._levels.get(subject) or self._levels[None]
 
     def set_compatibility_level(self, level: CompatibilityLevel, *, subject: str | None = None) -> None:
-        """Set the level of a subject, or the registry's own."""
+        """Sets the level of a subject, or the registry's global level."""
         with self._lock:
             self._levels[subject] = require_level(level)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Does nothing: there are no connections."""
 
     def _history(self, subject: str) -> list[RegisteredSchema]:
         if subject not in self._subjects:
@@ -172,9 +172,9 @@ class MemorySchemaRegistry:
 
 
 class GlueSchemas:
-    """Schemas that AWS Glue registered, by the UUID that TiCDC writes before each payload.
+    """Schemas registered by AWS Glue, by the UUID that TiCDC writes before each payload.
 
-    ``name``: of the file that they come from, for messages.
+    ``name``: name of the schemas' file, for messages.
     """
 
     def __init__(self, schemas: Mapping[UUID, str], *, name: str = "memory") -> None:
@@ -185,9 +185,9 @@ class GlueSchemas:
         return f"{type(self).__name__}({self._name!r}, {len(self._schemas)} schemas)"
 
     def schema_by_uuid(self, uuid: UUID) -> str:
-        """The text of a schema version; raises SchemaNotFoundError."""
+        """Returns the text of a schema version; raises SchemaNotFoundError."""
         if uuid not in self._schemas:
-            raise SchemaNotFoundError(f"no Glue schema version {uuid} in {self._name}: add its line")
+            raise SchemaNotFoundError(f"{self._name} has no Glue schema version {uuid}. Add its line.")
         return self._schemas[uuid]
 
 
@@ -209,9 +209,9 @@ V = TypeVar("V")
 
 
 class TtlCache(Generic[K, V]):
-    """Values by key, forgotten ``ttl_seconds`` after they were put; None keeps them for ever.
+    """Values by key, dropped ``ttl_seconds`` after they were put; None keeps them forever.
 
-    ``clock`` gives seconds and never runs backwards.
+    ``clock``: monotonic time in seconds.
     """
 
     def __init__(self, ttl_seconds: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -221,7 +221,7 @@ class TtlCache(Generic[K, V]):
         self._entries: dict[K, tuple[float, V]] = {}
 
     def get(self, key: K) -> V | None:
-        """The value, or None when there is none or it is too old."""
+        """Returns the value, or None if it is missing or too old."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -233,28 +233,28 @@ class TtlCache(Generic[K, V]):
             return None
 
     def put(self, key: K, value: V) -> V:
-        """Remember a value and give it back."""
+        """Stores a value and returns it."""
         with self._lock:
             self._entries[key] = (self._clock(), value)
         return value
 
     def forget(self, key: K) -> None:
-        """Drop one value, if it is there."""
+        """Drops one value, if it is there."""
         with self._lock:
             self._entries.pop(key, None)
 
 
 LATEST_TTL_SECONDS = 30.0
-# Long enough that a run of records with one bad id costs one request, short enough for a lagging replica.
+# Long enough that many records with one bad id cost one request, short enough for a lagging replica.
 _UNKNOWN_ID_TTL_SECONDS = 1.0
 
 
 class SchemaRegistryClient:
-    """A schema registry at one or more addresses, tried in turn. Threads may share it.
+    """A schema registry at one or more addresses, which are tried in turn. Threads may share it.
 
-    ``urls`` may carry user and password; they are moved out of sight. Schemas by id are kept for ever,
-    ``latest`` and what was registered for ``latest_ttl_seconds``. Every method raises
-    RegistryUnavailableError when no address gives an answer, and RegistryError when the answer is final.
+    ``urls`` may contain user and password; they are removed from the URLs shown. Schemas by id are cached
+    forever, the results of ``latest`` and ``register`` for ``latest_ttl_seconds``. Every method raises
+    RegistryUnavailableError if no address answers, and RegistryError if the answer is final.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class SchemaRegistryClient:
     ) -> None:
         endpoints = [Endpoint.parse(url, auth) for url in ([urls] if isinstance(urls, str) else urls)]
         if not endpoints:
-            raise ConfigError("no URL of a schema registry is given", key="url")
+            raise ConfigError("The schema registry needs a URL.", key="url")
         self.urls = tuple(endpoint.url for endpoint in endpoints)
         self._transport = Transport(
             endpoints, tls or TlsOptions(), timeouts or Timeouts(), retry or RetryPolicy(), stop=stop
@@ -293,18 +293,18 @@ class SchemaRegistryClient:
         self.close()
 
     def close(self) -> None:
-        """Close every connection."""
+        """Closes all connections."""
         self._transport.close()
 
     def schema_by_id(self, schema_id: int) -> str:
-        """The text of a schema; raises SchemaNotFoundError."""
+        """Returns the text of a schema; raises SchemaNotFoundError."""
         return self._by_id(schema_id, None)
 
     def schema_of_subject(self, schema_id: int, subject: str) -> str:
-        """The text of a schema, by an id that a record of a subject has; raises SchemaNotFoundError.
+        """Returns the text of a schema by the id in a record of a subject; raises SchemaNotFoundError.
 
-        Ids are of a registry context. Confluent's registry looks for the subject in all contexts, the default
-        one first, and answers from the context that has it (Schema Registry API reference, 7.x).
+        Ids belong to a registry context. Confluent's registry looks for the subject in all contexts, the
+        default context first, and answers from the context that has it (Schema Registry API reference, 7.x).
         """
         return self._by_id(schema_id, subject)
 
@@ -326,32 +326,32 @@ class SchemaRegistryClient:
             raise error.with_context(schema_id=schema_id, url=answer.url) from error
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """The newest version of a subject; raises SchemaNotFoundError."""
+        """Returns the newest version of a subject; raises SchemaNotFoundError."""
         known = self._latest.get(subject)
         return known or self._latest.put(subject, self._version(subject, "latest"))
 
     def lookup(self, subject: str, schema_text: str) -> RegisteredSchema | None:
-        """Where a subject holds this schema, or None."""
+        """Returns the subject's version with this schema, or None."""
         answer = self._transport.send("POST", f"/subjects/{_escaped(subject)}", {"schema": schema_text})
         return None if answer.is_not_found else self._registered_schema(answer)
 
     def versions(self, subject: str) -> list[int]:
-        """The versions of a subject, ascending; raises SchemaNotFoundError."""
+        """Returns the versions of a subject, ascending; raises SchemaNotFoundError."""
         answer = self._transport.send("GET", f"/subjects/{_escaped(subject)}/versions")
         if answer.is_not_found:
             raise compatibility.unknown_subject(subject, answer.url)
         return sorted(_items(answer, int))
 
     def schema_by_version(self, subject: str, version: int) -> RegisteredSchema:
-        """One version of a subject; raises SchemaNotFoundError."""
+        """Returns one version of a subject; raises SchemaNotFoundError."""
         return self._version(subject, version)
 
     def subjects(self) -> list[str]:
-        """Every subject, sorted (Apicurio gives the first 1000 by default)."""
+        """Returns all subjects, sorted (Apicurio returns the first 1000 by default)."""
         return sorted(_items(self._transport.send("GET", "/subjects"), str))
 
     def places(self, schema_id: int) -> list[tuple[str, int]]:
-        """The subjects and versions that hold a schema, sorted; raises SchemaNotFoundError."""
+        """Returns the subjects and versions with a schema, sorted; raises SchemaNotFoundError."""
         answer = self._transport.send("GET", f"/schemas/ids/{schema_id}/versions")
         if answer.is_not_found:
             raise compatibility.unknown_id(schema_id, answer.url)
@@ -359,7 +359,7 @@ class SchemaRegistryClient:
         return sorted((str(subject), version) for subject, version in found if isinstance(version, int))
 
     def register(self, subject: str, schema_text: str) -> int:
-        """The id of a schema under a subject, new or not; raises IncompatibleSchemaError."""
+        """Registers a schema if it is new, and returns its id; raises IncompatibleSchemaError."""
         known = self._registered.get((subject, schema_text))
         if known is not None:
             return known
@@ -373,30 +373,30 @@ class SchemaRegistryClient:
         return self._registered.put((subject, schema_text), schema_id)
 
     def check_compatibility(self, subject: str, schema_text: str) -> CompatibilityResult:
-        """Whether ``register`` would take the schema now; a subject without versions takes any."""
+        """Checks if ``register`` would accept the schema now; a subject without versions accepts any."""
         answer = self._ask_compatibility(subject, schema_text)
         if answer.is_not_found:
             return CompatibilityResult(compatible=True)
         if answer.status == 422 and answer.error_code is not None:
-            parse_avro(schema_text)  # where it is no schema, this says so
+            parse_avro(schema_text)  # raises if it is not a schema
             return CompatibilityResult(False, (answer.said,))
         compatible = answer.member("is_compatible", bool)
         messages = _messages(answer)
-        if not (compatible or messages):  # Apicurio does not say why
+        if not (compatible or messages):  # Apicurio reports no reason
             messages = tuple(map(str, self._own_findings(subject, schema_text)[1]))
         return CompatibilityResult(compatible, messages)
 
     def compatibility_level(self, subject: str | None = None) -> CompatibilityLevel:
-        """The level that holds for a subject, or the registry's own."""
+        """Returns the effective level of a subject, or the registry's global level."""
         if subject is not None:
             answer = self._transport.send("GET", f"/config/{_escaped(subject)}?defaultToGlobal=true")
-            # Confluent has codes of its own for a subject without a level (40408) or without versions.
+            # Confluent has separate codes for a subject without a level (40408) or without versions.
             if answer.status != 404 or answer.error_code is None:
                 return _level(answer)
         return _level(self._transport.send("GET", "/config"))
 
     def set_compatibility_level(self, level: CompatibilityLevel, *, subject: str | None = None) -> None:
-        """Set the level of a subject, or the registry's own."""
+        """Sets the level of a subject, or the registry's global level."""
         path = "/config" if subject is None else f"/config/{_escaped(subject)}"
         answer = self._transport.send("PUT", path, {"compatibility": require_level(level)})
         answer.expect(dict, subject=subject)
@@ -418,7 +418,7 @@ class SchemaRegistryClient:
             raise error.with_context(schema_id=schema_id, subject=subject, url=answer.url) from error
 
     def _text(self, answer: Answer) -> str:
-        """An answer's schema with the schemas that it refers to inside."""
+        """Returns an answer's schema with its references resolved."""
         return written_out(_referring(answer), self._refer)
 
     def _refer(self, reference: Reference) -> ReferringSchema:
@@ -432,9 +432,9 @@ class SchemaRegistryClient:
         return self._referred.put(reference, _referring(answer))
 
     def _ask_compatibility(self, subject: str, schema_text: str) -> Answer:
-        """Ask against the versions that the level names: all of them only where it is transitive.
+        """Asks about the versions that the level covers: all of them only if it is transitive.
 
-        Confluent's would find out by itself; Apicurio's compares with whatever it is asked for.
+        Confluent's registry would choose them itself; Apicurio's compares with the requested versions.
         """
         path = f"/compatibility/subjects/{_escaped(subject)}/versions"
         if self.compatibility_level(subject).endswith("_TRANSITIVE"):
@@ -447,7 +447,7 @@ class SchemaRegistryClient:
         try:
             level, found = self._own_findings(subject, schema_text)
             messages = _messages(self._ask_compatibility(subject, schema_text))
-        except RegistryError:  # the refusal itself is known: do not hide it behind a second error
+        except RegistryError:  # the refusal is known: do not replace it by a second error
             level, found, messages = None, (), ()
         return compatibility.incompatible(
             subject, level=level, found=found, said=next(iter(messages), answer.said), url=answer.url
@@ -468,18 +468,18 @@ def _escaped(subject: str) -> str:
 
 
 def _referring(answer: Answer) -> ReferringSchema:
-    """An answer's schema.
+    """Returns an answer's schema.
 
     Raises:
-        UnusableSchemaError: it is no Avro schema.
+        UnusableSchemaError: It is not an Avro schema.
     """
     text = answer.member("schema", str)
     body = answer.expect(dict)
     kind = body.get("schemaType") or "AVRO"
     if kind != "AVRO":
         raise UnusableSchemaError(
-            f"this is a schema of type {answer.fit(str(kind))}, and TiCDC writes plain Avro ones: is the "
-            "topic TiCDC's? For a connector's topic set key.converter and value.converter to AvroConverter",
+            f"The schema has type {answer.fit(str(kind))}, but TiCDC writes plain Avro schemas. Is the topic "
+            "TiCDC's? For a connector's topic set key.converter and value.converter to AvroConverter",
             url=answer.url,
         )
     return ReferringSchema(text, references_of(body.get("references")))
@@ -507,7 +507,7 @@ def _messages(answer: Answer) -> tuple[str, ...]:
 
 
 _MEMORY = "memory://"
-# A comma inside a password is no separator.
+# A comma inside a password is not a separator.
 _BETWEEN_URLS = re.compile(r"\s*,\s*(?=(?:https?|memory)://)")
 
 _in_process: dict[str, MemorySchemaRegistry] = {}
@@ -523,15 +523,15 @@ def open_registry(
     retry: RetryPolicy | None = None,
     stop: Stop | None = None,
 ) -> SchemaRegistry:
-    """The registry at a URL, or at the first that answers of several (a sequence, or joined by commas).
+    """Opens the registry at a URL, or at several (a sequence, or joined by commas), which are tried in turn.
 
-    Once a ``stop`` is asked for, a request has two seconds and is not tried again.
-    ``memory://name`` is one registry for the whole process, the same each time it is opened.
+    Once a ``stop`` is requested, a request has two seconds and is not retried. ``memory://name`` is one
+    registry for the whole process, the same each time it is opened.
     """
     urls = _BETWEEN_URLS.split(url.strip()) if isinstance(url, str) else list(url)
     if not any(one.startswith(_MEMORY) for one in urls):
         return SchemaRegistryClient(urls, auth=auth, tls=tls, timeouts=timeouts, retry=retry, stop=stop)
     if len(urls) > 1:
-        raise ConfigError("a memory:// registry stands alone: it has no second address", key="url")
+        raise ConfigError("A memory:// registry cannot be combined with another address.", key="url")
     with _lock:
         return _in_process.setdefault(urls[0], MemorySchemaRegistry(url=urls[0]))

@@ -1,14 +1,14 @@
-"""Whether one Avro schema may follow another, which field prevents it, and how a refusal is worded.
+"""Checks if an Avro schema may follow another, finds the field that prevents it, and words refusals.
 
-The rules are Avro's schema resolution (specification 1.11) as the Java library applies it, which is what
-Confluent's and Apicurio's registries run: names are compared without namespace, and logical types not at
-all. Servers word their refusals differently or not at all; the words here name the field, and are the same
-for the HTTP client and the registry in memory.
+The rules are Avro's schema resolution (specification 1.11) as implemented by the Java library, which
+Confluent's and Apicurio's registries use: names are compared without namespace, and logical types are not
+compared. Servers word their refusals differently or not at all; the words here name the field, and are the
+same for the HTTP client and the registry in memory.
 
-Two schemas are also compared field by field. A field inside a record is named by its path
-(``_ticdc_before.id``). Type and parameters are shown in a few words, with TiCDC's own
-``connect.parameters`` (tiflow c7b2588), which no registry compares. Whether a subject would take a schema
-is decided by these rules and by a live registry.
+Two schemas are also compared field by field. A field of a nested record is named by its path
+(``_ticdc_before.id``). Type and parameters are shown in a few words, including TiCDC's ``connect.parameters``
+(tiflow c7b2588), which no registry compares. These rules, and optionally a live registry, decide if a subject
+would accept a schema.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Node = Any  # an Avro schema as JSON: a name, a union (list) or an object
 _HAS_DEFAULT = "tidesink.has-default"
 TRANSITIVE = "_TRANSITIVE"
 
-# What the new schema must be able to do with data of the old one, and the other way round.
+# Requirements of each level: the new schema reads data of the old schema, or the reverse.
 _DIRECTIONS: dict[str, tuple[Literal["reads old", "is read by old"], ...]] = {
     "NONE": (),
     "BACKWARD": ("reads old",),
@@ -53,7 +53,7 @@ _PROMOTIONS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Incompatibility:
-    """One thing that speaks against a schema; ``field`` is a dotted path, empty for the schema itself."""
+    """One reason against a schema. ``field``: dotted path, empty for the schema itself."""
 
     field: str
     problem: str
@@ -63,16 +63,17 @@ class Incompatibility:
 
 
 class AvroSchema(NamedTuple):
-    """A parsed schema: every name in full, and the definitions by name."""
+    """A parsed schema with full names, and its definitions by name."""
 
     root: Node
     names: dict[str, Node]
 
 
 def parse_avro(schema_text: str) -> AvroSchema:
-    """Parse a schema, without judging its defaults: TiCDC's are not all Avro's (base64, integers for double).
+    """Parses a schema without checking defaults.
 
-    Raises :class:`RegistryError` for what is no Avro schema.
+    Some of TiCDC's defaults are invalid in Avro (base64 text, integers for double). Raises
+    :class:`RegistryError` for a text that is not an Avro schema.
     """
     names: dict[str, Node] = {}
     try:
@@ -85,9 +86,9 @@ def parse_avro(schema_text: str) -> AvroSchema:
 def incompatibilities(
     level: CompatibilityLevel, new_text: str, old_texts: Sequence[str]
 ) -> tuple[Incompatibility, ...]:
-    """What keeps a schema from following a subject's versions (oldest first) under a level.
+    """Returns the reasons why a schema may not follow a subject's versions (oldest first) under a level.
 
-    Raises :class:`RegistryError` when one of the texts is no Avro schema.
+    Raises :class:`RegistryError` if one of the texts is not an Avro schema.
     """
     directions = _DIRECTIONS[level.removesuffix(TRANSITIVE)]
     compared = old_texts if level.endswith(TRANSITIVE) else old_texts[-1:]
@@ -102,14 +103,14 @@ def incompatibilities(
 
 
 def _marked(node: Node) -> Node:
-    """The schema with every default turned into a mark, so that its value is not checked."""
+    """Returns the schema with every default replaced by a mark, so that its value is not checked."""
     if isinstance(node, list):
         return [_marked(item) for item in node]
     if not isinstance(node, dict):
         return node
     kept = {k: _marked(v) if k in {"type", "items", "values", "fields"} else v for k, v in node.items()}
     if kept.get("type") in ("record", "error") and "fields" not in kept:
-        raise KeyError("fields")  # fastavro would take it for a record without any
+        raise KeyError("fields")  # fastavro would accept it as a record without fields
     if "default" in kept:
         del kept["default"]
         kept[_HAS_DEFAULT] = True
@@ -117,7 +118,7 @@ def _marked(node: Node) -> Node:
 
 
 class _Resolution:
-    """One direction of a comparison: can data of ``writer`` be read with ``reader``?"""
+    """One direction of a comparison: reading data of ``writer`` with ``reader``."""
 
     def __init__(self, reader: dict[str, Node], writer: dict[str, Node], *, new_reads: bool) -> None:
         self._reader = reader
@@ -126,7 +127,7 @@ class _Resolution:
         self._open: set[tuple[str, str]] = set()
 
     def problems(self, reader: Node, writer: Node, path: str) -> Iterator[Incompatibility]:
-        """Everything that keeps ``writer``'s data from being read, by field."""
+        """Yields, by field, the reasons why ``writer``'s data cannot be read."""
         reader, writer = self._reader_node(reader), self._writer_node(writer)
         if isinstance(writer, list):
             for branch in writer:
@@ -140,7 +141,7 @@ class _Resolution:
             yield from self._plain(reader, writer, path)
 
     def _in_branch(self, reader: Node, branch: Node, writer: Node, path: str) -> Iterator[Incompatibility]:
-        """Why a union's branch cannot be read: the field inside, where it is a record on both sides."""
+        """Yields why a union's branch cannot be read, by nested field if both sides have a record."""
         branch = self._writer_node(branch)
         options = reader if isinstance(reader, list) else [reader]
         records = [node for node in map(self._reader_node, options) if _kind(node) == "record"]
@@ -166,7 +167,7 @@ class _Resolution:
     def _record(self, reader: Node, writer: Node, path: str) -> Iterator[Incompatibility]:
         pair = (reader["name"], writer["name"])
         if pair in self._open:
-            return  # a recursive record: this pair is being compared further up
+            return  # a recursive record: the caller already compares this pair
         self._open.add(pair)
         if not _same_name(reader, writer):
             yield self._worded(path, "was renamed", _short(reader), _short(writer))
@@ -186,9 +187,9 @@ class _Resolution:
         return "was added without a default" if self._new_reads else "was removed and had no default"
 
     def _ambiguity(self, sources: Sequence[Node]) -> str:
-        # The Java library raises here, so that a registry answers 422 and takes no such schema.
+        # The Java library raises here, so that a registry answers 422 and refuses such a schema.
         names = " and ".join(repr(source["name"]) for source in sources)
-        return f"means {names} of the {'old' if self._new_reads else 'new'} schema at once, by its aliases"
+        return f"matches {names} of the {'old' if self._new_reads else 'new'} schema by its aliases"
 
     def _changed(self, reader: Node, writer: Node, path: str) -> Incompatibility:
         return self._worded(path, "changed", type_text(reader), type_text(writer))
@@ -198,7 +199,7 @@ class _Resolution:
         return Incompatibility(path, f"{verb} from {old} to {new}")
 
     def _reads(self, reader: Node, writer: Node) -> bool:
-        # Run to the end: a generator left half-way would keep its pair of records open.
+        # Run to the end: an unfinished generator would keep its pair of records open.
         return not list(self.problems(reader, writer, ""))
 
     def _reader_node(self, node: Node) -> Node:
@@ -209,7 +210,7 @@ class _Resolution:
 
 
 def type_text(node: Node) -> str:
-    """A type in a few words: ``null | decimal(10,2)``, ``record t``."""
+    """Describes a type in a few words: ``null | decimal(10,2)``, ``record t``."""
     if isinstance(node, str):
         return node
     if isinstance(node, list):
@@ -262,7 +263,7 @@ def _same_values(kind: str, reader: Node, writer: Node) -> bool:
 Change = Literal["same", "added", "removed", "changed"]
 
 _PARAMETERS: Final = "connect.parameters"
-# What a schema of another shape than a record is called: it has no field to be named by.
+# The name of a schema that is not a record, and so has no field names.
 ROOT: Final = "(schema)"
 _DEEPEST: Final = 32
 _SCALE: Final = re.compile(r"decimal\(\d+,(\d+)\)")
@@ -270,7 +271,7 @@ _SCALE: Final = re.compile(r"decimal\(\d+,(\d+)\)")
 
 @dataclass(frozen=True)
 class SchemaField:
-    """One field: its Avro type in words, TiCDC's parameters, its default as JSON (None: it has none)."""
+    """One field: its Avro type in words, TiCDC's parameters, and its default as JSON (None: no default)."""
 
     path: str
     type: str
@@ -279,7 +280,7 @@ class SchemaField:
 
     @property
     def source_type(self) -> str:
-        """The SQL type as the parameters tell it: ``DECIMAL``, ``ENUM(a,b)``."""
+        """The SQL type from the parameters: ``DECIMAL``, ``ENUM(a,b)``."""
         rest = [value for name, value in sorted(self.parameters.items()) if name != "tidb_type"]
         name = self.parameters.get("tidb_type", "")
         return f"{name}({', '.join(rest)})" if rest else name
@@ -296,7 +297,7 @@ class SchemaField:
 
 
 class FieldChange(NamedTuple):
-    """A field of two schemas; ``problem`` is why a registry refuses the new schema, ``note`` a warning."""
+    """A field in two schemas. ``problem``: why a registry refuses the new schema. ``note``: a warning."""
 
     path: str
     change: Change
@@ -306,7 +307,7 @@ class FieldChange(NamedTuple):
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The change as a JSON object."""
+        """Returns the change as a JSON object."""
         return {
             "field": self.path,
             "change": self.change,
@@ -318,10 +319,10 @@ class FieldChange(NamedTuple):
 
 
 def schema_fields(schema_text: str) -> tuple[SchemaField, ...]:
-    """Every field of a schema in order, those of records inside behind the field that holds them.
+    """Returns every field of a schema in order; the fields of a nested record follow its field.
 
     Raises:
-        RegistryError: the text is no JSON, or no schema.
+        RegistryError: The text is not JSON, or not a schema.
     """
     try:
         return tuple(_fields(json.loads(schema_text), ""))
@@ -332,12 +333,12 @@ def schema_fields(schema_text: str) -> tuple[SchemaField, ...]:
 def compared(
     old_text: str | None, new_text: str, found: Sequence[Incompatibility] = ()
 ) -> tuple[FieldChange, ...]:
-    """Two schemas field by field, in the new one's order, removed fields last.
+    """Compares two schemas field by field, in the new schema's order, removed fields last.
 
-    ``found``: what speaks against the new schema; each stands at its field, or at a row of its own.
+    ``found``: reasons against the new schema; each is added to its field, or to a row of its own.
 
     Raises:
-        RegistryError: one text is no schema.
+        RegistryError: One of the texts is not a schema.
     """
     new = {field.path: field for field in schema_fields(new_text)}
     old = new if old_text is None else {field.path: field for field in schema_fields(old_text)}
@@ -355,7 +356,7 @@ def _row(path: str, old: SchemaField | None, new: SchemaField | None) -> FieldCh
 
 def _note(old: SchemaField, new: SchemaField) -> str:
     if _SCALE.findall(old.type) and _SCALE.findall(new.type) not in ([], _SCALE.findall(old.type)):
-        return "registries do not compare scales: who reads with the other schema gets wrong numbers"
+        return "registries do not compare scales: readers with the other schema get wrong numbers"
     if old.type == new.type and old.parameters != new.parameters:
         return "registries do not compare the parameters"
     return ""
@@ -372,12 +373,12 @@ def _with_problems(rows: list[FieldChange], found: Sequence[Incompatibility]) ->
 
 
 def _head(schema_text: str) -> SchemaField:
-    """The record itself: its name, which a rename of the table changes, and its aliases."""
+    """Describes the record itself: its name, which a rename of the table changes, and its aliases."""
     node = json.loads(schema_text)
     if not isinstance(node, dict):
         return SchemaField(ROOT, type_text(node), {}, None)
     name = ".".join(filter(None, (node.get("namespace"), str(node.get("name", "")))))
-    aliases = f", once {', '.join(map(str, node['aliases']))}" if node.get("aliases") else ""
+    aliases = f", formerly {', '.join(map(str, node['aliases']))}" if node.get("aliases") else ""
     return SchemaField(ROOT, f"{node['type']} {name}{aliases}".rstrip(), {}, None)
 
 
@@ -393,7 +394,7 @@ def _fields(node: Node, path: str) -> Iterator[SchemaField]:
 
 
 def _records(node: Node) -> Iterator[Node]:
-    """The records that are read where this type stands: itself, in a union, an array or a map."""
+    """Yields the records of a type: itself, or those in a union, an array or a map."""
     if isinstance(node, list):
         for branch in node:
             yield from _records(branch)
@@ -421,35 +422,38 @@ _SHOWN = 5
 
 
 def unknown_id(schema_id: int, url: str) -> SchemaNotFoundError:
-    """No schema has this id."""
+    """Returns the error for an unknown schema id."""
     return SchemaNotFoundError(
-        "no such schema id: is this the registry the producer writes to?", url=url, schema_id=schema_id
+        "The registry does not have this schema id. Is it the registry that the producer uses?",
+        url=url,
+        schema_id=schema_id,
     )
 
 
 def unknown_subject(subject: str, url: str) -> SchemaNotFoundError:
-    """A subject has no versions."""
+    """Returns the error for a subject without versions."""
     return SchemaNotFoundError(
-        "no such subject: has the producer written to its topic yet, and to this registry?",
+        "The registry does not have this subject. Has the producer written to its topic, and to "
+        "this registry?",
         url=url,
         subject=subject,
     )
 
 
 def unknown_version(subject: str, version: int, url: str) -> SchemaNotFoundError:
-    """A subject, if it is there, lacks this version."""
-    return SchemaNotFoundError(f"no version {version} of this subject", url=url, subject=subject)
+    """Returns the error for a version that a subject does not have."""
+    return SchemaNotFoundError(f"The subject has no version {version}.", url=url, subject=subject)
 
 
 def incompatible(
     subject: str, *, level: str | None, found: Sequence[Incompatibility], said: str, url: str
 ) -> IncompatibleSchemaError:
-    """A subject does not take a schema; ``said`` is the registry's own word, cut and cleaned."""
+    """Returns the error for a refused schema. ``said``: the registry's message, cut and cleaned."""
     shown = "; ".join(map(str, found[:_SHOWN])) + ("; …" if len(found) > _SHOWN else "")
-    reasons = "; ".join(filter(None, (shown, said and f"the registry says: {said}")))
+    reasons = "; ".join(filter(None, (shown, said and f"the registry's message: {said}")))
     return IncompatibleSchemaError(
-        f"the schema is refused under {level or 'the'} compatibility: {reasons or 'no reason given'}; "
-        "change the table in a way that level allows, or lower the level of the subject",
+        f"The schema is refused under {level or 'the'} compatibility: {reasons or 'no reason given'}. "
+        "Change the table in a way that the level allows, or lower the level of the subject.",
         url=url,
         subject=subject,
         column=next((item.field for item in found if item.field), None),
@@ -461,10 +465,11 @@ Status = Literal["new subject", "registered", "compatible", "incompatible"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of one schema under one subject.
+    """The decision about a schema under a subject.
 
-    ``own``: by our rules. ``live``: by the registry, None where it was not asked. ``messages``: the
-    registry's own words. ``held``: where the subject has this very schema already.
+    ``own``: decision by our rules. ``live``: decision of the registry, None if it was not asked.
+    ``messages``: the registry's messages. ``held``: the subject's version with exactly this schema, if it
+    exists.
     """
 
     subject: str
@@ -481,16 +486,16 @@ class Verdict:
 
     @property
     def taken(self) -> bool:
-        """Whether the registry takes it; its own word counts where it was asked."""
+        """True if the registry accepts the schema; its own decision counts if it was asked."""
         return self.own if self.live is None else self.live
 
     @property
     def disagree(self) -> bool:
-        """Whether the registry says otherwise than our rules."""
+        """True if the registry's decision differs from that of our rules."""
         return self.live is not None and self.live != self.own
 
     def as_json(self) -> dict[str, Any]:
-        """The verdict as a JSON object."""
+        """Returns the verdict as a JSON object."""
         return {
             "subject": self.subject,
             "level": self.level,
@@ -514,13 +519,12 @@ def verdict(
     level: CompatibilityLevel | None = None,
     live: bool = False,
 ) -> Verdict:
-    """Judge a schema against what a registry holds.
+    """Checks a schema against a registry's versions.
 
-    ``level`` stands in for the subject's own; ``live`` also asks the registry, which decides by its own
-    level.
+    ``level`` replaces the subject's level. ``live`` also asks the registry, which decides by its own level.
 
     Raises:
-        RegistryError: the registry does not answer, or the text is no Avro schema.
+        RegistryError: The registry does not answer, or the text is not an Avro schema.
     """
     history = history_of(registry, subject)
     ruling = level or registry.compatibility_level(subject)
@@ -539,7 +543,7 @@ def verdict(
         fields=compared(latest.schema_text if latest else None, schema_text, found),
         own=own,
         live=live_word,
-        # Where a registry does not say why (Apicurio), the client says what our own rules found.
+        # If a registry reports no reason (Apicurio), the client reports the findings of our own rules.
         messages=tuple(text for text in (asked.messages if asked else ()) if text not in map(str, found)),
         latest=latest,
         held=held,
@@ -548,7 +552,7 @@ def verdict(
 
 
 def history_of(registry: SchemaReader, subject: str) -> tuple[RegisteredSchema, ...]:
-    """Every version of a subject, oldest first; empty where there is no such subject."""
+    """Returns every version of a subject, oldest first; empty if the subject does not exist."""
     try:
         versions = registry.versions(subject)
     except SchemaNotFoundError:
@@ -557,7 +561,7 @@ def history_of(registry: SchemaReader, subject: str) -> tuple[RegisteredSchema, 
 
 
 def levels_that_take(new_text: str, old_texts: Sequence[str]) -> tuple[CompatibilityLevel, ...]:
-    """The levels under which a schema may follow these, by our rules."""
+    """Returns the levels under which a schema may follow these, by our rules."""
     taking = []
     for level in COMPATIBILITY_LEVELS:
         compared_with = old_texts if level.endswith(TRANSITIVE) else old_texts[-1:]

@@ -1,8 +1,8 @@
-"""Names on the way from a table to its topic, its subjects and its Avro record.
+"""Names of a table's topic, subjects and Avro record.
 
-Rules of TiCDC (tiflow c7b2588; the new architecture, b813e76, has the same ones). All three ways lose
-something: a topic, a subject and an Avro name cannot be turned back into the table's name with certainty,
-so :meth:`TopicRule.table_of` refuses to guess.
+The rules are TiCDC's (tiflow c7b2588; the new architecture, b813e76, has the same). All three conversions
+lose information: a topic, a subject and an Avro name cannot be converted back to the table's name with
+certainty, so :meth:`TopicRule.table_of` refuses to guess.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidesink.events import TableId
 
 SubjectPart = Literal["key", "value"]
 
-# Kafka's own limit for a topic's name.
+# Kafka's limit for the length of a topic's name.
 MAX_TOPIC_LENGTH = 249
 
 _NOT_IN_TOPIC = re.compile(r"[^A-Za-z0-9._-]")
@@ -26,26 +26,28 @@ _TEXT = r"[A-Za-z0-9._-]*"
 _EXPRESSION = re.compile(
     rf"(?P<prefix>{_TEXT})(?P<schema>\{{schema\}})?(?P<middle>{_TEXT})(?P<table>\{{table\}})?(?P<suffix>{_TEXT})"
 )
-# Names that Kafka refuses, and what TiCDC writes to instead.
+# Names that Kafka refuses, and TiCDC's replacements.
 _RESERVED_TOPICS = {".": "_", "..": "__"}
 
 
 def subject(topic: str, part: SubjectPart) -> str:
-    """The subject of a topic's key or value: TopicNameStrategy on the topic with ``.`` turned to ``_``."""
+    """Returns the subject of a topic's key or value: TopicNameStrategy with ``.`` replaced by ``_``."""
     return f"{topic.replace('.', '_')}-{part}"
 
 
 def sanitize_name(name: str) -> str:
-    """The Avro name of a table, a column or one part of a namespace.
+    """Returns the Avro name of a table, a column or one part of a namespace.
 
-    Each code point outside ``[A-Za-z0-9_]`` becomes one ``_``; a digit in front gets a ``_`` before it.
+    Each code point outside ``[A-Za-z0-9_]`` becomes one ``_``; a leading digit gets a ``_`` prefix.
     """
     cleaned = _NOT_IN_AVRO_NAME.sub("_", name)
     return f"_{cleaned}" if "0" <= cleaned[:1] <= "9" else cleaned
 
 
 def sanitize_namespace(namespace: str, schema: str) -> str:
-    """The Avro namespace of a table's records: the changefeed's namespace (or keyspace) and the database."""
+    """Returns the Avro namespace of a table's records: the changefeed's namespace (or keyspace), and the
+    database.
+    """
     return f"{sanitize_name(namespace)}.{sanitize_name(schema)}"
 
 
@@ -60,10 +62,10 @@ def _in_topic(name: str) -> str:
 
 @dataclass(frozen=True)
 class TopicRule:
-    """Which topic a table's changes go to: ``[prefix]{schema}[middle]{table}[suffix]`` or a fixed name.
+    """Maps tables to topics: ``[prefix]{schema}[middle]{table}[suffix]`` or a fixed name.
 
-    TiCDC's ``dispatchers`` language: the placeholders in that order, either may be left out, the rest of
-    ``[A-Za-z0-9._-]``.
+    This is TiCDC's ``dispatchers`` syntax: the placeholders in that order, each of them optional, and other
+    text of ``[A-Za-z0-9._-]``.
     """
 
     text: str
@@ -75,12 +77,12 @@ class TopicRule:
 
     @classmethod
     def parse(cls, text: str) -> TopicRule:
-        """Read a rule; raises :class:`ConfigError` where TiCDC would refuse it, or Kafka the topic."""
+        """Parses a rule; raises :class:`ConfigError` if TiCDC would refuse it, or Kafka the topic."""
         found = _EXPRESSION.fullmatch(text)
         if found is None or not text:
             raise ConfigError(
-                f"topic rule {text!r} is not [prefix]{{schema}}[middle]{{table}}[suffix] or a topic's name: "
-                "the placeholders go in that order, the text between them may hold A-Z a-z 0-9 . _ -"
+                f"{text!r} is not a topic rule. Use [prefix]{{schema}}[middle]{{table}}[suffix] or a topic's "
+                "name: the placeholders in that order, and other text of A-Z a-z 0-9 . _ -"
             )
         parts = found.groupdict()
         rule = cls(
@@ -93,38 +95,39 @@ class TopicRule:
         )
         if rule.is_fixed and _topic_name(text) != text:
             raise ConfigError(
-                f"Kafka takes no topic named {text!r}: up to {MAX_TOPIC_LENGTH} characters, not '.' or '..'"
+                f"Kafka does not accept a topic named {text!r}: use up to {MAX_TOPIC_LENGTH} characters, "
+                "not '.' or '..'"
             )
         return rule
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every table goes to one topic."""
+        """True if all tables share one topic."""
         return not (self.has_schema or self.has_table)
 
     @property
     def names_tables(self) -> bool:
-        """Whether both placeholders are there, so that a topic serves one table."""
+        """True if both placeholders are used, so that each table has its own topic."""
         return self.has_schema and self.has_table
 
     def topic_for(self, table: TableId) -> str:
-        """The topic that carries a table, sanitised and cut at 249 characters as TiCDC does."""
+        """Returns the topic of a table, sanitized and cut at 249 characters as in TiCDC."""
         schema = _in_topic(table.schema) if self.has_schema else ""
         name = _in_topic(table.name) if self.has_table else ""
         return _topic_name(f"{self.prefix}{schema}{self.middle}{name}{self.suffix}")
 
     def matches(self, topic: str) -> bool:
-        """Whether some table could render to this topic."""
+        """Returns True if some table could have this topic."""
         if self.is_fixed:
             return topic == self.text
         if len(topic) == MAX_TOPIC_LENGTH and topic.startswith(self.prefix[:MAX_TOPIC_LENGTH]):
-            return True  # what stood behind the cut cannot be asked for
+            return True  # the text after the cut is unknown
         return self._pattern().fullmatch(topic) is not None
 
     def candidates(self, topic: str) -> tuple[TableId, ...]:
-        """Every way to split a topic back into schema and table; empty unless the rule names both.
+        """Returns all splits of a topic into schema and table; empty unless the rule has both placeholders.
 
-        The names are the sanitised ones: ``a$b`` reads back as ``a_b``.
+        The names are sanitized: ``a$b`` is returned as ``a_b``.
         """
         outside = len(self.prefix) + len(self.suffix)
         if not self.names_tables or not self.matches(topic) or len(topic) < outside:
@@ -138,9 +141,9 @@ class TopicRule:
         )
 
     def table_of(self, topic: str, known_tables: Iterable[TableId] = ()) -> TableId:
-        """The one table that a topic carries: a known table which renders to it, else the only split.
+        """Returns the only table of a topic: a known table with this topic, or else the only possible split.
 
-        Raises :class:`ConfigError` where no table, or more than one, could stand behind the topic.
+        Raises :class:`ConfigError` if no table, or more than one, could have the topic.
         """
         known = [table for table in dict.fromkeys(known_tables) if self.topic_for(table) == topic]
         if len(known) > 1:
@@ -150,23 +153,23 @@ class TopicRule:
         found = self.candidates(topic)
         if len(found) == 1 and len(topic) < MAX_TOPIC_LENGTH:
             return found[0]
-        raise ConfigError(f"{self._why_unknown(topic, found)}: list the table in `tables:`")
+        raise ConfigError(f"{self._why_unknown(topic, found)}. List the table in `tables:`.")
 
     def _shared(self, topic: str, tables: list[TableId]) -> str:
         names = " and ".join(str(table) for table in tables)
         if self.is_fixed:
-            return f"the fixed topic {topic!r} serves exactly one table, and {names} are configured on it"
-        return f"by the rule {self.text!r} the tables {names} share the topic {topic!r}: one topic, one table"
+            return f"the fixed topic {topic!r} must have exactly one table, but {names} are configured for it"
+        return f"the rule {self.text!r} makes the tables {names} share the topic {topic!r}"
 
     def _why_unknown(self, topic: str, found: tuple[TableId, ...]) -> str:
         if not self.matches(topic):
-            return f"topic {topic!r} does not come from the rule {self.text!r}"
+            return f"topic {topic!r} does not match the rule {self.text!r}"
         if not self.names_tables:
-            return f"the rule {self.text!r} does not say which table topic {topic!r} carries"
+            return f"the rule {self.text!r} does not determine the table of topic {topic!r}"
         if len(topic) >= MAX_TOPIC_LENGTH:
-            return f"topic {topic!r} has been cut at {MAX_TOPIC_LENGTH} characters"
+            return f"topic {topic!r} is cut at {MAX_TOPIC_LENGTH} characters"
         shown = ", ".join(str(table) for table in found[:3]) + (", …" if found[3:] else "")
-        return f"topic {topic!r} can be read as {len(found)} tables by the rule {self.text!r} ({shown})"
+        return f"by the rule {self.text!r} topic {topic!r} can be any of {len(found)} tables ({shown})"
 
     def _pattern(self) -> re.Pattern[str]:
         name = "[A-Za-z0-9._-]+"

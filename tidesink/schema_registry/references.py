@@ -1,9 +1,9 @@
-"""Avro schemas that refer to others, written out as one: each name is defined where it is used first.
+"""Resolves references between Avro schemas: each name is defined at its first use.
 
-Apicurio's converter registers a named record of its own for what an envelope holds (``source``) and refers
-to it (``apicurio.registry.dereference-schema: false``); Confluent's registry has the same form:
-``references`` with name, subject and version. Names resolve as Avro's specification says (1.12, "Names"):
-a name with a dot is whole, any other is in the namespace around it. A definition may name itself.
+Apicurio's converter registers a nested record of an envelope (``source``) as a separate schema and refers to
+it (``apicurio.registry.dereference-schema: false``). Confluent's registry has the same form: ``references``
+with name, subject and version. Names resolve as in Avro's specification (1.12, "Names"): a name with a dot is
+complete, any other is in the enclosing namespace. A definition may refer to itself.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _PRIMITIVES: Final = frozenset(
     {"null", "boolean", "int", "long", "float", "double", "bytes", "string", "array", "map"}
 )
 _NAMED: Final = frozenset({"record", "error", "enum", "fixed"})
-# Of one schema, also through others; nesting is bounded where schemas are read.
+# Limit for one schema, including indirect references; nesting is limited when schemas are parsed.
 _MOST_REFERENCES: Final = 1_000
-# What all faults of references have in common.
+# The common part of all messages about references.
 _FAULT: Final = (
-    "this is a schema with references to others that cannot be followed: {}. Register the schemas that it "
-    "refers to again, or have the converter write whole schemas (key.converter. and "
+    "This schema has references to other schemas that cannot be resolved: {}. Register the schemas that it "
+    "refers to again, or have the converter write complete schemas (key.converter. and "
     "value.converter.apicurio.registry.dereference-schema set to true)"
 )
 
 
 class Reference(NamedTuple):
-    """A schema that another one refers to."""
+    """A reference from one schema to another."""
 
     name: str
     subject: str
@@ -41,17 +41,17 @@ class Reference(NamedTuple):
 
 
 class ReferringSchema(NamedTuple):
-    """A schema as the registry has it: its text, and the schemas that it refers to."""
+    """A schema as stored in the registry: its text and its references."""
 
     text: str
     references: tuple[Reference, ...] = ()
 
 
 def references_of(found: object) -> tuple[Reference, ...]:
-    """The references of a registry's answer.
+    """Returns the references in a registry's answer.
 
     Raises:
-        UnusableSchemaError: they do not have the form of references.
+        UnusableSchemaError: They do not have the form of references.
     """
     if not found:
         return ()
@@ -62,17 +62,17 @@ def references_of(found: object) -> tuple[Reference, ...]:
         if isinstance(one, dict):
             values = tuple(one.get(name) for name in Reference._fields)
         if [type(value) for value in values] != [str, str, int]:
-            raise _fault("they do not have name, subject and version, as Confluent's API has them")
+            raise _fault("they do not have a name, subject and version, as in Confluent's API")
         references.append(Reference(*values))
     return tuple(references)
 
 
 def written_out(schema: ReferringSchema, look_up: Callable[[Reference], ReferringSchema]) -> str:
-    """Return the text of a schema with the schemas that it refers to inside; ``look_up`` reads one of those.
+    """Returns the text of a schema with its references resolved; ``look_up`` reads a referenced schema.
 
     Raises:
-        UnusableSchemaError: references form a circle, are too many or missing, or a name is not defined.
-        RegistryError: as ``look_up``.
+        UnusableSchemaError: References form a cycle, are too many or missing, or a name is not defined.
+        RegistryError: ``look_up`` failed.
     """
     if not schema.references:
         return schema.text
@@ -88,17 +88,17 @@ def _collect(
     path: Sequence[Reference],
     known: set[tuple[str, int]],
 ) -> None:
-    """Find the definitions of all names, by their full names."""
+    """Collects the definitions of all names, by full name."""
     for one in schema.references:
         place = one.subject, one.version
         if any(place == (before.subject, before.version) for before in path):
             circle = " -> ".join(str(before) for before in (*path, one))
-            raise _fault(f"they form a circle, {circle}")
+            raise _fault(f"they form a cycle, {circle}")
         if place in known:
             continue
         known.add(place)
         if len(known) > _MOST_REFERENCES:
-            raise _fault(f"they are more than {_MOST_REFERENCES}")
+            raise _fault(f"there are more than {_MOST_REFERENCES}")
         found = look_up(one)
         _collect(found, look_up, definitions, (*path, one), known)
         _define(_parsed(found.text, str(one)), "", definitions)
@@ -108,7 +108,7 @@ def _parsed(text: str, what: str) -> Json:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        # The text of a primitive may stand without its quotes.
+        # The text of a primitive type may lack its quotes.
         if text in _PRIMITIVES:
             return text
         raise UnusableSchemaError(f"{what} is not JSON: {error!s:.120}") from error
@@ -123,7 +123,7 @@ def _full_name(schema: Mapping[str, Json], namespace: str) -> str:
 
 
 def _define(schema: Json, namespace: str, definitions: dict[str, Json]) -> None:
-    """Take in every named type of a schema, with the namespace that it stands in written down."""
+    """Collects every named type of a schema, with its namespace made explicit."""
     if isinstance(schema, list):
         for branch in schema:
             _define(branch, namespace, definitions)
@@ -142,14 +142,14 @@ def _define(schema: Json, namespace: str, definitions: dict[str, Json]) -> None:
 
 
 class _Inlining:
-    """Puts each definition in the place of its first use; later uses have its full name."""
+    """Inlines each definition at its first use; later uses have its full name."""
 
     def __init__(self, definitions: Mapping[str, Json]) -> None:
         self._definitions = definitions
         self._defined: set[str] = set()
 
     def of(self, schema: Json, namespace: str) -> Json:
-        """A schema, which stands in a namespace."""
+        """Inlines a schema that is used in a namespace."""
         if isinstance(schema, list):
             return [self.of(branch, namespace) for branch in schema]
         if isinstance(schema, str):
@@ -163,7 +163,7 @@ class _Inlining:
         if isinstance(kind, dict | list) or (isinstance(kind, str) and kind not in _PRIMITIVES):
             found["type"] = self.of(kind, namespace)
         if isinstance(kind, str) and isinstance(found["type"], dict):
-            # A definition in the place of its name, beside attributes such as connect.default.
+            # The definition replaces its name, and attributes such as connect.default are kept.
             return found["type"] | {name: one for name, one in schema.items() if name != "type"}
         for member in ("items", "values"):
             if member in found:
@@ -188,17 +188,17 @@ class _Inlining:
         if name in _PRIMITIVES:
             return name
         full = name if "." in name or not namespace else f"{namespace}.{name}"
-        # A name without a dot may be of no namespace: older libraries wrote such names inside of others.
+        # A name without a dot may have no namespace: older libraries wrote such names inside namespaces.
         for one in (full, name):
             if one in self._defined:
                 return one
             if one in self._definitions:
                 return self._definition(self._definitions[one], "")
-        raise _fault(f"it uses the type {name}, which neither it nor one of those defines")
+        raise _fault(f"it uses the type {name}, which neither it nor a referenced schema defines")
 
 
 def missing(reference: Reference, error: RegistryError) -> UnusableSchemaError:
-    """The error of a reference that the registry does not have."""
+    """Returns the error for a reference that the registry does not have."""
     return _fault(f"the registry does not have {reference} ({error.message})")
 
 

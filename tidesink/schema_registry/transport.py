@@ -1,11 +1,11 @@
-"""One request to a registry: credentials, certificates, addresses in turn, time-outs, retries with jitter.
+"""Requests to a registry: credentials, certificates, several addresses, time-outs, and retries with jitter.
 
-Secrets stay out of every ``repr``, error and URL: credentials inside a URL are moved into
-:class:`BasicAuth`, and :func:`hide` removes secrets from whatever a server answers. Bearer tokens come by
-OAuth 2.0 client credentials (RFC 6749, section 4.4) when one is needed, and are cached.
+Secrets are kept out of every ``repr``, error and URL: credentials inside a URL are moved into
+:class:`BasicAuth`, and :func:`hide` removes secrets from a server's answers. Bearer tokens are fetched by
+OAuth 2.0 client credentials (RFC 6749, section 4.4) when needed, and are cached.
 
-Only what may pass is tried again: transport errors, 408, 429 and 5xx. Any other answer is final, also
-where a second address is configured.
+Only temporary failures are retried: transport errors, 408, 429 and 5xx. Any other answer is final, even if a
+second address is configured.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ _URL_FORM = "write http://host:port/path or https://host:port/path"
 
 
 class Auth:
-    """A way to sign a request: this one not at all."""
+    """A way to authenticate a request; this base class sends no credentials."""
 
     def header(self) -> str | None:
-        """The value of ``Authorization``, or None to send none."""
+        """Returns the value of ``Authorization``, or None to omit it."""
         return None
 
     def secrets(self) -> tuple[str, ...]:
-        """Texts which must never be shown."""
+        """Returns the texts that must never be shown."""
         return ()
 
     def renew(self, refused: str | None) -> bool:  # noqa: ARG002
-        """Whether a request that was refused with this header (HTTP 401) may pass with a new one."""
+        """Returns True if a request refused with this header (HTTP 401) may succeed with a new one."""
         return False
 
 
 @dataclass(frozen=True)
 class NoAuth(Auth):
-    """Requests go out unsigned."""
+    """Requests without credentials."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class BasicAuth(Auth):
     password: str = field(repr=False)
 
     def header(self) -> str | None:
-        """``Basic`` with both in UTF-8."""
+        """Returns ``Basic`` with both in UTF-8."""
         return f"Basic {self._token()}"
 
     def secrets(self) -> tuple[str, ...]:
-        """The password, as it is and as it travels in headers and URLs."""
+        """Returns the password, also in the forms used in headers and URLs."""
         return self._token(), self.password, quote(self.password, safe="")
 
     def _token(self) -> str:
@@ -87,32 +87,32 @@ class BasicAuth(Auth):
 
 @dataclass(frozen=True)
 class BearerAuth(Auth):
-    """A token."""
+    """A bearer token."""
 
     token: str = field(repr=False)
 
     def __post_init__(self) -> None:
         if not (self.token and self.token.isascii() and self.token.isprintable()):
             raise ConfigError(
-                "a bearer token is one line of printable ASCII: does its file end in a line break?",
+                "A bearer token must be one line of printable ASCII. Does its file end in a line break?",
                 key="token",
             )
 
     def header(self) -> str | None:
-        """``Bearer`` with the token."""
+        """Returns ``Bearer`` with the token."""
         return f"Bearer {self.token}"
 
     def secrets(self) -> tuple[str, ...]:
-        """The token."""
+        """Returns the token."""
         return (self.token,)
 
 
 @dataclass(frozen=True)
 class TlsOptions:
-    """How to check the server's certificate, and which one to show it.
+    """Verification of the server's certificate, and the client's certificate.
 
-    ``ca``: PEM file of authorities; without it the usual ones. ``client_key`` may be left out where
-    ``client_cert`` holds the key too. Raises :class:`ConfigError` for a file that is not there.
+    ``ca``: PEM file of authorities; the default is the usual authorities. ``client_key`` may be omitted if
+    ``client_cert`` contains the key too. Raises :class:`ConfigError` for a missing file.
     """
 
     ca: Path | None = None
@@ -124,16 +124,16 @@ class TlsOptions:
         for option in ("ca", "client_cert", "client_key"):
             path: Path | None = getattr(self, option)
             if path is not None and not path.is_file():
-                raise ConfigError(f"no such file: {path}", key=f"tls.{option.replace('_', '-')}")
+                raise ConfigError(f"The file {path} does not exist.", key=f"tls.{option.replace('_', '-')}")
         if self.client_key and not self.client_cert:
-            raise ConfigError("a client key needs its certificate", key="tls.client-cert")
+            raise ConfigError("A client key needs its certificate.", key="tls.client-cert")
 
     def verify_argument(self) -> bool | str:
-        """``verify`` as requests takes it."""
+        """Returns the ``verify`` argument for requests."""
         return str(self.ca) if self.verify and self.ca else self.verify
 
     def cert_argument(self) -> str | tuple[str, str] | None:
-        """``cert`` as requests takes it."""
+        """Returns the ``cert`` argument for requests."""
         if self.client_cert is None:
             return None
         return (str(self.client_cert), str(self.client_key)) if self.client_key else str(self.client_cert)
@@ -141,33 +141,35 @@ class TlsOptions:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One registry: its base URL without credentials, and how to sign in there."""
+    """One registry: its base URL without credentials, and its authentication."""
 
     url: str
     auth: Auth = NoAuth()
 
     @classmethod
     def parse(cls, url: str, auth: Auth | None = None) -> Endpoint:
-        """Check a URL and move the credentials in it, if any, into ``auth``.
+        """Checks a URL and moves any credentials in it into ``auth``.
 
-        Raises :class:`ConfigError`, whose text repeats no credentials.
+        Raises :class:`ConfigError`, whose text does not contain the credentials.
         """
         shown = safe_url(url)
         parts = _split(url.strip(), shown)
         own = _own_auth(parts)
         if own and auth:
-            raise ConfigError(f"{shown} carries credentials, and others are configured: keep one", key="url")
+            raise ConfigError(
+                f"{shown} contains credentials, and others are configured. Remove one of them.", key="url"
+            )
         clean = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
         return cls(clean, own or auth or NoAuth())
 
 
 def safe_url(url: str) -> str:
-    """A URL fit to be shown: credentials, query and fragment are gone, also where it is malformed."""
+    """Returns a URL that may be shown, without credentials, query and fragment, even if it is malformed."""
     return re.split(r"[?#]", _CREDENTIALS.sub(r"\1***@", url), maxsplit=1)[0]
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:
-    """The text with every secret in it replaced by ``***``."""
+    """Returns the text with every secret replaced by ``***``."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
@@ -177,14 +179,14 @@ def _split(url: str, shown: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         sound = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-        requests.PreparedRequest().prepare_url(url, None)  # knows hosts that urlsplit takes and nobody has
+        requests.PreparedRequest().prepare_url(url, None)  # rejects host names that urlsplit accepts
     except ValueError:
         sound = False
     if not sound:
-        # Not raised inside the except: urlsplit's own message repeats a piece of the URL.
-        raise ConfigError(f"not the URL of a schema registry: {shown!r}; {_URL_FORM}", key="url")
+        # Not raised inside the except: urlsplit's message contains a part of the URL.
+        raise ConfigError(f"{shown!r} is not the URL of a schema registry: {_URL_FORM}", key="url")
     if parts.query or parts.fragment:
-        raise ConfigError(f"the URL of a schema registry has no query or fragment: {shown}", key="url")
+        raise ConfigError(f"The URL of a schema registry cannot have a query or fragment: {shown}", key="url")
     return parts
 
 
@@ -194,16 +196,16 @@ def _own_auth(parts: SplitResult) -> BasicAuth | None:
     return BasicAuth(unquote(parts.username), unquote(parts.password or ""))
 
 
-# A token is not used in its last seconds: the request must get there first, and clocks differ.
+# A token is not used in its last seconds: the request must arrive before it expires, and clocks differ.
 _MARGIN_SECONDS: Final = 30.0
-# RFC 6749 only recommends to say `expires_in`.
+# In RFC 6749 `expires_in` is only recommended.
 _UNSAID_SECONDS: Final = 300.0
 _REFUSED: Final = frozenset({400, 401, 403})
 _SHOWN: Final = 160
 
 
 class TokenUnavailableError(OSError):
-    """The token endpoint gave no token now, and may later: the transport tries again."""
+    """The token endpoint returned no token but may do so later: the transport retries."""
 
 
 @dataclass(frozen=True)
@@ -214,10 +216,10 @@ class _Token:
 
 @dataclass
 class OAuthClient(Auth):
-    """Gets its tokens from ``token_url``.
+    """Fetches tokens from ``token_url``.
 
-    ``timeout`` in seconds. ``clock`` gives seconds and never runs backwards. Threads may share it.
-    Raises ConfigError for a token URL that is none, which repeats no credentials.
+    ``timeout``: in seconds. ``clock``: monotonic time in seconds. Threads may share it. Raises ConfigError
+    for an invalid token URL, without credentials in its text.
     """
 
     token_url: str
@@ -233,17 +235,17 @@ class OAuthClient(Auth):
     def __post_init__(self) -> None:
         if not self.token_url.startswith(("https://", "http://")) or "@" in self.token_url:
             raise ConfigError(
-                f"not the URL of a token endpoint: {safe_url(self.token_url)!r}; write https://host/path "
+                f"{safe_url(self.token_url)!r} is not the URL of a token endpoint. Write https://host/path  "
                 "and keep the secret in client-secret",
                 key="token-url",
             )
 
     def header(self) -> str | None:
-        """``Bearer`` with a token that still holds.
+        """Returns ``Bearer`` with a valid token.
 
         Raises:
-            RegistryError: the endpoint refuses us; says with which of OAuth's codes.
-            TokenUnavailableError: it does not answer.
+            RegistryError: The endpoint refuses the client; the message has OAuth's code.
+            TokenUnavailableError: The endpoint does not answer.
         """
         with self._lock:
             if self._token is None or self.clock() >= self._token.until:
@@ -251,16 +253,16 @@ class OAuthClient(Auth):
             return f"Bearer {self._token.text}"
 
     def secrets(self) -> tuple[str, ...]:
-        """The client's secret in its forms, and the token."""
+        """Returns the client's secret in its forms, and the token."""
         token = self._token
         return (self.client_secret, quote_plus(self.client_secret), self._basic()) + (
             (token.text,) if token else ()
         )
 
     def renew(self, refused: str | None) -> bool:
-        """Forget the token behind a header that was refused: whether another may do better."""
+        """Drops the token of a refused header; returns True if another token may work."""
         with self._lock:
-            # Another thread may have got a new one in between, which nobody refused.
+            # Another thread may have fetched a new token in between, which was not refused.
             if self._token is not None and refused == f"Bearer {self._token.text}":
                 self._token = None
             return refused is not None
@@ -285,7 +287,8 @@ class OAuthClient(Auth):
             )
         except requests.exceptions.SSLError as error:
             raise self._problem(
-                "has a certificate that is not trusted: give its authority as oauth.ca, or check the host"
+                "has a certificate that is not trusted. Set its authority as oauth.ca, or check the host "
+                "name."
             ) from error
         except OSError as error:
             raise TokenUnavailableError(
@@ -298,8 +301,8 @@ class OAuthClient(Auth):
         if response.status_code in _REFUSED:
             code = hide(str(body.get("error", "no reason given"))[:_SHOWN], self.secrets())
             raise self._problem(
-                f"refuses client {self.client_id!r} (HTTP {response.status_code}, {code}): check client-id, "
-                "client-secret and scope"
+                f"refuses client {self.client_id!r} (HTTP {response.status_code}, {code}). Check client-id, "
+                "client-secret and scope."
             )
         if response.status_code // 100 != 2:
             raise TokenUnavailableError(
@@ -307,19 +310,20 @@ class OAuthClient(Auth):
             )
         token, lasts = body.get("access_token"), body.get("expires_in", _UNSAID_SECONDS)
         if not isinstance(token, str) or not (token and token.isascii() and token.isprintable()):
-            raise self._problem("answers without an access_token: is this the token URL?")
+            raise self._problem("answers without an access_token. Is this the token URL?")
         seconds = (
             float(lasts) if isinstance(lasts, int | float | str) and _is_number(lasts) else _UNSAID_SECONDS
         )
-        # Of a token that lasts less than a minute the margin takes half, or no request could be made.
+        # For a token that lasts less than a minute the margin is half its life, so that requests are
+        # possible.
         return _Token(token, asked_at + seconds - min(_MARGIN_SECONDS, seconds / 2))
 
     def _problem(self, what: str) -> RegistryError:
-        return RegistryError(f"the token endpoint {what}", url=safe_url(self.token_url))
+        return RegistryError(f"The token endpoint {what}", url=safe_url(self.token_url))
 
 
 class _Basic(requests.auth.AuthBase):
-    """Signs with what RFC 6749 wants: requests' own leaves out its form encoding."""
+    """Authenticates as RFC 6749 requires: requests' own class omits its form encoding."""
 
     def __init__(self, pair: str) -> None:
         self._pair = pair
@@ -351,7 +355,7 @@ _EXCERPT_LENGTH = 200
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Limits in seconds: to get a connection, and between two pieces of an answer."""
+    """Limits in seconds: for connecting, and between two pieces of an answer."""
 
     connect: float = 3.0
     read: float = 10.0
@@ -359,10 +363,10 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often and how long to try again.
+    """The number and duration of retries.
 
     Before attempt n+1 the client waits a random time up to ``base_seconds * 2**(n-1)``, at most
-    ``longest_wait_seconds``, or as long as ``Retry-After`` says; it gives up before a wait that would end
+    ``longest_wait_seconds``, or as long as ``Retry-After`` requests. It gives up before a wait that would end
     more than ``total_seconds`` after the first attempt.
     """
 
@@ -377,16 +381,16 @@ T = TypeVar("T")
 # Confluent's codes (Schema Registry API v1), which Apicurio's ccompat v7 uses too: subject, version, schema.
 _NOT_FOUND: Final = frozenset({40401, 40402, 40403})
 _SIGN_IN: Final = {
-    401: "it wants credentials, or other ones: check the registry's username and password or its token",
-    403: "these credentials may not do this: give their owner the right, or use others",
+    401: "credentials are missing or wrong. Check the registry's username and password or its token.",
+    403: "the credentials do not have the right. Grant it to their owner, or use others.",
 }
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a registry said: HTTP status, parsed JSON (None where it is none), and where it came from.
+    """A registry's answer: HTTP status, parsed JSON (None if it is not JSON), and its URL.
 
-    An answer of a form that Confluent's API does not have is a sign that something else listens at the URL.
+    An answer in a form that Confluent's API does not have indicates that another service uses the URL.
     """
 
     status: int
@@ -397,34 +401,34 @@ class Answer:
 
     @property
     def excerpt(self) -> str:
-        """The beginning of the answer, fit to be shown."""
+        """The beginning of the answer, safe to show."""
         return self.fit(self.text)
 
     def fit(self, text: str) -> str:
-        """A server's words on one short line, without control characters and without our secrets."""
+        """Cuts a server's text to one short line, without control characters and our secrets."""
         shown = hide(text, self.secrets)[:4096]
         line = " ".join("".join(c if c.isprintable() else " " for c in shown).split())
         return line if len(line) <= _EXCERPT_LENGTH else f"{line[:_EXCERPT_LENGTH]}…"
 
     @property
     def said(self) -> str:
-        """The registry's own words, as far as they are fit to be shown."""
+        """The registry's message, safe to show."""
         message = self.body.get("message") if isinstance(self.body, dict) else None
         return self.fit(message) if isinstance(message, str) and message else self.excerpt
 
     @property
     def error_code(self) -> int | None:
-        """The registry's own code of an error, or None where it is not a registry's error."""
+        """The registry's error code, or None if the answer is not a registry's error."""
         code = self.body.get("error_code") if isinstance(self.body, dict) else None
         return code if isinstance(code, int) else None
 
     @property
     def is_not_found(self) -> bool:
-        """Whether a registry says that it does not hold what was asked for."""
+        """True if the registry reports that the requested object does not exist."""
         return self.status == 404 and self.error_code in _NOT_FOUND
 
     def expect(self, kind: type[T], **context: ContextValue) -> T:
-        """The body of a good answer; raises the error that any other answer stands for."""
+        """Returns the body of a successful answer; raises the error for any other answer."""
         if self.status // 100 != 2:
             raise self.refusal(**context)
         if not isinstance(self.body, kind):
@@ -432,7 +436,7 @@ class Answer:
         return self.body
 
     def member(self, name: str, kind: type[T]) -> T:
-        """One member of a good answer's object; raises RegistryError for a missing one or another type."""
+        """Returns one member of a successful answer; raises RegistryError if missing or of another type."""
         body: dict[str, Any] = self.expect(dict)
         value = body.get(name)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -440,32 +444,34 @@ class Answer:
         return value
 
     def refusal(self, **context: ContextValue) -> RegistryError:
-        """The error for an answer that is neither good nor worth another try."""
+        """Returns the error for an answer that is neither successful nor retried."""
         code = self.error_code
         if self.status in _SIGN_IN:
-            reason = f"the schema registry answers HTTP {self.status}: {_SIGN_IN[self.status]}"
+            reason = f"The schema registry answers HTTP {self.status}: {_SIGN_IN[self.status]}"
             return RegistryError(reason, url=self.url, **context)
         if self.is_not_found:
-            return SchemaNotFoundError(f"not found: {self.said}", url=self.url, **context)
-        # Confluent answers an unknown path with the code 404: a registry, but not at this path.
+            return SchemaNotFoundError(
+                f"The schema registry did not find it: {self.said}", url=self.url, **context
+            )
+        # Confluent answers code 404 for an unknown path: it is a registry, but not at this path.
         if code is None or code == 404:
             return self.not_a_registry()
-        reason = f"the schema registry refuses (HTTP {self.status}, code {code}): {self.said}"
+        reason = f"The schema registry refuses the request (HTTP {self.status}, code {code}): {self.said}"
         return RegistryError(reason, url=self.url, **context)
 
     def not_a_registry(self) -> RegistryError:
-        """The error for an answer which no schema registry gives."""
-        shown = f": {self.excerpt}" if self.excerpt else ", nothing in it"
+        """Returns the error for an answer that no schema registry sends."""
+        shown = f": {self.excerpt}" if self.excerpt else ", without content"
         return RegistryError(
-            f"is this URL a schema registry? It answers HTTP {self.status}{shown} "
-            "(the URL may need a path, as Apicurio's /apis/ccompat/v7)",
+            f"Is this URL a schema registry? It answers HTTP {self.status}{shown} "
+            "(the URL may need a path, such as Apicurio's /apis/ccompat/v7)",
             url=self.url,
         )
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """One attempt at one address that may go better later."""
+    """A failed attempt at one address that may succeed later."""
 
     url: str
     reason: str
@@ -478,12 +484,12 @@ class _PassingFault(Exception):  # noqa: N818  # never leaves this module
         self.failures = failures
 
     def retry_after(self) -> float | None:
-        """The shortest wait asked for, since one address that is back is enough."""
+        """Returns the shortest requested wait, because one available address is enough."""
         return min((f.retry_after for f in self.failures if f.retry_after is not None), default=None)
 
 
 class Signature(AuthBase):
-    """Signs a request; given even without credentials, or requests would look into ~/.netrc."""
+    """Authenticates a request; also used without credentials, or requests would read ~/.netrc."""
 
     def __init__(self, auth: Auth) -> None:
         self._auth = auth
@@ -497,9 +503,9 @@ class Signature(AuthBase):
 
 @dataclass
 class Transport:
-    """Sends requests to the first address that answers, beginning with the one that did last time.
+    """Sends requests to the first address that answers, beginning with the last successful one.
 
-    From a ``stop`` on a request has two seconds and is not tried again.
+    After a ``stop`` a request has two seconds and is not retried.
     """
 
     endpoints: Sequence[Endpoint]
@@ -513,20 +519,20 @@ class Transport:
 
     def __post_init__(self) -> None:
         self._session = requests.Session()
-        # Cookies are the one thing in a session that threads would write to at the same time.
+        # Cookies are the only part of a session that threads would write concurrently.
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(pool_maxsize=16, max_retries=0))
 
     def close(self) -> None:
-        """Close every connection."""
+        """Closes all connections."""
         self._session.close()
 
     def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
-        """The registry's answer, whatever its status below 500 (not 408, 429).
+        """Returns the registry's answer with any status below 500 (except 408, 429).
 
-        Raises :class:`RegistryUnavailableError` when every address failed until the policy gave up or a
-        stop was asked for, and :class:`RegistryError` for a certificate that is not trusted.
+        Raises :class:`RegistryUnavailableError` if every address failed until the retry policy ended or a
+        stop was requested, and :class:`RegistryError` for a certificate that is not trusted.
         """
         started, attempt = time.monotonic(), 0
         while True:
@@ -544,7 +550,7 @@ class Transport:
                     raise self._unavailable(fault, attempt, seconds) from fault.__cause__
 
     def _stops_within(self, pause: float) -> bool:
-        """Wait before the next attempt: whether there is to be none."""
+        """Waits before the next attempt; returns True if there is to be no other attempt."""
         if self.stop is not None:
             return self.stop.wait(pause)
         self.sleep(pause)
@@ -557,11 +563,11 @@ class Transport:
             endpoint = self.endpoints[index]
             try:
                 answer = waited_for(partial(self._ask, endpoint, method, path, body), self.stop)
-            except OSError as exc:  # every error of requests is one
+            except OSError as exc:  # all errors of requests are OSErrors
                 failures.append(_Failure(endpoint.url, self._reason(endpoint, exc)))
                 cause = exc
                 if isinstance(exc, LeftBehindError):
-                    break  # the time of a stop is all addresses' together
+                    break  # all addresses share the time of a stop
                 continue
             if isinstance(answer, Answer):
                 self._preferred = index
@@ -604,12 +610,12 @@ class Transport:
         if isinstance(error, TokenUnavailableError):
             return str(error)
         if isinstance(error, LeftBehindError):
-            return f"no answer {LAST_SECONDS:g} s after a stop was asked for"
+            return f"no answer {LAST_SECONDS:g} s after a stop was requested"
         chain = list(causes_of(error))
         if any(isinstance(link, ssl.SSLCertVerificationError) for link in chain):
             raise RegistryError(
-                "the certificate of the schema registry is not trusted: give its authority as `ca`, "
-                "or check the host name",
+                "The certificate of the schema registry is not trusted. Set its authority as `ca`, "
+                "or check the host name.",
                 url=endpoint.url,
             ) from error
         if isinstance(error, requests.ConnectTimeout):
@@ -625,11 +631,11 @@ class Transport:
     def _unavailable(self, fault: _PassingFault, attempts: int, seconds: float) -> RegistryUnavailableError:
         reasons = "; ".join(f"{failure.url}: {failure.reason}" for failure in fault.failures)
         later = fault.retry_after()
-        asked = "" if later is None else f"; it asks to come back in {later:g} s"
+        asked = "" if later is None else f"; it asks to retry in {later:g} s"
         tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         return RegistryUnavailableError(
-            f"the schema registry gave no usable answer in {tries} over {seconds:.1f} s ({reasons}){asked}: "
-            "is it running, and is the URL right?"
+            f"The schema registry gave no usable answer in {tries} over {seconds:.1f} s ({reasons}){asked}. "
+            "Is it running, and is the URL right?"
         )
 
 
@@ -643,7 +649,7 @@ def _answer(response: requests.Response, endpoint: Endpoint) -> Answer:
 
 
 def retry_after_of(response: requests.Response) -> float | None:
-    """Seconds from a ``Retry-After`` header in either form, or None."""
+    """Returns the seconds of a ``Retry-After`` header in either form, or None."""
     value = response.headers.get("Retry-After", "").strip()
     if value.isdecimal():
         return float(value)
@@ -656,7 +662,7 @@ def retry_after_of(response: requests.Response) -> float | None:
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """An error and all it wraps: requests and urllib3 keep the cause in args, reason or context."""
+    """Yields an error and all that it wraps: requests and urllib3 keep causes in args, reason or context."""
     seen: set[int] = set()
     waiting: list[object] = [error]
     while waiting:
