@@ -1,4 +1,4 @@
-"""Write docs/types.md from the table of types; with --check, only compare."""
+"""Writes docs/types.md from the table of types; with --check, only compares."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIELDS_HEAD = "field|Avro|default|option|meaning"
 
 
 def cells(row: TypeRow) -> tuple[str, ...]:
-    """One line of the type table."""
+    """Returns one line of the type table."""
     avro = row.avro + (f" ({row.avro_string_mode})" if row.avro_string_mode else "")
     limit, code = row.sql_type_above or (None, None)
     sql_type = f"{row.sql_type}" + (f"; {code} above {limit}" if row.sql_type_above else "")
@@ -41,13 +41,13 @@ def cells(row: TypeRow) -> tuple[str, ...]:
 
 
 def table(head: str, rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table."""
+    """Returns a Markdown table."""
     lines = [head.split("|"), ["---"] * (head.count("|") + 1), *rows]
     return "\n" + "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     fields = [(f"`{f.name}`", f.avro, f"`{f.default!r}`", f.option, f.meaning) for f in EXTENSION_FIELDS]
     tidb = INTRODUCTION + table(TYPES_HEAD, map(cells, TYPES))
     return tidb + EXTENSION + table(FIELDS_HEAD, fields) + section(table)
@@ -57,4 +57,4 @@ if __name__ == "__main__":
     if "--check" not in sys.argv:
         PAGE.write_text(page(), encoding="utf-8")
     elif PAGE.read_text(encoding="utf-8") != page():
-        sys.exit("docs/types.md is not what the table says: run make docs")
+        sys.exit("docs/types.md does not match the type table: run `make docs`")

@@ -1,4 +1,4 @@
-"""Write docs/pictures/*.svg from the texts beside them; with --check, only compare."""
+"""Writes docs/pictures/*.svg from the texts in the same folder; with --check, only compares."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PICTURES: Final = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 
 
 def main() -> int:
-    """Write or compare; 1 where a picture is not what its text says."""
+    """Writes or compares the pictures; returns 1 if a picture does not match its text."""
     found = {path.with_suffix(".svg"): drawn(path.read_text("utf-8")) for path in PICTURES.glob("*.txt")}
     stale = [path for path, text in found.items() if not path.exists() or path.read_text("utf-8") != text]
     for path in stale:
         if "--check" in sys.argv[1:]:
-            print(f"{path.name} is not what its text says: run `make docs`", file=sys.stderr)
+            print(f"{path.name} does not match its text: run `make docs`", file=sys.stderr)
         else:
             path.write_text(found[path], encoding="utf-8")
     return 1 if stale and "--check" in sys.argv[1:] else 0

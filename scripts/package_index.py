@@ -1,4 +1,4 @@
-"""The package index that pip would ask, for a Python that has no pip. Standard library alone."""
+"""The package index that pip would use, for a Python without pip; uses only the standard library."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CONFIG_FILES = ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
-# Where pip says its default, and how.
+# pip's module with its default index, and the pattern of that default.
 MODULE = "pip/_internal/models/index.py"
 DEFAULT = re.compile(r'^PyPI = PackageIndex\(\s*"([^"]+)"', re.MULTILINE)
 
 
 def index() -> str:
-    """The address of the package index, without a slash at its end."""
+    """Returns the address of the package index, without a trailing slash."""
     found = os.environ.get("PIP_INDEX_URL") or configured() or next(defaults(), None)
     if not found:
-        raise SystemExit("no package index is known here: set PIP_INDEX_URL")
+        raise SystemExit("No package index is configured. Set PIP_INDEX_URL.")
     return found.rstrip("/")
 
 
 def configured() -> str | None:
-    """The index in pip's config files; the later file counts, as for pip."""
+    """Returns the index in pip's config files; later files take precedence, as in pip."""
     parser = configparser.ConfigParser(interpolation=None)
     own = os.environ.get("PIP_CONFIG_FILE")
     parser.read([*(Path(name).expanduser() for name in CONFIG_FILES), *([own] if own else [])])
@@ -35,7 +35,7 @@ def configured() -> str | None:
 
 
 def defaults() -> Iterator[str]:
-    """The default index of each pip on this machine, installed or as a wheel."""
+    """Yields the default index of each pip on this machine, installed or as a wheel."""
     library = sysconfig.get_path("purelib", vars={"base": sys.base_prefix})
     for folder in (library, "/usr/lib/python3/dist-packages"):
         module = Path(folder, MODULE)
@@ -49,6 +49,6 @@ def defaults() -> Iterator[str]:
 
 
 def default_in(module: str) -> Iterator[str]:
-    """The index that the text of pip's module names."""
+    """Yields the index named in the text of pip's module."""
     for found in DEFAULT.finditer(module):
         yield urllib.parse.urljoin(found[1], "simple")

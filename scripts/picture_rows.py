@@ -1,4 +1,4 @@
-"""The rows of a picture, from its text.
+"""Parses the rows of a picture from its text.
 
 A text is a title (``# …``) and rows from top to bottom: ``box: HEAD :: LINE :: LINE``, ``arrow: LABEL``, or
 ``group: TITLE`` with the boxes of one row indented below it.
@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 WIDTH: Final = 860
 MARGIN: Final = 20
-# A character of 13 px in common fonts, and a bold one: rounded up, so that no reader's font breaks a box.
+# Width of a 13 px character in common fonts, plain and bold, rounded up so that the text fits in any reader's
+# font.
 NARROW: Final = 6.9
 BOLD: Final = 7.6
 LONGEST: Final = int((WIDTH / 2 - 2 * MARGIN) / NARROW)
@@ -27,10 +28,10 @@ class Row(NamedTuple):
 
 
 def parsed(text: str) -> list[Row]:
-    """The rows of a text.
+    """Returns the rows of a text.
 
     Raises:
-        ValueError: a line is none of the three kinds, or too long to stand beside an arrow.
+        ValueError: A line has an unknown kind, or is too long to fit next to an arrow.
     """
     rows: list[Row] = []
     for line in filter(str.strip, text.splitlines()[1:]):
@@ -42,11 +43,11 @@ def parsed(text: str) -> list[Row]:
         elif kind in ("arrow", "group") and len(rest) <= LONGEST:
             rows.append(Row(kind, rest, []))
         else:
-            raise ValueError(f"no line of a picture: {line!r}")
+            raise ValueError(f"Not a line of a picture: {line!r}")
     return rows
 
 
 def wrapped(box: Sequence[str], width: float) -> Iterator[tuple[str, str]]:
-    """The lines of a box of this width, each with its style: the head is bold."""
+    """Yields the lines of a box of this width, each with its style: the head is bold."""
     yield from ((line, 'font-weight="bold"') for line in wrap(box[0], int(width / BOLD)))
     yield from ((line, "") for words in box[1:] for line in wrap(words, int(width / NARROW)))

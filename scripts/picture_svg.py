@@ -1,4 +1,4 @@
-"""A picture's rows as SVG."""
+"""Draws a picture's rows as SVG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ARROW: Final = 40
 
 
 def drawn(text: str) -> str:
-    """The picture of a text, as SVG."""
+    """Returns the picture of a text, as SVG."""
     title, rows = text.splitlines()[0].removeprefix("# "), parsed(text)
     parts, top = [_text(WIDTH / 2, 32, title, 'font-weight="bold" font-size="16"')], 52.0
     for row in rows:

@@ -12,7 +12,7 @@ from tidesink.cli.main import app
 
 
 def commands() -> str:
-    """Every command with its options."""
+    """Returns every command with its options."""
     return "\n\n".join(_command(typer.main.get_command(app), "tidesink"))
 
 

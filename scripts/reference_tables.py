@@ -12,7 +12,7 @@ from tidesink.errors import TidesinkError
 
 
 def settings() -> str:
-    """Every setting of the config, section by section."""
+    """Returns every setting of the config, section by section."""
     return "\n\n".join(_section(schema := config_schema(), schema, "(top level)", []))
 
 
@@ -38,12 +38,12 @@ def _shown(setting: Any) -> str:
 
 
 def kafka_properties() -> str:
-    """The client properties that are taken."""
+    """Returns the allowed client properties."""
     return "\n".join(f"- `{name}`" for name in kafka_client.NAMES)
 
 
 def errors() -> str:
-    """The tree of errors with what each is and what comes next."""
+    """Returns the tree of errors, each with its meaning and remedy."""
     kinds = _tree(TidesinkError, 0)
     rows = [f"| {'· ' * depth}`{kind.__name__}` | {kind.remedy} | {_says(kind)} |" for kind, depth in kinds]
     return "| error | remedy | meaning |\n|---|---|---|\n" + "\n".join(rows)

@@ -1,4 +1,4 @@
-"""A hook of MkDocs: README, CONTRIBUTING and CHANGELOG become pages of the site, with links that fit it."""
+"""An MkDocs hook: README, CONTRIBUTING and CHANGELOG become pages of the site, with adapted links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINK = re.compile(r"\]\((?!https?:|#)(?P<path>[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are files of the repository's root."""
+    """Adds the pages that are files in the repository's root."""
     for page, name in PAGES.items():
         text = LINK.sub(lambda link: _link(link, config), (ROOT / name).read_text("utf-8"))
         files.append(File.generated(config, page, content=text))
@@ -22,12 +22,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, config: MkDocsConfig, **_page: object) -> str:
-    """Have links to files that are no pages lead to the repository."""
+    """Points links to files that are not pages to the repository."""
     return re.sub(r"\]\(\.\./(?=(?:tidesink|tests|scripts)/)", f"]({config.repo_url}/blob/main/", markdown)
 
 
 def _link(link: re.Match[str], config: MkDocsConfig) -> str:
-    """A link of the root, as the site has it: to a page, or to the repository."""
+    """Converts a link of the root to the site's form: to a page, or to the repository."""
     path, anchor = link["path"], link["anchor"] or ""
     page = next((page for page, name in PAGES.items() if name == path), None)
     page = path.removeprefix("docs/") if path.startswith("docs/") else page

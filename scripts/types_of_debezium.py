@@ -25,7 +25,7 @@ name is read only by its Connect type. `debezium-values.md` has the rules for ot
 
 
 def section(table: Table) -> str:
-    """The sections, tables by ``table``."""
+    """Returns the sections; ``table`` renders their tables."""
     other = [(r.name, ", ".join(r.spellings), r.python, r.spark, r.lost) for r in OTHER_TYPES]
     named = [
         (f"`{s.name}`", ", ".join(s.wire), s.type, s.seen, s.note)

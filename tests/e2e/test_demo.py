@@ -211,6 +211,6 @@ def test_two_demos_in_one_place_are_told_apart(tmp_path: Path) -> None:
             [*_TIDESINK, "dev", "demo", "--dir", str(tmp_path)], capture_output=True, text=True, check=False
         )
         assert second.returncode == 1
-        assert "another demo runs in" in second.stderr
+        assert "Another demo runs in" in second.stderr
         os.killpg(process.pid, signal.SIGINT)
         process.communicate(timeout=_STOP_SECONDS)

@@ -155,7 +155,7 @@ def test_a_busy_port_starts_nothing(tmp_path: Path, taken: int) -> None:
         stack = DevStack(tmp_path, kafka_port=ports[0], controller_port=ports[1], registry_port=ports[2])
         with pytest.raises(DevStackError) as caught:
             stack.up()
-    assert f"port {ports[taken]} for the" in str(caught.value)
+    assert f"Port {ports[taken]} for the" in str(caught.value)
     assert options[taken] in str(caught.value)
     assert _pids(stack) == [None, None]
 
@@ -274,7 +274,7 @@ def test_topics_whose_cluster_is_not_known_are_left_alone(tmp_path: Path, partit
     (data / partition / "00000000000000000000.log").write_bytes(b"records")
     before = _files(data)
     with pytest.raises(
-        DevStackError, match=r"holds topics without the meta\.properties .* put that file back"
+        DevStackError, match=r"has topics but not the file meta\.properties .* Restore that file"
     ):
         _broker(tmp_path).prepare(silent)
     assert _files(data) == before
@@ -287,7 +287,7 @@ def test_a_format_that_does_not_end_is_said(tmp_path: Path, monkeypatch: pytest.
     java.chmod(0o755)
     (tmp_path / "jdk" / "release").write_text('JAVA_VERSION="21"\n')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
-    with pytest.raises(DevStackError, match=r"has not formatted its storage .* within 0 s"):
+    with pytest.raises(DevStackError, match=r"did not format its storage .* within 0 s"):
         _format(tmp_path, tmp_path / "server.properties", seconds=0.2)
 
 

@@ -80,8 +80,8 @@ def _rows(tmp_path: Path, ids: list[int], expected: list[int]) -> tuple[str, ...
     [
         ([1, 2], [2, 1], ()),
         ([1], [1, 2], ("row (2,) is missing",)),
-        ([1, 2], [1], ("row (2,) must not be there",)),
-        ([1, 1], [1], ("1 rows are there more than once",)),
+        ([1, 2], [1], ("row (2,) is unexpected",)),
+        ([1, 1], [1], ("1 rows appear more than once",)),
         ([], [1, 2, 3, 4, 5], (*(f"row ({number},) is missing" for number in (1, 2, 3)), "and 2 more")),
     ],
 )

@@ -15,7 +15,9 @@ def test_a_machine_without_mariadb_is_told_the_package(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with (
-        pytest.raises(DevStackError, match=r"no mariadbd on the PATH.*apt-get install mariadb-server-core"),
+        pytest.raises(
+            DevStackError, match=r"mariadbd is not on the PATH.*apt-get install mariadb-server-core"
+        ),
         running_mariadb(tmp_path / "server"),
     ):
         pass
@@ -28,7 +30,7 @@ def test_what_the_installer_says_is_passed_on(tmp_path: Path, monkeypatch: pytes
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with (
-        pytest.raises(DevStackError, match=r"cannot make .*\n.*the disk is full"),
+        pytest.raises(DevStackError, match=r"cannot create .*\n.*the disk is full"),
         running_mariadb(tmp_path / "server"),
     ):
         pass

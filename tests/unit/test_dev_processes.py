@@ -168,7 +168,7 @@ def test_a_daemon_that_ends_while_starting_shows_its_log(files: DaemonFiles) -> 
         str(files.pid_file),
     ]
     daemon = start_daemon(files, program, port=1)
-    with pytest.raises(DevStackError, match=r"thing ended while starting\.(.|\n)*no such topic"):
+    with pytest.raises(DevStackError, match=r"thing ended while it was starting\.(.|\n)*no such topic"):
         wait_ready(files, daemon, lambda: False, deadline=time.monotonic() + _SECONDS)
 
 
@@ -190,7 +190,7 @@ def test_a_busy_port_is_named_with_the_way_out() -> None:
         with pytest.raises(DevStackError) as caught:
             require_free_port(port, name="broker", option="--kafka-port")
     said = str(caught.value)
-    assert f"port {port} for the broker is in use" in said
+    assert f"Port {port} for the broker is in use" in said
     assert "another with --kafka-port" in said
 
 

@@ -142,7 +142,9 @@ def test_a_refusal_stays_a_refusal_where_nothing_more_can_be_asked(serve: Serve,
             ),
         }
     )
-    with pytest.raises(IncompatibleSchemaError, match="the registry says: incompatible: qty at /fields/0"):
+    with pytest.raises(
+        IncompatibleSchemaError, match="the registry's message: incompatible: qty at /fields/0"
+    ):
         client(server.url).register("s", NEW)
 
 
@@ -170,7 +172,7 @@ def test_a_subject_without_a_level_has_the_registrys(serve: Serve, client: Clien
 def test_a_level_that_is_none_is_refused_before_anything_is_sent(serve: Serve, client: Client) -> None:
     server = serve(Reply())
     with pytest.raises(
-        ConfigError, match="'SIDEWAYS' is not a compatibility level. Use one of NONE, BACKWARD"
+        ConfigError, match=r"'SIDEWAYS' is not a compatibility level\. Use one of NONE, BACKWARD"
     ):
         client(server.url).set_compatibility_level("SIDEWAYS")  # type: ignore[arg-type]
     assert server.seen == []

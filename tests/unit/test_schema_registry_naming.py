@@ -128,7 +128,7 @@ def test_two_listed_tables_on_one_topic_are_refused() -> None:
     ],
 )
 def test_a_topic_that_names_no_table_says_why(rule: str, topic: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=f"{reason}.*: list the table in `tables:`"):
+    with pytest.raises(ConfigError, match=rf"{reason}.*\. List the table in `tables:`"):
         TopicRule.parse(rule).table_of(topic)
 
 

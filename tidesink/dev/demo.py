@@ -1,9 +1,9 @@
 """``make demo``: a broker, a registry, a workload, the worker, and the check of every value.
 
-The workload is seeded and repeatable, and goes through tidesink's own encoders to real topics: schemas,
-records as TiCDC sends them (restarts too), and a file of the end state. Everything lives in one directory
-and begins afresh each time, so that two runs print the same. What was downloaded stays in the cache: the
-second run starts in seconds.
+The workload is seeded and repeatable, and uses tidesink's own encoders and real topics: schemas, records as
+TiCDC sends them (including restarts), and a file of the final state. Everything is in one directory, which is
+created anew each time, so that two runs print the same. Downloads stay in the cache: the second run starts in
+seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _STOPPING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-# The demo lasts a minute: it would be over before a full compiler's work paid off, and its tables are small.
+# The demo lasts a minute and its tables are small: a full compiler's work would not pay off.
 SPARK_CONF: Final = {
     "spark.driver.extraJavaOptions": (
         "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
@@ -48,9 +48,9 @@ SPARK_CONF: Final = {
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """How large the demo is, and which codec it shows. It keeps to ``directory / "demo"``.
+    """Size and codec of the demo. It only uses ``directory / "demo"``.
 
-    ``batch_records``: the most records of one batch, so that a table takes several.
+    ``batch_records``: the most records of one batch; a table needs several batches.
     """
 
     directory: Path
@@ -63,7 +63,7 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo did and found; ``seconds`` by step."""
+    """The demo's results; ``seconds`` by step."""
 
     workload: WorkloadReport
     run: RunReport
@@ -74,13 +74,13 @@ class DemoResult:
 
     @property
     def right(self) -> bool:
-        """True when every table is well and every value is what the workload says."""
+        """True if all tables are healthy and every value is as expected."""
         return all(check.right for check in self.checks) and self.run.exit_code == 0
 
 
 @dataclass
 class Steps:
-    """Says what begins and keeps how long it took."""
+    """Announces steps and measures their time."""
 
     say: Say
     seconds: dict[str, float]
@@ -94,19 +94,20 @@ class Steps:
 
 
 def run_demo(options: DemoOptions, say: Say, *, listener: Listener | None = None) -> DemoResult:
-    """Run the whole job once; nothing is left running, whatever happens.
+    """Runs the whole demo once; nothing is left running, whatever happens.
 
     Raises:
-        DevStackError: no Java, jars not to be had, a service that does not start, or another demo here.
-        TidesinkError: the worker or the workload failed as a whole.
-        KeyboardInterrupt: the demo was stopped, and has been taken down.
+        DevStackError: There is no Java, jars cannot be fetched, a service does not start, or another demo
+            runs here.
+        TidesinkError: The worker or the workload failed as a whole.
+        KeyboardInterrupt: The demo was stopped; its services are down.
     """
     options.directory.mkdir(parents=True, exist_ok=True)
     with only_demo(options.directory):
         directory = (options.directory / "demo").resolve()
         kafka, controller, registry = free_ports(3)
         stack = DevStack(directory, kafka_port=kafka, controller_port=controller, registry_port=registry)
-        stack.down()  # what a killed demo left
+        stack.down()  # leftovers of a killed demo
         shutil.rmtree(directory, ignore_errors=True)
         try:
             steps = Steps(say, {})
@@ -123,14 +124,14 @@ def only_demo(directory: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DevStackError(
-                f"another demo runs in {directory}: wait for it, or choose another --dir"
+                f"Another demo runs in {directory}. Wait for it, or choose another --dir."
             ) from None
         yield
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Who presses Ctrl-C twice must not be left with half a stack. Only the main thread hears signals."""
+    """Ignores stop signals, so that a second Ctrl-C leaves no half stack; main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -156,7 +157,7 @@ def _run(options: DemoOptions, stack: DevStack, steps: Steps, listeners: tuple[L
     config = _config(options, directory, addresses)
     with steps.step("worker", "Spark starts, then reads the topics until they are drained"):
         run = _work(load_config(config), listeners)
-    with steps.step("check", "every column of every row, by a reader that shares nothing with the worker"):
+    with steps.step("check", "every column of every row, by a reader that shares no code with the worker"):
         checks = _check(directory)
     return DemoResult(workload, run, checks, steps.seconds, config, directory / "lake")
 
@@ -182,7 +183,7 @@ def _write(options: DemoOptions, directory: Path, addresses: StackAddresses, say
 
 
 def _config(options: DemoOptions, directory: Path, addresses: StackAddresses) -> Path:
-    """The config a person would write; it names no type that the topics do not carry."""
+    """Writes the config that a user would write, without types that the topics do not report."""
     source: dict[str, object] = {
         "brokers": addresses.brokers,
         "protocol": options.protocol,

@@ -1,13 +1,12 @@
 """Checks what the workers wrote to a Delta lake, independently of them.
 
-Every column of every row is compared with what the source says it holds. Values are compared as values of
-the column's type: 1.50 equals 1.5 in a decimal column, a TIMESTAMP is an instant, a FLOAT is the 32-bit
-number.
+Every column of every row is compared with the expected value. Values are compared by the column's type: 1.50
+equals 1.5 in a decimal column, a TIMESTAMP is an instant, a FLOAT is the 32-bit number.
 
-The table is read with pyarrow alone. Nothing of ``tidesink.sinks`` is imported and no Java is needed.
-Source of the format: the Delta transaction log protocol (actions, checkpoints, column mapping by name,
-deletion vectors as 64-bit Roaring bitmap arrays in the portable layout). Classic checkpoints are read, V2
-ones are not.
+The table is read only with pyarrow. Nothing is imported from ``tidesink.sinks`` and no Java is needed. Source
+of the format: the Delta transaction log protocol (actions, checkpoints, column mapping by name, deletion
+vectors as 64-bit Roaring bitmap arrays in the portable layout). Classic checkpoints are supported, V2
+checkpoints are not.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class TableCheck:
-    """One table's comparison: rows and columns that were compared, and the first differences."""
+    """One table's comparison: compared rows and columns, and the first differences."""
 
     table: str
     rows: int
@@ -45,16 +44,16 @@ class TableCheck:
 
     @property
     def right(self) -> bool:
-        """True when every value is what it must be."""
+        """True if every value is as expected."""
         return not self.differences
 
 
 def check_table(
     path: Path, expected: ExpectedTable, *, time_zone: str = "UTC", zero_date: str = "null"
 ) -> TableCheck:
-    """Compare one Delta table at ``path`` with its expected rows.
+    """Compares one Delta table at ``path`` with its expected rows.
 
-    ``time_zone`` is the zone the expected TIMESTAMP texts are in.
+    ``time_zone``: zone of the expected TIMESTAMP texts.
     """
     try:
         lake = open_lake_table(path)
@@ -90,7 +89,7 @@ def _differences(
     by_key = {tuple(row[i] for i in key): row for row in found}
     messages = []
     if len(by_key) != len(found):
-        messages.append(f"{len(found) - len(by_key)} rows are there more than once")
+        messages.append(f"{len(found) - len(by_key)} rows appear more than once")
     for row in wanted:
         identity = tuple(row[i] for i in key)
         other = by_key.pop(identity, None)
@@ -99,8 +98,10 @@ def _differences(
         elif other != row:
             unequal = [n for n, a, b in zip(names, row, other, strict=True) if a != b]
             column = names.index(unequal[0])
-            messages.append(f"row {identity} column {unequal[0]}: {other[column]!r}, must be {row[column]!r}")
-    messages.extend(f"row {identity} must not be there" for identity in by_key)
+            messages.append(
+                f"row {identity} column {unequal[0]}: {other[column]!r}, expected {row[column]!r}"
+            )
+    messages.extend(f"row {identity} is unexpected" for identity in by_key)
     return messages[:_SHOWN] + ([f"and {len(messages) - _SHOWN} more"] if len(messages) > _SHOWN else [])
 
 
@@ -173,7 +174,7 @@ _Z85_TO_B85 = str.maketrans(_Z85, _B85)
 
 @dataclass
 class LakeTable:
-    """One version of a Delta table: column types as Delta spells them, and the live files."""
+    """One version of a Delta table: column types in Delta's spelling, and the live files."""
 
     path: Path
     version: int = -1
@@ -182,7 +183,7 @@ class LakeTable:
     files: dict[tuple[str, str | None], dict[str, Any]] = field(default_factory=dict)
 
     def read(self) -> pa.Table:
-        """All live rows, columns under their names."""
+        """Returns all live rows, with columns under their logical names."""
         parts = [self._file(add) for add in self.files.values()]
         if not parts:
             return pa.table({name: pa.array([]) for name in self.columns})
@@ -192,8 +193,8 @@ class LakeTable:
         table = pq.read_table(
             self.path / unquote(add["path"]), coerce_int96_timestamp_unit="us", partitioning=None
         )
-        # The log has a partition column's value, as text, for the whole file. A column added after the
-        # file was written is in neither: all NULL.
+        # A partition column's value is in the log, as text, for the whole file. A column added after the file
+        # was written is in neither and is all NULL.
         partition = dict(add.get("partitionValues") or {})
         columns = {
             name: table[physical]
@@ -211,10 +212,10 @@ class LakeTable:
 
 
 def open_lake_table(path: Path, version: int | None = None) -> LakeTable:
-    """A version of the Delta table at ``path``; None: the newest.
+    """Opens a version of the Delta table at ``path``; None is the newest.
 
     Raises:
-        FileNotFoundError: there is no Delta log.
+        FileNotFoundError: There is no Delta log.
     """
     log = path / "_delta_log"
     names = sorted(entry.name for entry in log.iterdir())
@@ -255,7 +256,7 @@ def _replay(table: LakeTable, actions: Iterator[dict[str, Any]]) -> None:
             added[_file_key(action["add"])] = action["add"]
         if action.get("remove"):
             table.files.pop(_file_key(action["remove"]), None)
-    # Removes and adds of one commit are a set: the order of the lines says nothing.
+    # Removes and adds of one commit are a set: the order of the lines has no meaning.
     table.files.update(added)
 
 
@@ -273,7 +274,7 @@ def _take_schema(table: LakeTable, schema: dict[str, Any]) -> None:
 
 
 def deleted_rows(table: Path, vector: dict[str, Any] | None) -> set[int]:
-    """The row numbers a deletion vector marks, within its data file."""
+    """Returns the row numbers in its data file that a deletion vector marks."""
     if not vector:
         return set()
     stored = vector["pathOrInlineDv"]
@@ -300,7 +301,7 @@ def _vector_file(stored: str) -> str:
 def _roaring_array(data: bytes) -> Iterator[int]:
     magic, bitmaps = struct.unpack_from("<iq", data)
     if magic != _ROARING_ARRAY_MAGIC:
-        raise ValueError(f"a deletion vector in an unknown layout: {magic}")
+        raise ValueError(f"The deletion vector has an unknown layout: {magic}.")
     at = 12
     for _ in range(bitmaps):
         (high,) = struct.unpack_from("<i", data, at)
@@ -318,7 +319,7 @@ def _roaring32(data: bytes, start: int) -> tuple[list[int], int]:
         (count,) = struct.unpack_from("<I", data, start + 4)
         runs, at = bytes((count + 7) // 8), start + 8
     else:
-        raise ValueError(f"a Roaring bitmap with an unknown cookie: {cookie}")
+        raise ValueError(f"The Roaring bitmap has an unknown cookie: {cookie}.")
     headers = [struct.unpack_from("<HH", data, at + 4 * i) for i in range(count)]
     at += 4 * count
     if not with_runs or count >= 4:  # the offsets are there, but containers follow each other anyway

@@ -1,8 +1,7 @@
-"""A shop in a real database: rows of years, and changes that go to Kafka as a changefeed sends them.
+"""A shop in a real database: many old rows, and changes that go to Kafka as a changefeed sends them.
 
-The rows of years are in the database alone. Each later change is a transaction there, and behind its commit a
-record: what TiCDC would write to a topic that was made today. Everything is seeded, but for the time of a
-commit.
+The old rows are only in the database. Each later change is a transaction there, followed by a record as TiCDC
+would write it to a topic created today. Everything is seeded except the time of a commit.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from tidesink.sinks.targets.sharing import quote_mysql
 
 TOPICS: Final = "{schema}_{table}"
 PARTITIONS: Final = 2
-# Nothing was sent of the tables' DDL: each record has its columns' whole types.
+# The tables' DDL was not sent, so each record has its columns' full types.
 CODEC: Final = CodecOptions(enable_tidb_extension=True, content_compatible=True)
 CUSTOMERS: Final = TableId("shop", "customers")
 ORDERS: Final = TableId("shop", "orders")
-# No change is of this order: what somebody else does to it is seen by itself.
+# The shop never changes this order, so that a change by someone else stands out.
 UNTOUCHED: Final = 17
 
 _CREATE: Final = {
@@ -45,10 +44,10 @@ _CREATE: Final = {
         "note TEXT, placed_at DATETIME(6) NOT NULL)"
     ),
 }
-# Each column's values are of one type, which the tables above say.
+# Each column's values have one type, as defined by the tables above.
 Row = dict[str, Any]
 
-_ORDERS_OF_ONE: Final = 4  # as many for each customer
+_ORDERS_OF_ONE: Final = 4  # the number of orders per customer
 _NAMES: Final = ("Ada", "Émile", "中文", "O'Neill", "Grace 😀", None)
 _NOTES: Final = (None, "", "leave at the door", "gift\twrapped\n", 'say "hi"')
 _FIRST_DAY: Final = datetime(2016, 1, 1)
@@ -59,7 +58,7 @@ _NOWHERE: Final = Position(topic="", partition=0, offset=0)
 
 @dataclass
 class _Table:
-    """The rows of one table by id; ``ids``: of those that may change, in any order."""
+    """The rows of one table by id. ``ids``: ids of the rows that may change, in any order."""
 
     schema: TableSchema
     rows: dict[int, Row] = field(default_factory=dict)
@@ -71,14 +70,14 @@ class _Table:
             self.ids.append(row["id"])
 
     def take(self, random: Random) -> Row:
-        """A row at random, which is gone from here."""
+        """Removes and returns a random row."""
         place = random.randrange(len(self.ids))
         self.ids[place], self.ids[-1] = self.ids[-1], self.ids[place]
         return self.rows.pop(self.ids.pop())
 
 
 class LiveShop:
-    """Two tables in a database, and their topics. Close it."""
+    """Two tables in a database, and their topics; close it after use."""
 
     def __init__(self, server: MariaDb, brokers: str, *, seed: int, topics: str = TOPICS) -> None:
         from tidesink.sinks.targets.sql.mysql import pymysql
@@ -101,11 +100,11 @@ class LiveShop:
 
     @property
     def changes(self) -> int:
-        """How many changes were sent."""
+        """The number of changes sent."""
         return sum(self._sent.values())
 
     def load(self, orders: int) -> int:
-        """Make the tables with so many orders, of which nothing is sent; the number of all rows."""
+        """Creates the tables with this many orders, without sending them; returns the number of all rows."""
         with self._connection.cursor() as cursor:
             cursor.execute("CREATE DATABASE shop CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
             for query in _CREATE.values():
@@ -122,10 +121,10 @@ class LiveShop:
         return sum(len(table.rows) for table in self._tables.values())
 
     def change_until(self, stop: threading.Event, *, rate: float) -> None:
-        """Change all the time, ``rate`` rows a second at most; in the end the broker has everything.
+        """Changes at most ``rate`` rows per second until ``stop``; then the broker has all records.
 
         Raises:
-            SourceUnavailableError: some record did not arrive.
+            SourceUnavailableError: Some record did not arrive.
         """
         sender = RecordSender(self._brokers, rate=rate, by_topic=self._sent)
         while not stop.is_set():
@@ -134,7 +133,7 @@ class LiveShop:
         sender.close()
 
     def _transaction(self) -> Iterator[OutgoingRecord]:
-        """One transaction at random, and once it is committed its records."""
+        """Commits one random transaction, then yields its records."""
         steps: tuple[Callable[[], Iterator[ChangeEvent]], ...] = (
             self._new_customer,
             self._new_order,
@@ -154,14 +153,14 @@ class LiveShop:
             yield record
 
     def close(self) -> None:
-        """Close the connection."""
+        """Closes the connection."""
         self._connection.close()
 
     def _new_customer(self) -> Iterator[ChangeEvent]:
         yield self._inserted(CUSTOMERS, self._customer(len(self._tables[CUSTOMERS].ids) + 10**9))
 
     def _new_order(self) -> Iterator[ChangeEvent]:
-        """An order, and what its customer owes."""
+        """Creates an order and updates its customer's balance."""
         order = self._order(self.changes + 10**9)
         yield self._inserted(ORDERS, order)
         before = self._tables[CUSTOMERS].take(self._random)
@@ -192,7 +191,7 @@ class LiveShop:
 
     def _customer(self, number: int) -> Row:
         random = self._random
-        # Ids above 2^63 too, as an unsigned key may have.
+        # Some ids are above 2^63, which an unsigned key allows.
         identity = 2**64 - number if number % 5 == 0 else number
         since = (_FIRST_DAY + timedelta(days=random.randrange(_DAYS))).date().isoformat()
         balance = Decimal(random.randrange(10**9)).scaleb(-4)
@@ -228,7 +227,7 @@ def _insert(schema: TableSchema) -> str:
 
 
 def _statement(event: ChangeEvent) -> tuple[str, tuple[Any, ...]]:
-    """What a change is in SQL, and its values."""
+    """Returns the SQL statement of a change, and its values."""
     assert event.schema is not None  # noqa: S101  (``LiveShop`` gives it)
     if event.after is None:
         return f"DELETE FROM {_place(event.table)} WHERE id = %s", (event.key["id"],)  # type: ignore[index]  # noqa: S608

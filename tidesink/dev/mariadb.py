@@ -1,7 +1,7 @@
-"""A MariaDB of the system's package on loopback: a source's database for demos, tests and measurements.
+"""A MariaDB from the system's packages on loopback: a source database for demos, tests and measurements.
 
-The server and its installer are those on the ``PATH``. Everything that it writes is in one folder. Its user
-``root`` has no password, and can write files in that folder alone.
+The server and its installer are found on the ``PATH``. Everything that the server writes is in one folder.
+Its user ``root`` has no password, and can write files only in that folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidesink.sinks.spark.jvm import Progress, silent
 
 _SERVER: Final = "mariadbd"
 _INSTALLER: Final = "mariadb-install-db"
-# The socket is beside the data, where its path may be as long as it likes.
+# The socket is next to the data, under a relative name, because absolute socket paths are limited.
 _CONFIG: Final = """[mariadbd]
 datadir={data}
 tmpdir={temporary}
@@ -36,13 +36,13 @@ character-set-server=utf8mb4
 
 
 def missing_programs() -> list[str]:
-    """Those of the server's programs that are not on the ``PATH``."""
+    """Returns the server's programs that are not on the ``PATH``."""
     return [name for name in (_SERVER, _INSTALLER) if shutil.which(name) is None]
 
 
 @dataclass(frozen=True)
 class MariaDb(Service):
-    """One server; ``settings`` are further lines of its configuration."""
+    """One server. ``settings``: additional lines of its configuration."""
 
     name = "mariadb"
     settings: tuple[str, ...] = ()
@@ -53,40 +53,40 @@ class MariaDb(Service):
         return f"mysql+pymysql://root@{self.address}"
 
     def prepare(self, progress: Progress) -> None:
-        """Write the configuration, and the system's tables where they are not there.
+        """Writes the configuration, and creates the system's tables if they do not exist.
 
-        Raises DevStackError when the server or its driver is not installed, or cannot be set up.
+        Raises DevStackError if the server or its driver is not installed, or cannot be set up.
         """
         missing = missing_programs()
         if missing:
             raise DevStackError(
-                f"no {missing[0]} on the PATH: install MariaDB's server (Debian and Ubuntu: apt-get install "
-                "mariadb-server-core mariadb-client-core; others: mariadb-server). Debian has it in /usr/sbin"
+                f"{missing[0]} is not on the PATH. Install MariaDB's server (Debian and Ubuntu: apt-get "
+                "install mariadb-server-core mariadb-client-core; others: mariadb-server). Debian has it in "
+                "/usr/sbin."
             )
         try:
             _driver()
         except ConfigError as error:
             raise DevStackError(
-                "MariaDB is asked through PyMySQL 1.2 or newer: pip install 'tidesink[mysql]'"
+                "MariaDB needs PyMySQL 1.2 or newer: pip install 'tidesink[mysql]'"
             ) from error
-        # A server that starts removes the temporary tables of all that share its folder for them.
+        # A starting server removes the temporary tables of all servers that share its folder for them.
         places = {"data": self._data.resolve(), "temporary": self._data.resolve().with_name("tmp")}
         for place in places.values():
             place.mkdir(parents=True, exist_ok=True)
         lines = [_CONFIG.format(**places, host=LOOPBACK, port=self.port), *self.settings]
         if os.geteuid() == 0:
-            lines.append("user=root")  # it refuses to run as root unless that is asked for
+            lines.append("user=root")  # it refuses to run as root without this setting
         self._config.write_text("\n".join(lines) + "\n", encoding="utf-8")
         if not (self._data / "mysql").is_dir():
-            progress("mariadb: making its data folder")
+            progress("mariadb: creating its data folder")
             self._install()
 
     def command(self) -> list[str]:
-        """As ``Service``."""
         return [_SERVER, self._defaults]
 
     def answers(self) -> bool:
-        """True when it takes a connection."""
+        """Returns True if the server accepts a connection."""
         if not accepts(self.port):
             return False
         driver = _driver()
@@ -103,10 +103,12 @@ class MariaDb(Service):
                 command, capture_output=True, text=True, timeout=READY_SECONDS, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as exc:
-            raise DevStackError(f"{_INSTALLER} did not end: {type(exc).__name__}; run it again") from exc
+            raise DevStackError(
+                f"{_INSTALLER} did not finish ({type(exc).__name__}). Run the command again."
+            ) from exc
         if answer.returncode:
             said = (answer.stdout + answer.stderr).strip()[-2000:]
-            raise DevStackError(f"{_INSTALLER} cannot make {self._data}:\n{said}")
+            raise DevStackError(f"{_INSTALLER} cannot create {self._data}:\n{said}")
 
     @property
     def _defaults(self) -> str:
@@ -131,9 +133,9 @@ def _driver() -> Any:
 def running_mariadb(
     directory: Path, *settings: str, say: Callable[[str], None] = silent
 ) -> Iterator[MariaDb]:
-    """A server on a free port, stopped at the end; its data stay in ``directory``.
+    """Runs a server on a free port and stops it at the end; its data stays in ``directory``.
 
-    Raises DevStackError when it cannot be started.
+    Raises DevStackError if it cannot be started.
     """
     (port,) = free_ports(1)
     server = MariaDb(directory, port, settings)

@@ -1,13 +1,12 @@
-"""The shop of the workload: its tables, a seeded stream of changes, and the state they must end in.
+"""The shop of the workload: its tables, a seeded stream of changes, and the expected final state.
 
-The stream has what a changefeed has: inserts, updates, deletes, key changes (split into delete and insert
-with one commit_ts, as TiCDC does by default), and a column added in mid-stream. The same seed and count
-give the same events, commit_ts included.
+The stream has the changes of a real changefeed: inserts, updates, deletes, key changes (split into delete and
+insert with one commit_ts, as in TiCDC's default), and a column added in mid-stream. The same seed and count
+produce the same events, including commit_ts.
 
-The expected state is one JSON file beside the topics, read by the check: ``{"tables": {"shop.orders":
-{"columns": {name: type text}, "key": [names], "rows": [[value text or null, ...]]}}}``. Values are text:
-binary as hex, decimals padded to their scale, floats as Python's repr, dates and times as MySQL's text
-(TIMESTAMP in UTC).
+The expected state is a JSON file for the check: ``{"tables": {"shop.orders": {"columns": {name: type text},
+"key": [names], "rows": [[value text or null, ...]]}}}``. Values are text: binary as hex, decimals padded to
+their scale, floats as Python's repr, dates and times as MySQL's text (TIMESTAMP in UTC).
 """
 
 from __future__ import annotations
@@ -105,14 +104,14 @@ CREATE: dict[TableId, str] = {
 
 
 class AddedColumn(NamedTuple):
-    """A column that comes in mid-stream, and what the rows that are there have in it from then on."""
+    """A column added in mid-stream, and its value in existing rows."""
 
     name: str
     in_old_rows: Value
     sql: str
 
 
-# As a release of the shop would do it: with a default that old rows get, and without one.
+# Like a release of the shop: columns with a default for old rows, and one without.
 ALTER: dict[TableId, AddedColumn] = {
     TableId(SCHEMA, "customers"): AddedColumn(
         "nickname", None, "ALTER TABLE `shop`.`customers` ADD COLUMN `nickname` VARCHAR(40)"
@@ -133,26 +132,26 @@ ALTER: dict[TableId, AddedColumn] = {
 Change = ChangeEvent | DdlEvent
 Key = tuple[Value, ...]
 
-_START_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC: the same seed gives the same bytes any day
+_START_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC: the same seed always produces the same bytes
 _NOWHERE = Position(topic="", partition=0, offset=0)
 
 
 @dataclass
 class ShopTables:
-    """The tables' rows by key, and their definitions, as the source holds them."""
+    """The tables' rows by key, and their definitions, as in the source."""
 
     definitions: TableDefinitions
     rows: dict[TableId, dict[Key, dict[str, Value]]] = field(default_factory=dict)
 
     def schema(self, table: TableId) -> TableSchema:
-        """The present definition of a table."""
+        """Returns the current definition of a table."""
         schema = self.definitions.get(table)
         assert schema is not None, f"{table} was never created"  # noqa: S101
         return schema
 
 
 class ShopChanges:
-    """Transactions of the shop, one call of ``transactions`` a run."""
+    """Transactions of the shop; call ``transactions`` once per run."""
 
     def __init__(self, seed: int, events: int) -> None:
         self.random = Random(seed)  # noqa: S311 - repeatable on purpose
@@ -163,7 +162,7 @@ class ShopChanges:
         self.tables = ShopTables(TableDefinitions())
 
     def transactions(self) -> Iterator[list[Change]]:
-        """Transactions until at least the asked number of row events is reached."""
+        """Yields transactions until the requested number of row events is reached."""
         yield [self._create(table, sql) for table, sql in CREATE.items()]
         altered = False
         while self._written < self._events:
@@ -198,12 +197,12 @@ class ShopChanges:
         return [event for event in step(self, commit_ts) if event is not None]
 
     def new_id(self) -> int:
-        """The next id, with gaps."""
+        """Returns the next id, with gaps."""
         self._next_id += self.random.randint(1, 3)
         return self._next_id
 
     def insert(self, table: str, values: dict[str, Value], commit_ts: int) -> ChangeEvent:
-        """A new row with these values, the rest at random."""
+        """Creates a row with these values and random others."""
         schema = self.tables.schema(TableId(SCHEMA, table))
         row = {
             c.name: values[c.name] if c.name in values else random_value(self.random, c)
@@ -214,7 +213,7 @@ class ShopChanges:
     def event(
         self, op: Op, schema: TableSchema, before: Row | None, after: dict[str, Value] | None, commit_ts: int
     ) -> ChangeEvent:
-        """One row event, applied to the tables."""
+        """Creates one row event and applies it to the tables."""
         image = after if after is not None else before or {}
         key = {column.name: image[column.name] for column in schema.handle_columns}
         rows = self.tables.rows[schema.table]
@@ -225,11 +224,11 @@ class ShopChanges:
         return ChangeEvent(op, schema.table, key, before, after, commit_ts, _NOWHERE, schema)
 
     def any_row(self, table: str) -> dict[str, Value] | None:
-        """A row of the table, the newer the likelier; None while it is empty."""
+        """Returns a row of the table, preferring newer rows; None if it is empty."""
         rows = self.tables.rows[TableId(SCHEMA, table)]
         if not rows:
             return None
-        # A random pick that costs no list of all keys: the newest rows are the busiest, as in a shop.
+        # Picks without a list of all keys; the newest rows change most, as in a real shop.
         skip = min(int(self.random.expovariate(1 / 200)), len(rows) - 1)
         for number, key in enumerate(reversed(rows)):
             if number == skip:
@@ -237,7 +236,7 @@ class ShopChanges:
         return None
 
     def update(self, table: str, commit_ts: int) -> ChangeEvent | None:
-        """One to three columns of some row changed."""
+        """Changes one to three columns of some row."""
         before = self.any_row(table)
         if before is None:
             return None
@@ -249,7 +248,7 @@ class ShopChanges:
         return self.event(Op.UPDATE, schema, dict(before), after, commit_ts)
 
     def delete(self, table: str, commit_ts: int) -> ChangeEvent | None:
-        """Some row deleted."""
+        """Deletes some row."""
         before = self.any_row(table)
         schema = self.tables.schema(TableId(SCHEMA, table))
         return None if before is None else self.event(Op.DELETE, schema, dict(before), None, commit_ts)
@@ -296,7 +295,7 @@ def _delete_something(source: ShopChanges, ts: int) -> list[ChangeEvent | None]:
 
 
 def _rename_product(source: ShopChanges, ts: int) -> list[ChangeEvent | None]:
-    """A key change, split as TiCDC splits it: delete, then insert, one commit_ts."""
+    """Changes a key as TiCDC splits it: delete, then insert, with one commit_ts."""
     before = source.any_row("products")
     if before is None:
         return []
@@ -330,7 +329,7 @@ class ExpectedTable:
 
 
 def value_text(value: Value) -> str | None:
-    """A value as the expected-state file holds it."""
+    """Returns a value's text in the file of the expected state."""
     if value is None:
         return None
     if isinstance(value, bytes):
@@ -341,7 +340,7 @@ def value_text(value: Value) -> str | None:
 
 
 def save_expected(path: Path, tables: ShopTables) -> None:
-    """Write the final state of all tables."""
+    """Writes the final state of all tables."""
     document = {str(table): _table(tables, table) for table in tables.rows}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"tables": document}, ensure_ascii=False), encoding="utf-8")
@@ -362,7 +361,7 @@ def _type_text(column_type: ColumnType) -> str:
 
 
 def load_expected(path: Path) -> list[ExpectedTable]:
-    """The final states in a file that ``save_expected`` wrote."""
+    """Loads the final states from a file written by ``save_expected``."""
     document = json.loads(path.read_text(encoding="utf-8"))["tables"]
     return [
         ExpectedTable(TableId(*name.split(".", 1)), table["columns"], tuple(table["key"]), table["rows"])
@@ -397,7 +396,7 @@ _FLOAT64_MAX = 1.7976931348623157e308
 
 
 def random_value(random: Random, column: Column) -> Value:
-    """A value the column can hold; NULL now and then where it may be."""
+    """Returns a random value of the column, sometimes NULL if it is nullable."""
     if column.nullable and random.random() < 0.1:
         return None
     row = row_of(column.type)

@@ -1,9 +1,9 @@
-"""``tidesink dev demo --snapshot``: from a database with rows of years to a lake that is equal to it.
+"""``tidesink dev demo --snapshot``: from a database with many rows to a lake with equal rows.
 
-A worker reads the rows from the database and the changes from Kafka at the same time, while a shop goes on
-changing. Then both sides are compared, and once more with one row altered in the lake. The demo is right when
-the first comparison finds nothing and the second that row. Everything lives in one directory; the database
-is removed at the end.
+A worker reads the rows from the database and the changes from Kafka at the same time, while a shop keeps
+changing. Then both sides are compared, and compared again after one row was altered in the lake. The demo
+succeeds if the first comparison finds nothing and the second finds that row. Everything is in one directory;
+the database is removed at the end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 TABLES: Final = (CUSTOMERS, ORDERS)
-# Rows a second: a shop that is busy, and leaves the machine to the worker.
+# Rows per second: a busy shop that leaves capacity to the worker.
 _RATE: Final = 100.0
 _LAG_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.5
@@ -49,10 +49,10 @@ _DATABASE: Final = ("innodb-buffer-pool-size=64M", "innodb-flush-log-at-trx-comm
 
 @dataclass(frozen=True)
 class SnapshotDemoOptions:
-    """How large the demo is. It keeps to ``directory / "snapshot-demo"``.
+    """Size of the demo. It only uses ``directory / "snapshot-demo"``.
 
-    ``rows``: orders that are there before. ``events``: row events that are written at least while the
-    worker runs. ``batch_records``: the most records of one batch, and rows of one range of a key.
+    ``rows``: orders that exist before the worker starts. ``events``: minimum of row events written while the
+    worker runs. ``batch_records``: the most records of one batch, and rows of one key range.
     """
 
     directory: Path
@@ -64,10 +64,10 @@ class SnapshotDemoOptions:
 
 @dataclass(frozen=True)
 class SnapshotDemoResult:
-    """What the demo did and found; ``seconds`` by step.
+    """The demo's results; ``seconds`` by step.
 
-    ``rows``: those that were there before; ``events``: row events that were sent. ``equal`` is the
-    comparison while both sides changed, ``altered`` the one after a row was altered in the lake.
+    ``rows``: rows that existed at the start. ``events``: row events that were sent. ``equal``: the comparison
+    while both sides changed. ``altered``: the comparison after a row was altered in the lake.
     """
 
     rows: int
@@ -81,7 +81,7 @@ class SnapshotDemoResult:
 
     @property
     def right(self) -> bool:
-        """True when the first comparison found nothing, and the second the altered row alone."""
+        """True if the first comparison found nothing, and the second only the altered row."""
         found = [(str(one.table), one.different) for one in self.altered if _differs(one)]
         keys = [dict(shown.key) for one in self.altered for shown in one.shown]
         return (
@@ -100,15 +100,15 @@ def _differs(found: TableDiff) -> bool:
 def run_snapshot_demo(
     options: SnapshotDemoOptions, say: Say, *, listener: Listener | None = None
 ) -> SnapshotDemoResult:
-    """Run the whole job once; nothing is left running, whatever happens.
+    """Runs the whole demo once; nothing is left running, whatever happens.
 
-    ``listener`` hears the worker, without its batches.
+    ``listener`` receives the worker's events, except those of batches.
 
     Raises:
-        DevStackError: no Java or MariaDB, jars not to be had, a service that does not start, another demo
-            here, or rows that are not loaded in time.
-        TidesinkError: the worker or the workload failed as a whole.
-        KeyboardInterrupt: the demo was stopped, and has been taken down.
+        DevStackError: There is no Java or MariaDB, jars cannot be fetched, a service does not start, another
+            demo runs here, or rows are not loaded in time.
+        TidesinkError: The worker or the workload failed as a whole.
+        KeyboardInterrupt: The demo was stopped; its services are down.
     """
     options.directory.mkdir(parents=True, exist_ok=True)
     with only_demo(options.directory):
@@ -116,7 +116,7 @@ def run_snapshot_demo(
         kafka, controller, database = free_ports(3)
         broker, server = Broker(directory, kafka, controller), MariaDb(directory, database, _DATABASE)
         group = ServiceGroup(directory, (server, broker))
-        group.down()  # what a killed demo left
+        group.down()  # leftovers of a killed demo
         shutil.rmtree(directory, ignore_errors=True)
         demo = _Demo(options, directory, broker, server, Steps(say, {}), _without_batches(listener))
         try:
@@ -128,7 +128,7 @@ def run_snapshot_demo(
 
 
 class _Quiet:
-    """Passes on what is no batch: there is one a second for each table."""
+    """Passes on all events except those of batches, of which each table has one per second."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -166,7 +166,7 @@ class _Demo:
             with self.steps.step("spark", "starting Spark"):
                 spark = closing_last.enter_context(_session(config))
             equal = self._copied(config, shop)
-            with self.steps.step("drain", "the worker applies what is left, and ends"):
+            with self.steps.step("drain", "the worker applies the remaining changes and ends"):
                 report = _drained(config, self.listeners)
             altered = self._altered(config, spark)
             return SnapshotDemoResult(
@@ -174,7 +174,7 @@ class _Demo:
             )
 
     def _copied(self, config: Config, shop: LiveShop) -> tuple[TableDiff, ...]:
-        """Load and stream while the shop changes, and compare meanwhile."""
+        """Loads and streams while the shop changes, and compares meanwhile."""
         stop, flag = threading.Event(), StopFlag()
         with ThreadPoolExecutor(2) as threads:
             jobs = [
@@ -182,9 +182,9 @@ class _Demo:
                 threads.submit(_work, config, flag, self.listeners),
             ]
             try:
-                with self.steps.step("load", "a worker reads the rows, and applies the shop's changes"):
+                with self.steps.step("load", "a worker reads the rows and applies the shop's changes"):
                     self._await_load(config, jobs)
-                with self.steps.step("stream", "the same worker, from Kafka alone now"):
+                with self.steps.step("stream", "the same worker, now only from Kafka"):
                     while shop.changes < self.options.events:
                         _pause(jobs)
                     self.steps.say(f"stream: {shop.changes:,} row events were sent so far")
@@ -215,7 +215,7 @@ class _Demo:
                 if time.monotonic() > deadline:
                     errors = [f"{table}: {one.error}" for table, one in statuses.items() if one.error]
                     raise DevStackError(
-                        f"the tables were not loaded within {_LOAD_SECONDS:.0f} s. {'; '.join(errors)}"
+                        f"The tables were not loaded within {_LOAD_SECONDS:.0f} s. {'; '.join(errors)}"
                     )
                 _pause(jobs)
 
@@ -234,7 +234,7 @@ class _Demo:
             return self._compared(config, lag=0)
 
     def _write_config(self) -> Path:
-        """The config a person would write."""
+        """Writes the config that a user would write."""
         config = {
             "pipeline": "snapshot-demo",
             "source": {
@@ -257,15 +257,15 @@ class _Demo:
 
 
 def _pause(jobs: Sequence[Future[None]]) -> None:
-    """Wait a little. The writer and the worker end by themselves only by a fault, which is raised here."""
+    """Waits a little. The writer and the worker end early only by an error, which is raised here."""
     for job in wait(jobs, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
         job.result()
-        raise DevStackError("the worker ended before it was asked to")
+        raise DevStackError("The worker ended early.")
 
 
 @contextmanager
 def _session(config: Config) -> Iterator[SparkSession]:
-    """One Spark for the worker and the comparisons."""
+    """Opens one Spark session for the worker and the comparisons."""
     from tidesink.sinks.spark.session import build_session, stop_session
 
     session = build_session(
@@ -277,7 +277,7 @@ def _session(config: Config) -> Iterator[SparkSession]:
     try:
         yield session
     except KeyboardInterrupt:
-        # It may have cut off a call of the JVM, whose later answers are then of other calls. The JVM ends
+        # It may have interrupted a call of the JVM, so that later answers belong to other calls. The JVM ends
         # with this process.
         raise
     except BaseException:

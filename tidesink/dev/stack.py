@@ -1,12 +1,13 @@
 """The local stack: a one-node Apache Kafka (KRaft) and Apicurio Registry on loopback.
 
-The registry has its Confluent-compatible API, and its schemas in an H2 file. Both run from their published
-jars, at fixed versions, on the same Java as Spark. Version ranges are not used: Kafka 4.4.0 was published
-in part only. Apicurio 3.0.9 is the last which runs on Java 17 and opens no management port beside its own.
+The registry serves its Confluent-compatible API and stores schemas in an H2 file. Both services run from
+their published jars, at fixed versions, on the same Java as Spark. Version ranges are not used, because Kafka
+4.4.0 was only partly published. Apicurio 3.0.9 is the last version that runs on Java 17 and does not open a
+separate management port.
 
-Each is a daemon: a process in a session of its own, a pid file, a log file, and a port on loopback. A pid
-file names the process by pid and by when it started, so that a pid which the system has given to another
-process is never taken for ours and never killed.
+Each service is a daemon: a process in its own session, with a pid file, a log file and a port on loopback. A
+pid file identifies the process by pid and start time, so that another process with a reused pid is never
+mistaken for ours or killed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import requests
 from tidesink.errors import DevStackError
 from tidesink.sinks.spark.jvm import Archive, Coordinate, JarSet, Progress, fetch, find_java, silent
 
-# A JVM beside others on a small machine takes a minute; one that ends is seen at once.
+# A JVM on a small, busy machine needs a minute; a JVM that ends is noticed at once.
 READY_SECONDS: Final = 240.0
 STOP_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.1
@@ -44,7 +45,7 @@ _LOG_LINES: Final = 15
 
 @dataclass(frozen=True)
 class RunningDaemon:
-    """A process as its pid file describes it. ``started`` is opaque: equal only for the same process."""
+    """A process as described by its pid file. ``started`` is opaque: equal only for the same process."""
 
     pid: int
     started: str
@@ -53,7 +54,7 @@ class RunningDaemon:
 
 @dataclass(frozen=True)
 class DaemonFiles:
-    """Where a daemon keeps its pid and its log."""
+    """The locations of a daemon's pid file and log."""
 
     name: str
     directory: Path
@@ -68,21 +69,22 @@ class DaemonFiles:
 
 
 def start_daemon(files: DaemonFiles, command: Sequence[str], *, port: int) -> RunningDaemon:
-    """Start the command in its own session, its output in the log file, and write its pid file.
+    """Starts the command in its own session, with its output in the log file, and writes its pid file.
 
-    The log of the last run stays beside it with ``.1``. Raises DevStackError when it cannot start.
+    The log of the previous run is kept with the suffix ``.1``. Raises DevStackError if the command cannot
+    start.
     """
     files.directory.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         files.log_file.replace(files.log_file.with_suffix(".log.1"))
     with interrupts_wait():
         process = _start(files, command)
-        # The daemon outlives this object on purpose; without a code its collection would warn of that.
+        # The daemon outlives this object on purpose; without a return code its collection would warn.
         process.returncode = 0
         try:
             return _record(files, process.pid, port)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # without a pid file nobody could ever stop it
+            os.killpg(process.pid, signal.SIGKILL)  # without a pid file nothing could stop it later
             raise
 
 
@@ -102,9 +104,9 @@ def _start(files: DaemonFiles, command: Sequence[str]) -> subprocess.Popen[bytes
 
 @contextlib.contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Ctrl-C takes effect behind the block: between a fork and its pid file it would leave an orphan.
+    """Delays Ctrl-C to the end of the block: between a fork and its pid file it would leave an orphan.
 
-    Without effect in other threads than the main one, which alone receives Ctrl-C.
+    Has no effect in threads other than the main thread, which is the only receiver of Ctrl-C.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is None or threading.current_thread() is not threading.main_thread():
@@ -121,7 +123,7 @@ def interrupts_wait() -> Iterator[None]:
 
 
 def find_running(files: DaemonFiles) -> RunningDaemon | None:
-    """The live process of the pid file; None if there is none, or its pid belongs to another one by now."""
+    """Returns the live process of the pid file; None if it ended, or its pid was reused."""
     daemon = read_pid_file(files)
     if daemon is not None and start_of(daemon.pid) == daemon.started:
         return daemon
@@ -129,7 +131,7 @@ def find_running(files: DaemonFiles) -> RunningDaemon | None:
 
 
 def read_pid_file(files: DaemonFiles) -> RunningDaemon | None:
-    """The process of the pid file, alive or not; None when the file is missing or unreadable."""
+    """Returns the process of the pid file, alive or not; None if the file is missing or unreadable."""
     try:
         found = json.loads(files.pid_file.read_text(encoding="utf-8"))
         return RunningDaemon(int(found["pid"]), str(found["started"]), int(found["port"]))
@@ -138,7 +140,10 @@ def read_pid_file(files: DaemonFiles) -> RunningDaemon | None:
 
 
 def stop_daemons(all_files: Sequence[DaemonFiles], *, grace: float = STOP_SECONDS) -> list[str]:
-    """End the processes together: SIGTERM, after ``grace`` seconds SIGKILL. The names of those that ran."""
+    """Ends the processes together: SIGTERM, and SIGKILL after ``grace`` seconds.
+
+    Returns the names of the processes that were running.
+    """
     running = {files.name: daemon for files in all_files if (daemon := find_running(files))}
     for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, STOP_SECONDS)):
         deadline = time.monotonic() + seconds
@@ -158,14 +163,14 @@ def wait_ready(
     *,
     deadline: float,
 ) -> None:
-    """Wait until ``answers()``; ``deadline`` is a ``time.monotonic()`` value.
+    """Waits until ``answers()`` is true; ``deadline`` is a ``time.monotonic()`` value.
 
-    Raises DevStackError with the end of the log when the process ends first or the time is up.
+    Raises DevStackError with the end of the log if the process ends first or the time is up.
     """
     while True:
-        # Ours must be alive: another program on its port could answer in its place.
+        # Our process must be alive: another program could answer on its port.
         if start_of(daemon.pid) != daemon.started:
-            raise DevStackError(f"{files.name} ended while starting.{_log_tail(files)}")
+            raise DevStackError(f"{files.name} ended while it was starting.{_log_tail(files)}")
         if answers():
             return
         if time.monotonic() > deadline:
@@ -174,18 +179,20 @@ def wait_ready(
 
 
 def require_free_port(port: int, *, name: str, option: str) -> None:
-    """Raise DevStackError when something listens on the loopback port."""
+    """Raises DevStackError if something listens on the loopback port."""
     if not 0 < port < 65536:
         raise DevStackError(
-            f"port {port} for the {name} is not between 1 and 65535; choose another with {option}"
+            f"Port {port} for the {name} is not between 1 and 65535. Choose another with {option}."
         )
     refused = _bind_error(port)
     if refused == errno.EADDRINUSE:
         raise DevStackError(
-            f"port {port} for the {name} is in use; stop that, or choose another with {option}"
+            f"Port {port} for the {name} is in use. Stop its program, or choose another with {option}."
         )
     if refused is not None:
-        raise DevStackError(f"the {name} cannot use port {port}: {os.strerror(refused)}; choose {option}")
+        raise DevStackError(
+            f"The {name} cannot use port {port}: {os.strerror(refused)}. Choose another with {option}."
+        )
 
 
 def _bind_error(port: int) -> int | None:
@@ -199,20 +206,20 @@ def _bind_error(port: int) -> int | None:
 
 
 def accepts(port: int) -> bool:
-    """True when something accepts connections on the loopback port."""
+    """Returns True if something accepts connections on the loopback port."""
     with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1):
         return True
     return False
 
 
 def start_of(pid: int) -> str | None:
-    """When the process started, as text equal only for the same process; None when it is gone."""
+    """Returns a process's start time, as text equal only for the same process; None if it ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None if Path("/proc/self/stat").exists() else _start_by_ps(pid)
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold blanks and brackets
-    # A killed JVM's first thread is a zombie while others still close its ports: that is not gone yet.
+    fields = stat.rpartition(")")[2].split()  # the name before it may contain blanks and brackets
+    # A killed JVM's first thread is a zombie while other threads still close its ports: it still runs.
     ended = fields[0] in "ZX" and int(fields[17]) <= 1
     boot = ""
     with contextlib.suppress(OSError):
@@ -255,7 +262,7 @@ def _wait_gone(daemon: RunningDaemon, deadline: float) -> bool:
 
 
 def _reap(pid: int) -> None:
-    """Collect the process if it is our own child, so that no zombie stays while we live."""
+    """Reaps the process if it is our child, so that it does not stay a zombie while we live."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
@@ -269,22 +276,22 @@ def _log_tail(files: DaemonFiles) -> str:
 
 
 LOOPBACK: Final = "127.0.0.1"
-# Below lie the ports of well-known services, above Kubernetes' NodePorts and those of connections.
+# Below this range are the ports of well-known services, above it those of Kubernetes and of connections.
 _OURS: Final = range(10_000, 30_000)
 _GIVEN_OUT: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _TRIES: Final = 100
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nothing listens on at this moment, tried in random order.
+    """Returns different ports on which nothing listens now, tried in random order.
 
-    The system assigns none of them by itself: a service takes seconds to start, and would find its port in
-    use. Raises OSError if there is none.
+    The system never assigns these ports itself: a service needs seconds to start, and its port could be taken
+    meanwhile. Raises OSError if there are too few.
     """
     ours = _OURS
     with contextlib.suppress(OSError, ValueError):
         ours = range(ours.start, min(ours.stop, int(_GIVEN_OUT.read_text(encoding="ascii").split()[0])))
-    # In the end any port that the system has.
+    # As a last resort, any port of the system.
     candidates = [*random.SystemRandom().sample(ours, min(len(ours), _TRIES + count)), *[0] * count]
     found: list[int] = []
     with contextlib.ExitStack() as stack:
@@ -309,7 +316,7 @@ REGISTRY_PORT: Final = 8081
 
 
 class StackAddresses(NamedTuple):
-    """Where clients find the stack: ``bootstrap.servers`` and the registry's base URL."""
+    """Client addresses of the stack: ``bootstrap.servers`` and the registry's base URL."""
 
     brokers: str
     registry_url: str
@@ -317,7 +324,7 @@ class StackAddresses(NamedTuple):
 
 @dataclass(frozen=True)
 class Service:
-    """One service of a stack directory: its data has a folder there, its pid and log stand in ``run/``."""
+    """One service of a stack directory: its data is in a folder there, its pid and log are in ``run/``."""
 
     name: ClassVar[str]
 
@@ -333,38 +340,38 @@ class Service:
         return f"{LOOPBACK}:{self.port}"
 
     def start(self, progress: Progress) -> RunningDaemon:
-        """Start the process; it answers some seconds later."""
+        """Starts the process, which needs some seconds before it answers."""
         progress(f"{self.name}: starting on {self.address}")
         return start_daemon(self.files, self.command(), port=self.port)
 
     def prepare(self, progress: Progress) -> None:
-        """Fetch the jars, check the ports, and make the data folder.
+        """Fetches the jars, checks the ports, and creates the data folder.
 
-        Raises DevStackError when one of these cannot be done.
+        Raises DevStackError if any of these fails.
         """
         raise NotImplementedError
 
     def command(self) -> list[str]:
-        """The process to start."""
+        """Returns the command of the process to start."""
         raise NotImplementedError
 
     def answers(self) -> bool:
-        """True when the service does its work, not only when its port is open."""
+        """Returns True if the service works, not only if its port is open."""
         raise NotImplementedError
 
 
 class ServiceGroup:
-    """Services of one directory, started and stopped together; their data survive ``down``."""
+    """Services of one directory, started and stopped together; their data survives ``down``."""
 
     def __init__(self, directory: Path, services: Sequence[Service]) -> None:
         self.directory = directory
         self._services = tuple(services)
 
     def up(self, progress: Progress = silent) -> None:
-        """Start what does not run yet and return when all of it answers.
+        """Starts the services that are not running, and returns when all services answer.
 
-        What this call started is stopped again when it fails or is interrupted. Raises DevStackError:
-        something to run is not to be had, a busy port, a service that does not come up.
+        If the call fails or is interrupted, the services that it started are stopped. Raises DevStackError
+        for missing programs or jars, a busy port, or a service that does not start.
         """
         with self._alone(progress):
             missing = [service for service in self._services if not _is_running(service)]
@@ -377,7 +384,7 @@ class ServiceGroup:
                 raise
 
     def down(self, progress: Progress = silent) -> list[str]:
-        """Stop everything; the names of the services that were running."""
+        """Stops all services; returns the names of those that were running."""
         if not self.directory.is_dir():
             return []
         with self._alone(progress):
@@ -394,13 +401,13 @@ class ServiceGroup:
 
     @contextmanager
     def _alone(self, progress: Progress) -> Iterator[None]:
-        """Hold the lock: two ``up`` at once start one group, ``down`` stops a whole one."""
+        """Holds the lock: two ``up`` at once start one group, and ``down`` stops a complete group."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / "stack.lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                progress("another process starts or stops this stack, waiting for it")
+                progress("waiting for another process that starts or stops this stack")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -421,8 +428,8 @@ class DevStack:
     ) -> None:
         if len({kafka_port, controller_port, registry_port}) < 3:
             raise DevStackError(
-                f"three different ports are needed, not {kafka_port}, {controller_port}, {registry_port}: "
-                "--kafka-port, --controller-port, --registry-port"
+                f"The stack needs three different ports, not {kafka_port}, {controller_port}, {registry_port}. "
+                "Set --kafka-port, --controller-port and --registry-port."
             )
         self.directory = directory.resolve()
         self._broker = Broker(self.directory, kafka_port, controller_port)
@@ -431,16 +438,16 @@ class DevStack:
 
     @property
     def addresses(self) -> StackAddresses:
-        """Where the services are, or would be."""
+        """The addresses of the services, running or not."""
         return StackAddresses(self._broker.address, self._registry.address)
 
     def up(self, progress: Progress = silent) -> StackAddresses:
-        """Start both, as ``ServiceGroup.up``. Raises DevStackError."""
+        """Starts both services. Raises DevStackError, see ``ServiceGroup.up``."""
         self._group.up(progress)
         return self.addresses
 
     def down(self, progress: Progress = silent) -> list[str]:
-        """Stop both; the names of those that were running."""
+        """Stops both services; returns the names of those that were running."""
         return self._group.down(progress)
 
 
@@ -449,21 +456,21 @@ def _is_running(service: Service) -> bool:
     if running is not None and running.port != service.port:
         raise DevStackError(
             f"{service.files.name} of this directory already runs on port {running.port}, "
-            f"not {service.port}: use that port, or run `tidesink dev down` first"
+            f"not {service.port}. Use that port, or run `tidesink dev down` first."
         )
     return running is not None
 
 
-# Always the same: Kafka's tool outlives a killed ``up``, and may meet the next one's.
+# A constant: Kafka's tool outlives a killed ``up``, and may run together with that of the next ``up``.
 _CLUSTER_ID: Final = "tidesinkDevStack000000"
-# Kafka's word that a folder is formatted, and of which cluster.
+# Kafka's marker of a formatted folder, with the cluster's id.
 _FORMATTED: Final = "meta.properties"
 _CLUSTER: Final = "__cluster_metadata-0"
 _PARTITION: Final = re.compile(r".+-\d+")
 _JVM: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 
-# Retention is off: a demo that is looked at again next week must not find its topics expired.
-# 16 MiB messages: TiCDC's users raise max-message-bytes, and oversize values are tried here.
+# Retention is off, so that a demo's topics are still there next week. Messages may have 16 MiB, because users
+# of TiCDC raise max-message-bytes, and oversize values are tried here.
 _PROPERTIES: Final = """process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@{host}:{controller_port}
@@ -495,13 +502,12 @@ group.initial.rebalance.delay.ms=0
 
 @dataclass(frozen=True)
 class Broker(Service):
-    """The broker; its data folder is formatted when it is new."""
+    """The broker; a new data folder is formatted."""
 
     name = "kafka"
     controller_port: int
 
     def prepare(self, progress: Progress) -> None:
-        """As ``Service``."""
         jars = broker_jars(progress=progress)
         require_free_port(self.port, name="broker", option="--kafka-port")
         require_free_port(self.controller_port, name="broker's controller", option="--controller-port")
@@ -518,11 +524,10 @@ class Broker(Service):
             _format(jars, self._properties)
 
     def command(self) -> list[str]:
-        """As ``Service``."""
         return _java(broker_jars(), "kafka.Kafka", self._properties)
 
     def answers(self) -> bool:
-        """True when the broker serves metadata, not only when its port is open."""
+        """Returns True if the broker serves metadata, not only if its port is open."""
         return accepts(self.port) and _serves_metadata(self.address)
 
     @property
@@ -535,12 +540,12 @@ class Broker(Service):
 
 
 def _require_no_topics(data: Path) -> None:
-    """A broker has been at work there where a partition is; formatting leaves one, without segments."""
+    """Refuses a folder that a broker has used; a mere format leaves one partition, without segments."""
     partitions = [child for child in data.iterdir() if _PARTITION.fullmatch(child.name) and child.is_dir()]
     if any(child.name != _CLUSTER or any(child.glob("*.log")) for child in partitions):
         raise DevStackError(
-            f"{data} holds topics without the {_FORMATTED} they were written under: put that file back, or "
-            "move what is there away to begin with an empty broker. Nothing was changed"
+            f"{data} has topics but not the file {_FORMATTED} with which they were written. Restore that file, "
+            "or move the folder's content away to begin with an empty broker. Nothing was changed."
         )
 
 
@@ -549,15 +554,15 @@ def _java(jars: Path, main: str, *arguments: str | Path) -> list[str]:
 
 
 def _format(jars: Path, properties: Path, seconds: float = READY_SECONDS) -> None:
-    """Format the storage; whatever a killed ``up`` left of it is completed."""
+    """Formats the storage; also completes what a killed ``up`` has begun."""
     command = _java(jars, "kafka.tools.StorageTool", "format", "--ignore-formatted")
     command += [f"--cluster-id={_CLUSTER_ID}", "-c", str(properties)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as exc:
         raise DevStackError(
-            f"Kafka has not formatted its storage ({properties}) within {seconds:.0f} s; is the machine "
-            "busy, or its disk full? Run the command again"
+            f"Kafka did not format its storage ({properties}) within {seconds:.0f} s. Is the machine "
+            "busy, or its disk full? Run the command again."
         ) from exc
     if answer.returncode:
         output = (answer.stderr + answer.stdout).strip()[-2000:]
@@ -568,7 +573,7 @@ def _serves_metadata(address: str) -> bool:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    # Refused connections are what waiting looks like: no log lines for them.
+    # Refused connections are normal while waiting: they are not logged.
     client = AdminClient({"bootstrap.servers": address, "log_level": 0, "socket.timeout.ms": 3000})
     try:
         return bool(client.list_topics(timeout=3).brokers)
@@ -591,13 +596,12 @@ class Registry(Service):
         return f"http://{LOOPBACK}:{self.port}{API}"
 
     def prepare(self, progress: Progress) -> None:
-        """As ``Service``."""
         registry_runner(progress=progress)
         require_free_port(self.port, name="registry", option="--registry-port")
         self._data.mkdir(parents=True, exist_ok=True)
 
     def answers(self) -> bool:
-        """True when the Confluent-compatible API lists its subjects."""
+        """Returns True if the Confluent-compatible API lists its subjects."""
         if not accepts(self.port):
             return False
         try:
@@ -610,7 +614,6 @@ class Registry(Service):
         return self.directory / "registry"
 
     def command(self) -> list[str]:
-        """As ``Service``."""
         return [
             str(find_java().path), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
             f"-Dquarkus.http.host={LOOPBACK}", f"-Dquarkus.http.port={self.port}",
@@ -621,8 +624,8 @@ class Registry(Service):
 
 
 def running_stack(directory: Path = DIRECTORY) -> StackAddresses | None:
-    """Where the broker and the registry of a directory run; None unless both do."""
-    # The pid files know the ports, whatever options the stack was started with.
+    """Returns the addresses of a directory's broker and registry; None unless both run."""
+    # The pid files have the ports, whatever options the stack was started with.
     broker = find_running(Broker(directory, 0, 0).files)
     registry = find_running(Registry(directory, 0).files)
     if broker is None or registry is None:
@@ -646,22 +649,22 @@ RUNNER: Final = "apicurio-registry-app-*-runner.jar"
 
 
 def broker_jars(*, progress: Progress = silent) -> Path:
-    """The folder of the broker's jars.
+    """Returns the folder of the broker's jars.
 
-    Raises DevStackError when they cannot be fetched.
+    Raises DevStackError if they cannot be fetched.
     """
     return fetch(KAFKA, progress=progress)
 
 
 def registry_runner(*, progress: Progress = silent) -> Path:
-    """The registry's runnable jar, its libraries beside it.
+    """Returns the registry's runnable jar; its libraries are in the same folder.
 
-    Raises DevStackError when it cannot be fetched.
+    Raises DevStackError if it cannot be fetched.
     """
     folder = fetch(APICURIO, progress=progress, finish=_unpack)
     runners = sorted(folder.glob(RUNNER))
     if not runners:
-        raise DevStackError(f"{folder} holds no {RUNNER}; remove the folder and try again")
+        raise DevStackError(f"{folder} does not contain {RUNNER}. Remove the folder and try again.")
     return runners[0]
 
 
@@ -673,19 +676,19 @@ def _unpack(folder: Path) -> None:
 
 
 def unpack(tar: tarfile.TarFile, folder: Path) -> None:
-    """Unpack files and folders, nothing that would land elsewhere.
+    """Unpacks files and folders, but nothing that would end up outside the folder.
 
-    Raises DevStackError for an archive that holds anything else.
+    Raises DevStackError for an archive with any other content.
     """
     if hasattr(tarfile, "data_filter"):
         try:
             tar.extractall(folder, filter="data")
         except tarfile.FilterError as exc:
-            raise DevStackError(f"{tar.name!r} is no archive of plain files: {exc}") from exc
+            raise DevStackError(f"{tar.name!r} is not an archive of plain files: {exc}") from exc
         return
     # Debian 12's Python (3.11.2) and others before 3.10.12 and 3.11.4 have no filters.
     for member in tar.getmembers():
         inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
         if not inside or not (member.isfile() or member.isdir()):
-            raise DevStackError(f"{tar.name!r} is no archive of plain files: {member.name}")
+            raise DevStackError(f"{tar.name!r} is not an archive of plain files: {member.name}")
     tar.extractall(folder)  # noqa: S202

@@ -1,7 +1,7 @@
-"""A workload for a broker: the shop's changes as TiCDC sends them, and a file of the end state.
+"""A workload for a broker: the shop's changes as TiCDC sends them, and a file of the final state.
 
-It is seeded and repeatable, and goes through tidesink's own encoders to real topics: schemas, records, and
-suffixes that are sent again, as after a restart of the changefeed.
+It is seeded and repeatable, and uses tidesink's own encoders and real topics: schemas, records, and suffixes
+that are sent again, as after a restart of the changefeed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tidesink.schema_registry.naming import TopicRule
 Say = Callable[[str], None]
 
 _TIMEOUT_S: Final = 60
-_ERRORS_ONLY: Final = 3  # syslog's: retries against a broker that has just started are not worth a line
+_ERRORS_ONLY: Final = 3  # syslog's level: retries against a starting broker are not logged
 
 
 class OutgoingRecord(NamedTuple):
-    """One encoded Kafka record and where it goes."""
+    """One encoded Kafka record with its topic and partition."""
 
     topic: str
     partition: int
@@ -45,7 +45,7 @@ class OutgoingRecord(NamedTuple):
 
 @dataclass
 class WorkloadReport:
-    """What was written: row events, DDL events, records of re-sent suffixes, and records by topic."""
+    """Counts of what was written: row events, DDL events, re-sent records, and records by topic."""
 
     expected: Path
     events: int = 0
@@ -55,7 +55,7 @@ class WorkloadReport:
 
 
 class RecordEncoder:
-    """Changes to Kafka records: topic by rule, one partition a key (dispatcher ``index-value``)."""
+    """Encodes changes as Kafka records: topic by rule, one partition per key (dispatcher ``index-value``)."""
 
     def __init__(self, codec: Codec, rule: TopicRule, partitions: int) -> None:
         self._codec = codec
@@ -63,7 +63,7 @@ class RecordEncoder:
         self._partitions = partitions
 
     def encode(self, change: Change) -> OutgoingRecord | None:
-        """The record of one change, or None where the protocol sends none."""
+        """Returns the record of a change, or None if the protocol sends no record."""
         topic = self._rule.topic_for(change.table)
         record = self._codec.encode(change, topic=topic)
         if record is None:
@@ -80,9 +80,9 @@ class RecordEncoder:
 def resend_suffixes(
     records: Iterable[OutgoingRecord], random: Random, every: int
 ) -> Iterator[tuple[OutgoingRecord, bool]]:
-    """The records, and after about ``every`` of them a suffix once more (True), as after a restart.
+    """Yields the records, and after about ``every`` of them a suffix again (True), as after a restart.
 
-    A restarted changefeed begins at its checkpoint and sends all since again, in the same order.
+    A restarted changefeed begins at its checkpoint and sends all later records again, in the same order.
     """
     recent: deque[OutgoingRecord] = deque(maxlen=max(1, every // 4))
     until_restart = random.randint(1, 2 * every)
@@ -97,10 +97,10 @@ def resend_suffixes(
 
 
 def create_topics(brokers: str, topics: Iterable[str], partitions: int) -> None:
-    """Create the topics that are not there yet.
+    """Creates the topics that do not exist yet.
 
     Raises:
-        SourceUnavailableError: the broker does not answer.
+        SourceUnavailableError: The broker does not answer.
     """
     admin = AdminClient(
         {"bootstrap.servers": brokers, "socket.timeout.ms": 10_000, "log_level": _ERRORS_ONLY}
@@ -112,12 +112,12 @@ def create_topics(brokers: str, topics: Iterable[str], partitions: int) -> None:
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise SourceUnavailableError(
-                    f"cannot create the topic: {error.args[0].str()}", topic=topic
+                    f"The topic cannot be created: {error.args[0].str()}", topic=topic
                 ) from error
 
 
 def shop_topics(rule: TopicRule) -> list[str]:
-    """The topics of the shop's tables, each once: a rule may give several tables one."""
+    """Returns the topics of the shop's tables, without repetition: tables may share a topic."""
     return list(dict.fromkeys(rule.topic_for(table) for table in shop.CREATE))
 
 
@@ -125,7 +125,7 @@ class RecordSender:
     """Sends records to Kafka in order, idempotently, at a chosen rate."""
 
     def __init__(self, brokers: str, *, rate: float | None, by_topic: dict[str, int]) -> None:
-        """``rate``: records a second, or None; ``by_topic``: counts them."""
+        """``rate``: records per second, or None. ``by_topic``: counts of records, which are updated."""
         self._producer = Producer(
             {
                 "bootstrap.servers": brokers,
@@ -141,7 +141,7 @@ class RecordSender:
         self._failed: list[str] = []
 
     def send(self, record: OutgoingRecord) -> None:
-        """Queue one record; waits where the rate or the queue asks for it."""
+        """Queues one record; waits if the rate or the queue requires it."""
         self._pace()
         while True:
             try:
@@ -155,10 +155,10 @@ class RecordSender:
         self._by_topic[record.topic] = self._by_topic.get(record.topic, 0) + 1
 
     def close(self) -> None:
-        """Wait until the broker has everything.
+        """Waits until the broker has everything.
 
         Raises:
-            SourceUnavailableError: some record did not arrive.
+            SourceUnavailableError: Some record did not arrive.
         """
         left = self._producer.flush(_TIMEOUT_S)
         if left or self._failed:
@@ -179,9 +179,9 @@ class RecordSender:
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """What to write. ``rate`` is records a second (None: as fast as possible).
+    """Options of the workload. ``rate``: records per second (None: as fast as possible).
 
-    ``restart_every`` is the mean number of records between two re-sent suffixes.
+    ``restart_every``: mean number of records between two re-sent suffixes.
     """
 
     brokers: str
@@ -198,13 +198,13 @@ class WorkloadOptions:
 
 
 def write_workload(options: WorkloadOptions, say: Callable[[str], None] = lambda _: None) -> WorkloadReport:
-    """Write the shop's changes to Kafka and its final state to ``options.expected``.
+    """Writes the shop's changes to Kafka and its final state to ``options.expected``.
 
-    ``say`` hears of each quarter of the row events that is sent.
+    ``say``: receives a line for each quarter of the row events that is sent.
 
     Raises:
-        SourceUnavailableError: the broker does not answer.
-        RegistryError: a schema cannot be registered.
+        SourceUnavailableError: The broker does not answer.
+        RegistryError: A schema cannot be registered.
     """
     rule = TopicRule.parse(options.topic_rule)
     create_topics(options.brokers, shop_topics(rule), options.partitions)
