@@ -428,8 +428,8 @@ class DevStack:
     ) -> None:
         if len({kafka_port, controller_port, registry_port}) < 3:
             raise DevStackError(
-                f"The stack needs three different ports, not {kafka_port}, {controller_port}, {registry_port}. "
-                "Set --kafka-port, --controller-port and --registry-port."
+                f"The stack needs three different ports, not {kafka_port}, {controller_port}, "
+                f"{registry_port}. Set --kafka-port, --controller-port and --registry-port."
             )
         self.directory = directory.resolve()
         self._broker = Broker(self.directory, kafka_port, controller_port)
@@ -544,8 +544,8 @@ def _require_no_topics(data: Path) -> None:
     partitions = [child for child in data.iterdir() if _PARTITION.fullmatch(child.name) and child.is_dir()]
     if any(child.name != _CLUSTER or any(child.glob("*.log")) for child in partitions):
         raise DevStackError(
-            f"{data} has topics but not the file {_FORMATTED} with which they were written. Restore that file, "
-            "or move the folder's content away to begin with an empty broker. Nothing was changed."
+            f"{data} has topics but not the file {_FORMATTED} with which they were written. Restore that "
+            "file, or move the folder's content away to begin with an empty broker. Nothing was changed."
         )
 
 

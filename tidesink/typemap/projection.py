@@ -725,8 +725,8 @@ def _check_apart(columns: Iterable[ShapeColumn], source: TableShape, own: Iterab
     twice += [name for name, times in exact.items() if times > 1 and fold_name(name) in apart]
     if twice:
         raise ConfigError(
-            f"rename, metadata: two columns of {source.table} would be called {', '.join(twice)}: give one "
-            "another name",
+            f"rename, metadata: two columns of {source.table} would be called {', '.join(twice)}: rename "
+            "one of them",
             table=str(source.table),
         )
     taken = sorted(names.keys() & {fold_name(name) for name in own})
