@@ -110,7 +110,7 @@ _INTEGER_BYTES: Final[Mapping[str, int]] = {
     "int": 4,
     "bigint": 8,
 }
-# Size rank of the types whose definition has no length.
+# Binary logarithm of one more than the longest value, for types whose definition has no length.
 _TEXT_BYTES: Final[Mapping[str, int]] = {"tiny": 8, "text": 16, "blob": 16, "medium": 24, "long": 32}
 _SIZED_READERS: Final[frozenset[Reader]] = frozenset({"text", "binary"})
 
@@ -146,7 +146,7 @@ def _holds_integers(now: ColumnType, was: ColumnType) -> bool:
 
 
 def _size(column_type: ColumnType) -> int:
-    """Returns the length in a type's definition, or else a number above any length, by the kind of text."""
+    """Returns a type's length; without one, one more than the longest value of its kind of text."""
     if column_type.length is not None:
         return column_type.length
     name = row_of(column_type).name

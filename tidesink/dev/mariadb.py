@@ -21,7 +21,7 @@ from tidesink.sinks.spark.jvm import Progress, silent
 
 _SERVER: Final = "mariadbd"
 _INSTALLER: Final = "mariadb-install-db"
-# The socket is next to the data, under a relative name, because absolute socket paths are limited.
+# The socket has a relative name in the data folder, because the length of a socket's path is limited.
 _CONFIG: Final = """[mariadbd]
 datadir={data}
 tmpdir={temporary}

@@ -45,9 +45,7 @@ def sanitize_name(name: str) -> str:
 
 
 def sanitize_namespace(namespace: str, schema: str) -> str:
-    """Returns the Avro namespace of a table's records: the changefeed's namespace (or keyspace), and the
-    database.
-    """
+    """Returns the Avro namespace of a table: the changefeed's namespace (or keyspace), and the database."""
     return f"{sanitize_name(namespace)}.{sanitize_name(schema)}"
 
 

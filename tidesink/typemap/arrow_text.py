@@ -62,7 +62,7 @@ _DAY: Final = (
 )
 _CLOCK: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _OFFSET: Final = r"[+-](?:[01][0-9]|2[0-3]):[0-5][0-9]"
-# Micros between the calendar's first and last day: near its ends an offset may lead out of the calendar.
+# Microseconds one day inside the calendar's ends: beyond them an offset may lead out of the calendar.
 _FIRST_INSIDE: Final = -62_135_510_400_000_000
 _END_INSIDE: Final = 253_402_214_400_000_000
 _FIRST_DAY: Final = -719_162

@@ -11,8 +11,8 @@ of canal-json's content-compatible ``mysqlType`` (TiCDC, tiflow c7b2588: lower c
 doubled inside, a backslash is literal). ``shown_type`` builds it from the words of a DDL statement as TiDB
 does.
 
-Defaults have the form that TiDB stores: BINARY and BIT defaults are bytes in TiDB; here they are text of
-U+0000 to U+00FF, one character per byte. ``CURRENT_TIMESTAMP`` represents every spelling of the current time.
+Defaults follow TiDB, but BINARY and BIT defaults, which are bytes in TiDB, are text of U+0000 to U+00FF here,
+one character per byte. ``CURRENT_TIMESTAMP`` represents every spelling of the current time.
 An expression that only the database can compute has no text.
 """
 

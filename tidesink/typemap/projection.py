@@ -621,7 +621,7 @@ def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[st
 
 
 def _chosen(layout: Layout, source: TableShape) -> Iterator[ShapeColumn]:
-    """Yields columns in the source's order; the config's order would not put later columns last."""
+    """Yields columns in the source's order, so that later columns come last, wherever listed."""
     return (column for column in source.columns if column.hidden or layout.chooses(column.name))
 
 

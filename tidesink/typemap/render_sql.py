@@ -76,7 +76,7 @@ OF_SPARK: Final[Mapping[Database, Mapping[str, str]]] = {
     },
 }
 DECIMAL_WORD: Final[Mapping[Database, str]] = {"postgres": "numeric", "mysql": "decimal"}
-# MySQL's DECIMAL; Postgres's numeric has room for any other.
+# MySQL's types with a length, which keys need.
 _KEY_WORDS: Final = {"longtext": "varchar", "longblob": "varbinary"}
 # Bytes per character in utf8mb4, which the texts of keys have, and in Postgres's UTF8.
 _LONGEST_CHARACTER: Final = 4
