@@ -151,8 +151,8 @@ def _read_integer(column_type: ColumnType, bounds: tuple[int, int] | None = None
 def integer_bounds(column_type: ColumnType) -> tuple[int, int] | None:
     """Returns the least and greatest value of an integer type, including BIT; None for any other type.
 
-    Text of only ASCII digits with a value within these bounds is valid for ``text_reader``, so that a loop over
-    many columns can read it without a call.
+    Text of only ASCII digits with a value within these bounds is valid for ``text_reader``, so that a loop
+    over many columns can read it without a call.
     """
     row = row_of(column_type)
     if row.reader == "bit":
