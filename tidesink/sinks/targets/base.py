@@ -51,7 +51,7 @@ class Capabilities:
     ``rescales``: a decimal column can get more fraction digits, and an integer column can become decimal.
     ``nul_in_text``: text columns can store U+0000.
     ``rereads``: the target reads a batch's frame several times, so the frame must not come from Spark's
-    cache.
+        cache.
     ``packed``: the target does not read the frame of a batch that has payloads.
     ``caveats``: per kind of change, a requirement that some servers or tables do not meet. ``tidesink plan``
         reports unmet requirements before the run (``sinks.preflight``).
@@ -163,8 +163,7 @@ class ReducedBatch:
         whose stored value the target must keep. ``PLACE_COLUMNS`` are then present.
     ``lenient``: if there is no stored row to keep values from, write them as NULL instead of failing.
     ``mode``: what the table holds. The other descriptions are about ``upsert``. Under ``append`` the rows
-    come
-        from ``batch.change_log``: only upserts, whose keys are never in the target yet, so they are only
+        come from ``batch.change_log``: only upserts, whose keys are never in the target yet, so they are only
         inserted.
     ``sequenced``: the frame has ``_seq`` (``SEQUENCE_DDL``). A row that is not newer than the stored row
         changes nothing. A delete leaves a row with the key, the position and ``SOFT_DELETE_COLUMN``.
@@ -177,17 +176,14 @@ class ReducedBatch:
         these columns and is not null.
     ``payloads``: the same rows as Arrow IPC streams (``batch.tasks``), for targets whose tasks read them
         directly; None if several ranges had events of one key. They may have more columns than the shape,
-        which
-        targets ignore. If set, a target that is ``Capabilities.packed`` gets no frame.
+        which targets ignore. If set, a target that is ``Capabilities.packed`` gets no frame.
     ``staged``: the tasks that reduced the rows also wrote them to the target (``StagingTable``). Each part
-    comes
-        from the attempt that counts.
+        comes from the attempt that counts.
     ``checkpointed``: the frame comes from blocks that Spark never recomputes (``Capabilities.rereads``). Each
         read returns the same rows, or fails.
     ``outside``: cuts leave this table out, so a database merges the batch at once (``targets.cuts``).
     ``on_staged``: called right before the commit: rows are staged or messages acknowledged, and no progress
-    is
-        recorded yet. If it raises, there is no commit.
+        is recorded yet. If it raises, there is no commit.
     ``on_written``: called if a lake writes the batch as files, once the files hold the rows. If it is set, a
         small batch does these steps one by one.
     ``on_located``: called if a lake writes the batch as files, once the replaced rows are marked as deleted.
@@ -499,7 +495,7 @@ class TableReader(Protocol):
 
         Raises:
             StaleProgressError, SchemaRefusedError, ProgressError, TransientTargetError: see
-            ``TargetTable.claim``.
+                ``TargetTable.claim``.
         """
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:

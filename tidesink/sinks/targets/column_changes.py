@@ -1,8 +1,8 @@
 """Plans the changes of a target's columns that a shape needs. Pure functions; the targets apply the plan.
 
 Only lossless changes happen on their own: columns are added, and numbers get wider. Existing rows get a new
-column's default, as they do at the source. So the target's state does not depend on whether a row was
-written before or after the column was added.
+column's default, as they do at the source. So the target's state does not depend on whether a row was written
+before or after the column was added.
 """
 
 from __future__ import annotations

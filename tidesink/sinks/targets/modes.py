@@ -4,16 +4,16 @@ Append: a row is one image of one event (``batch.change_log``).
 
 History: a row is one version of a source row. A key's events are ordered by commit_ts, and a delete sorts
 before a write. Only one event per key and commit_ts counts. A write wins over a delete, because TiCDC splits
-an update into a delete and an insert with one commit_ts. Of equal events the first in Kafka wins, because
-the others are the same event sent again. A write begins a version that is valid until the key's next event.
-A delete that ends no version leaves a marker, which is a row without duration. So the table depends only on
-the *set* of events: batches, order and repeated delivery make no difference.
+an update into a delete and an insert with one commit_ts. Of equal events the first in Kafka wins, because the
+others are the same event sent again. A write begins a version that is valid until the key's next event. A
+delete that ends no version leaves a marker, which is a row without duration. So the table depends only on the
+*set* of events: batches, order and repeated delivery make no difference.
 
 A row read by a snapshot also begins a version, at the moment P of the read. It is marked in ``READ_COLUMN``
 because the version's true beginning is unknown. Only a key's read with the least P counts, and only if no
-event of the key is at or before P. Reads that do not count are never needed later, so the table depends
-only on the set of events and reads. An event at or before P removes the read's version. At one commit_ts a
-read sorts before a delete, and a delete before a write.
+event of the key is at or before P. Reads that do not count are never needed later, so the table depends only
+on the set of events and reads. An event at or before P removes the read's version. At one commit_ts a read
+sorts before a delete, and a delete before a write.
 
 ``targets.lake`` implements the same rules on arrays (``versions``) and on frames (``merge``).
 """

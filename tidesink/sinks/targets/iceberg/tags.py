@@ -2,8 +2,8 @@
 
 A snapshot gets a tag when a cut first refers to it; later cuts of the same snapshot need no commit. While the
 snapshot is the newest one of a cut, its tag never expires. The commit that tags the next snapshot sets the
-tag's age, so that any ``expire_snapshots`` removes it with the last cut of the snapshot. Nothing else
-has to remove it.
+tag's age, so that any ``expire_snapshots`` removes it with the last cut of the snapshot. Nothing else has to
+remove it.
 """
 
 from __future__ import annotations

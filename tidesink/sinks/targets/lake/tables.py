@@ -306,8 +306,8 @@ def arrow_batches_of_rows(session: SparkSession) -> Iterator[None]:
 def _know_settings(session: SparkSession) -> None:
     """Register all of Delta's settings. Waits for another thread that is doing so.
 
-    Spark refuses to set a setting that is defined but not yet registered for SQL (CANNOT_MODIFY_CONFIG).
-    That happens briefly while another table's thread is the first to use Delta.
+    Spark refuses to set a setting that is defined but not yet registered for SQL (CANNOT_MODIFY_CONFIG). That
+    happens briefly while another table's thread is the first to use Delta.
     """
     jvm: Any = session._jvm
     getattr(getattr(jvm.org.apache.spark.sql.delta.sources, "DeltaSQLConf$"), "MODULE$")

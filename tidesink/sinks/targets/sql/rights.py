@@ -1,8 +1,7 @@
 """The rights that a worker needs at a SQL target, and the statements that grant the missing ones.
 
 Postgres answers for each object and right (``has_table_privilege``). MySQL and MariaDB answer with the text
-of
-``SHOW GRANTS``, which includes the rights of active roles.
+of ``SHOW GRANTS``, which includes the rights of active roles.
 """
 
 from __future__ import annotations
