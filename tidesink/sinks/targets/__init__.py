@@ -1,7 +1,7 @@
-"""Targets: systems that store the tables. ``TARGETS`` lists them; ``base`` defines their contract.
+"""The targets, which are the systems that tidesink writes tables to. ``base`` defines their interface.
 
-A new target needs a module, a line here, its settings in ``config.target``, and a page. The contract tests
-run against it.
+A new target needs a module, an entry in ``TARGETS``, its settings in ``config.targets``, and a page in the
+documentation. The contract tests run against every target.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tidesink.config import TargetSettings
     from tidesink.sinks.targets.base import TargetModule
 
-# Target type in the config -> module (a TargetModule). Loaded on demand, because each imports its own
-# libraries.
+# Module (a ``TargetModule``) of each target type in the config. Modules are imported on demand, because each
+# imports its own client libraries.
 TARGETS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "delta": "tidesink.sinks.targets.delta.table",
@@ -30,5 +30,5 @@ TARGETS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def target_module(settings: TargetSettings) -> TargetModule:
-    """Return the module of a target."""
+    """Import and return the module of the target that the settings configure."""
     return cast("TargetModule", import_module(TARGETS[settings.type]))

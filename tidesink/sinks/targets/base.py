@@ -1,4 +1,4 @@
-"""The contract of a target: ``Target``, ``TargetTable``, their capabilities, and checks before a run."""
+"""The interfaces that every target implements: ``Target``, ``TargetTable``, and the checks before a run."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ OWN_COLUMNS: Final = (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN)
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The abilities of a target. The contract tests check that it refuses everything else.
+    """The abilities of a target. The contract tests check that the target raises an error for all others.
 
     Every target can add columns and widen integer and decimal columns.
 
-    ``exactly_once``: progress and data become visible in one commit.
+    ``exactly_once``: a batch's rows and its progress become visible in one commit.
     ``features``: the target settings it supports (``TargetFeature``).
     ``rescales``: a decimal column can get more fraction digits, and an integer column can become decimal.
     ``nul_in_text``: text columns can store U+0000.
-    ``rereads``: the target reads a batch's frame several times, so the frame must not come from Spark's
-        cache.
-    ``packed``: the target does not read the frame of a batch that has payloads.
+    ``rereads``: the target reads a batch's frame several times and needs the same rows each time. The frame
+        must not come from Spark's cache, which Spark may recompute.
+    ``packed``: for a batch with ``payloads`` (Arrow IPC streams), the target reads only these, not the frame.
     ``caveats``: per kind of change, a requirement that some servers or tables do not meet. ``tidesink plan``
         reports unmet requirements before the run (``sinks.preflight``).
     """
@@ -68,7 +68,12 @@ class Capabilities:
 
 
 class RowSequence(NamedTuple):
-    """A row's position in the source's order. ``writes`` is False for a delete, which sorts first."""
+    """The position of a row's last event in the source's order. Positions are compared field by field.
+
+    ``source``: the numbers that the source gives the event, such as a commit_ts or an LSN.
+    ``writes``: False for a delete, which sorts before a write at the same source position.
+    ``partition``, ``offset``, ``index``: the record in Kafka, and the event's index in the record.
+    """
 
     source: tuple[int, ...]
     writes: bool
@@ -84,8 +89,8 @@ class ReducedRow(NamedTuple):
     text.
 
     ``after``: the row's column values; None for a delete.
-    ``kept``: columns whose stored value the target keeps.
-    ``after_delete``: the stored values belong to a row that was deleted.
+    ``kept``: columns that the event omits. The target keeps their stored values.
+    ``after_delete``: the batch also deletes the stored row before this event, so its values must not be kept.
     ``sequence``: set if the batch is ``sequenced``.
     ``commit_ts``: set if the batch's mode is ``history``.
     """
@@ -100,15 +105,18 @@ class ReducedRow(NamedTuple):
 
 
 def nothing(*_said: str) -> None:
-    """Do nothing: the default of a batch's hooks."""
+    """Do nothing. The default of the ``on_…`` callbacks of ``ReducedBatch``."""
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Properties of a batch's rows that are known before the rows are read. ``ReducedBatch`` explains them.
+    """Properties of a batch's rows that are known before the rows are read.
 
-    ``keeps``: True if rows may omit values.
-    ``fewest``: approximate number of records in the batch's smallest range. Each range is staged separately.
+    ``ReducedBatch`` describes ``shape``, ``mode`` and ``sequenced``.
+
+    ``keeps``: True if rows may omit column values.
+    ``fewest``: approximate number of records in the batch's smallest offset range. One task stages the rows
+        of one range.
     """
 
     shape: TableShape
@@ -119,10 +127,12 @@ class RowFormat:
 
 
 class StagedPart(NamedTuple):
-    """The rows that one attempt of a task staged at the target.
+    """The rows that one attempt of a Spark task staged at the target.
 
-    ``failure``: why some rows are missing, in the target's own form; None if all rows are staged.
-    ``files``: the files that hold the rows, in the target's own form.
+    ``attempt``: Spark's id of the attempt.
+    ``rows``: number of staged rows.
+    ``failure``: an object of the target that describes why rows are missing; None if all rows are staged.
+    ``files``: objects of the target that describe the files with the rows.
     """
 
     attempt: int
@@ -132,62 +142,67 @@ class StagedPart(NamedTuple):
 
 
 class StagedRowsRefusedError(TargetError):
-    """The staged rows of a batch cannot be committed in this form. Nothing of the batch was committed."""
+    """The target cannot commit a batch from its staged rows. Nothing of the batch was committed."""
 
 
 class RowSink(Protocol):
-    """Writes a task's rows to the target, inside the task. It is pickled to get there.
+    """Writes a task's rows to the target. It is pickled and runs inside the Spark task.
 
-    The rows have the columns of ``ReducedBatch.frame``. All of them are read.
+    The rows have the columns of ``ReducedBatch.frame``. The sink reads the iterator to its end.
     """
 
     def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
-        """Stage the rows and return the result. One attempt of a task may call this several times."""
+        """Stage the rows, and return their number and files. A task attempt may call this several times."""
 
 
 @dataclass(frozen=True)
 class ReducedBatch:
-    """At most one row per key, ready to be merged.
+    """A batch reduced to at most one row per key, ready to be merged into the target.
 
-    Exactly one of ``frame`` and ``rows`` is set, or neither if the rows are ``staged``.
+    Either ``frame`` or ``rows`` is set. Neither is set if the rows are in ``payloads`` or already ``staged``.
 
     ``frame``: columns ``_op`` ('upsert' or 'delete'), ``key`` (a struct of the key columns) and ``after`` (a
-        struct of the shape's columns, null for a delete). Message targets also pass on ``_commit_ts`` and
+        struct of the shape's columns, null for a delete). Message targets also send ``_commit_ts`` and
         ``PLACE_COLUMNS`` of the row's event, if the frame has them. Targets read the frame more than once, so
         its creator persists it.
-    ``rows``: the same rows, for targets without Spark.
+    ``rows``: the batch's rows as Python objects, for targets without Spark.
     ``upserts``, ``deletes``: number of rows of each kind.
-    ``key_range``: least and greatest value per key column; None if unknown, and then nothing is pruned.
-    ``truncates``: the batch is a single event that empties the table. It has no rows.
-    ``keeps``: the frame also has ``_kept`` and ``_after_delete``. At least one row lists columns in ``_kept``
-        whose stored value the target must keep. ``PLACE_COLUMNS`` are then present.
-    ``lenient``: if there is no stored row to keep values from, write them as NULL instead of failing.
-    ``mode``: what the table holds. The other descriptions are about ``upsert``. Under ``append`` the rows
-        come from ``batch.change_log``: only upserts, whose keys are never in the target yet, so they are only
-        inserted.
-    ``sequenced``: the frame has ``_seq`` (``SEQUENCE_DDL``). A row that is not newer than the stored row
-        changes nothing. A delete leaves a row with the key, the position and ``SOFT_DELETE_COLUMN``.
+    ``key_range``: least and greatest value per key column, to skip files without these keys. A bound of None
+        is unknown, and then no file is skipped.
+    ``truncates``: the batch is a single TRUNCATE event, which empties the table. It has no rows.
+    ``keeps``: True if some rows omit values. The frame then has three more sets of columns: ``_kept`` lists a
+        row's columns whose stored values the target must keep, ``_after_delete`` is true if the batch also
+        deletes the row's key before, and ``PLACE_COLUMNS`` are the row's place in Kafka.
+    ``lenient``: if no row is stored from which values can be kept, write these values as NULL instead of
+        raising an error.
+    ``mode``: the table's mode. The descriptions here are for ``upsert``. Under ``append`` the rows come from
+        ``batch.change_log``: all of them are upserts with new keys, so they are only inserted.
+    ``sequenced``: the table is ordered by the source. The frame then has ``_seq`` (``SEQUENCE_DDL``), the
+        row's position. The target skips a row whose position is not newer than the stored row's. A delete
+        leaves a row with the key, the position and ``SOFT_DELETE_COLUMN``.
     ``history``: names of the validity columns, with mode ``history``. The batch then has one row per key and
         ``_commit_ts``, and no row older than ``since``. ``shape`` is the source's shape; the target was
         opened with ``history_shape`` of it. ``targets.modes`` describes how the rows are applied.
-    ``reads``: with mode ``history``, the rows were read by a snapshot at their ``_commit_ts``. There are no
-        deletes, and ``since`` is None, because a key's first stored row matters however old it is.
-    ``on_delete``: under ``deletes: soft``, the columns that a delete writes too. Its ``after`` then has only
-        these columns and is not null.
-    ``payloads``: the same rows as Arrow IPC streams (``batch.tasks``), for targets whose tasks read them
-        directly; None if several ranges had events of one key. They may have more columns than the shape,
-        which targets ignore. If set, a target that is ``Capabilities.packed`` gets no frame.
-    ``staged``: the tasks that reduced the rows also wrote them to the target (``StagingTable``). Each part
-        comes from the attempt that counts.
+    ``reads``: with mode ``history``, the rows were read by a snapshot at their ``_commit_ts``. The batch has
+        no deletes, and ``since`` is None, because a key's first stored row matters however old it is.
+    ``on_delete``: under ``deletes: soft``, the columns that a delete updates in addition to the deletion
+        mark. The ``after`` of a delete then has only these columns and is not null.
+    ``payloads``: the rows as Arrow IPC streams (``batch.tasks``), for targets whose tasks read them directly;
+        None if several offset ranges had events of one key. Targets ignore columns of the payloads that the
+        shape does not have. If set, a target with ``Capabilities.packed`` gets no frame.
+    ``staged``: results of the tasks that reduced the rows and also wrote them to the target
+        (``StagingTable``). If a task had several attempts, its part comes from the attempt whose result Spark
+        returned.
     ``checkpointed``: the frame comes from blocks that Spark never recomputes (``Capabilities.rereads``). Each
         read returns the same rows, or fails.
-    ``outside``: cuts leave this table out, so a database merges the batch at once (``targets.cuts``).
-    ``on_staged``: called right before the commit: rows are staged or messages acknowledged, and no progress
-        is recorded yet. If it raises, there is no commit.
-    ``on_written``: called if a lake writes the batch as files, once the files hold the rows. If it is set, a
-        small batch does these steps one by one.
-    ``on_located``: called if a lake writes the batch as files, once the replaced rows are marked as deleted.
-    ``on_left``: called if a lake does not write the batch as files, with what Spark does instead, and why.
+    ``outside``: the table is not part of cuts, so a database merges the batch at once (``targets.cuts``).
+    ``on_staged``: called right before the commit. Rows are then staged or messages acknowledged, but no
+        progress is recorded. If the callback raises, nothing is committed.
+    ``on_written``: called if a lake writes the batch as files, when all rows are in the files. If it is set,
+        a lake also runs the steps of a small batch one after the other instead of in one Spark job.
+    ``on_located``: called if a lake writes the batch as files, when the replaced rows are marked as deleted.
+    ``on_left``: called if a lake does not write the batch as files. Its argument names the Spark statement
+        that the lake runs instead, and the reason.
     """
 
     shape: TableShape
@@ -217,7 +232,7 @@ class ReducedBatch:
 
     @property
     def row_format(self) -> RowFormat:
-        """Return the properties of the rows."""
+        """The properties of the batch's rows that a row sink needs."""
         return RowFormat(self.shape, self.mode, self.sequenced, self.keeps)
 
     @property
@@ -226,10 +241,12 @@ class ReducedBatch:
         return self.upserts == 0 and self.deletes == 0 and not self.truncates
 
     def beside(self, nullable: Callable[[], Iterable[str]]) -> tuple[str, ...]:
-        """Return target columns that are not in the shape and that a delete in source order must empty too.
+        """Return the target's columns outside the shape that a delete must set to NULL.
 
-        They belonged to the source or the config earlier, and a deleted row keeps no values of them.
-        ``nullable`` looks up the target's columns that accept NULL; the other columns keep their values.
+        Only a hard delete in the source's order needs this, because it keeps the row as a tombstone. Such
+        columns hold values of columns that the source or the config no longer has.
+
+        ``nullable``: returns the target's columns that accept NULL. All other columns keep their values.
         """
         if not (self.sequenced and self.deletes and self.delete_mode == "hard"):
             return ()
@@ -241,7 +258,11 @@ class ReducedBatch:
 
 @dataclass(frozen=True)
 class Claim:
-    """A worker's hold on a table, and the progress that the target has (None: nothing was ever applied)."""
+    """The result of claiming a table.
+
+    ``epoch``: the worker's epoch. Workers with a lower epoch can no longer commit to the table.
+    ``progress``: the progress that the target has recorded; None if no batch was ever applied.
+    """
 
     epoch: int
     progress: Progress | None
@@ -249,16 +270,17 @@ class Claim:
 
 @dataclass(frozen=True)
 class ApplyResult:
-    """The outcome of one commit as numbers of rows, counted by the target.
+    """Row counts of one commit, as the target counted them.
 
     ``inserted``, ``updated``: rows written. In a history, ``inserted`` counts the versions that begin.
-    ``deleted``: rows that existed and were removed or marked. In a history, deletes that ended a version.
+    ``deleted``: rows that existed and were removed or marked as deleted. In a history, deletes that ended a
+        version.
     ``absent``: deletes whose row did not exist. In a history, deletes that ended no version.
-    ``version``: the target's own name of the commit.
+    ``version``: the target's name of the commit, such as a snapshot id.
     ``stale``: rows of a ``sequenced`` batch that were skipped because the stored row is newer; in a history,
-        events that were applied earlier.
+        events that an earlier batch applied already.
 
-    In a ``sequenced`` batch, rows that mark a delete count as inserted or updated.
+    In a ``sequenced`` batch, deletes are written as marked rows and count as inserted or updated.
     """
 
     inserted: int
@@ -281,7 +303,11 @@ class ApplyResult:
 
 @dataclass(frozen=True)
 class EvolveResult:
-    """The column names that ``evolve`` changed, and warnings for the user."""
+    """The result of ``TargetTable.evolve``: column names by kind of change, and warnings for the user.
+
+    ``created``: the table was created.
+    ``backfilled``: columns whose default was written into existing rows.
+    """
 
     created: bool = False
     added: tuple[str, ...] = ()
@@ -296,12 +322,12 @@ class EvolveResult:
 
 
 class SchemaGap(NamedTuple):
-    """The difference between a target's columns and a shape.
+    """The difference between a target's columns and a shape (the columns and key that it should have).
 
     ``columns``: all columns of the target.
     ``added``: columns that the target lacks.
-    ``widened``: present and wanted type per column, in the target's own type names.
-    ``held``: present type per column, as Spark types.
+    ``widened``: current and wanted type of each column to widen, in the target's own type names.
+    ``held``: current Spark type of each column of the target.
     """
 
     columns: tuple[str, ...]
@@ -315,10 +341,14 @@ PLACE_COLUMNS: Final = ("_topic", "_partition", "_offset")
 
 
 def check_order(batch: ReducedBatch, columns: Mapping[str, str], *, table: TableId) -> None:
-    """Refuse Kafka's order for a table ordered by the source: its marked deletes would count as rows.
+    """Check that a batch in Kafka's order is not merged into a table that is ordered by the source.
+
+    Such a table keeps deleted rows with a mark, and the merge would treat them as current rows.
+
+    ``columns``: the target's columns and their types.
 
     Raises:
-        SchemaRefusedError: ``columns``, the target's own, show that the table is ordered by the source.
+        SchemaRefusedError: the target has the column ``_tidesink_seq``, but the batch is not ``sequenced``.
     """
     if SEQUENCE_COLUMN in columns and not batch.sequenced:
         raise SchemaRefusedError(
@@ -329,7 +359,7 @@ def check_order(batch: ReducedBatch, columns: Mapping[str, str], *, table: Table
 
 
 def check_versions(batch: ReducedBatch) -> None:
-    """Refuse a batch that a history cannot apply. No source with commit timestamps sends such a batch.
+    """Check that a history can apply a batch. Sources with commit timestamps only send batches that it can.
 
     Raises:
         TargetError: the batch empties the table, omits values, or does not name its validity columns.
@@ -343,41 +373,46 @@ def check_versions(batch: ReducedBatch) -> None:
 
 
 class TargetTable(Protocol):
-    """One open table. Used by one thread at a time.
+    """An open table of a target. It is used by one thread at a time.
 
-    The defaults here refuse to rename and drop columns, and ``close`` has nothing to close.
+    A target that can rename or drop columns, or has something to close, overrides the methods defined here.
     """
 
     def claim(self) -> Claim:
-        """Take the table's next epoch with a commit, then return what is applied.
+        """Commit the table's next epoch, which fences older workers, and return it with the applied progress.
 
         Raises:
             StaleProgressError: the table was restored or replaced by hand, or belongs to another pipeline or
                 another source table.
-            SchemaRefusedError: the rows were written under another key.
-            ProgressError: progress exists but can no longer be read with certainty.
-            TransientTargetError: other writers kept committing; try again.
+            SchemaRefusedError: the stored rows were written under another key.
+            ProgressError: the table has progress, but it can no longer be read with certainty.
+            TransientTargetError: commits of other writers prevented the claim; try again.
         """
 
     def committed(self) -> Progress | None:
-        """Return the progress that the target has now; None if nothing was ever applied.
+        """Return the progress that the target has now; None if no batch was ever applied.
 
         Raises:
-            StaleProgressError, SchemaRefusedError, ProgressError, TransientTargetError: see ``claim``.
+            StaleProgressError, SchemaRefusedError, ProgressError, TransientTargetError: for the same reasons
+                as ``claim``.
         """
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return what ``evolve`` would do. Changes nothing, and may answer without asking the target.
+        """Return the column changes that ``evolve`` would make. May use cached columns of the target.
 
         Raises:
-            SchemaRefusedError: the change is not additive; names the column and both types.
+            SchemaRefusedError: a column cannot be widened to the shape's type. The message names the column
+                and both types.
         """
 
     def evolve(self, shape: TableShape) -> EvolveResult:
-        """Add and widen columns so that the target can store ``shape``. Old rows get new columns' defaults.
+        """Add and widen the target's columns so that it can store ``shape``.
+
+        Existing rows get the default of each new column.
 
         Raises:
-            SchemaRefusedError: the change is not additive; names the column and both types.
+            SchemaRefusedError: a column cannot be widened to the shape's type. The message names the column
+                and both types.
         """
 
     def rename_column(self, old: str, new: str) -> None:
@@ -399,13 +434,15 @@ class TargetTable(Protocol):
         raise SchemaRefusedError("This target cannot drop columns.", column=", ".join(names))
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
-        """Merge a batch and commit ``progress`` with it. ``progress.epoch`` must be the claimed one.
+        """Merge a batch into the table and commit ``progress`` with it. Returns the row counts.
+
+        ``progress.epoch`` must be the epoch that ``claim`` returned.
 
         Raises:
             StaleProgressError: another worker holds the table now; nothing was written.
             TransientTargetError: nothing was written; the same batch may be tried again.
             ValueNotStoredError: a row omits values that the target does not have; nothing was written.
-            CommitUnknownError: ask ``committed()`` before anything else.
+            CommitUnknownError: the commit may or may not have happened. Call ``committed`` to find out.
             TargetError: nothing was written, and the same batch would fail again.
         """
 
@@ -415,7 +452,13 @@ class TargetTable(Protocol):
 
 
 class Collected(NamedTuple):
-    """The outcome of ``collect``: deletes removed, deletes kept, and the oldest kept delete's commit_ts."""
+    """The result of ``SequencedTable.collect``.
+
+    ``horizon``: commit_ts up to which tombstones are removed.
+    ``removed``: number of tombstones removed by this call.
+    ``kept``: number of tombstones still in the table.
+    ``oldest``: commit_ts of the oldest tombstone still in the table; None if the table has none.
+    """
 
     horizon: int
     removed: int
@@ -425,39 +468,45 @@ class Collected(NamedTuple):
 
 @runtime_checkable
 class SequencedTable(TargetTable, Protocol):
-    """A table whose rows keep their position. Deleted rows keep it too, until they are collected."""
+    """A table whose rows store their position in the source's order.
+
+    A deleted row stays as a tombstone with its key and position until ``collect`` removes it.
+    """
 
     def horizon(self) -> int | None:
-        """Return the commit_ts up to which deletes may be forgotten; None if none ever were."""
+        """Return the commit_ts up to which tombstones may be missing; None if none were ever removed."""
 
     def collect(self, horizon: int) -> Collected:
-        """Forget deletes up to a commit_ts. The horizon is raised first, so a crash loses nothing.
+        """Remove the tombstones of deletes up to the commit_ts ``horizon``.
+
+        The new horizon is recorded first, so a crash never leaves tombstones missing above the recorded one.
 
         Raises:
-            StaleProgressError, TransientTargetError, CommitUnknownError, TargetError: see ``apply``.
+            StaleProgressError, TransientTargetError, CommitUnknownError, TargetError: for the same reasons as
+                ``apply``.
         """
 
 
 @runtime_checkable
 class StagingTable(TargetTable, Protocol):
-    """A table that can receive a batch's rows inside the tasks that reduce them.
+    """A table to which the Spark tasks that reduce a batch can write its rows directly.
 
-    Rows are staged before the batch's outcome is known, and removed if the batch is not applied.
+    The rows are staged before the batch is committed. They are removed if the batch is not applied.
     """
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
         """Return the sink for the next batch's rows.
 
-        None: the rows cannot or should not be staged before the table's columns have changed.
+        Returns None if the rows cannot be staged, or if the table's columns must change first.
 
         Raises:
             TransientTargetError: the target does not answer.
         """
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
-        """Remove the staged rows of a batch that is not applied. Does nothing if there are none.
+        """Remove the staged rows, if any, of a batch that is not applied.
 
-        ``parts``: the results that the sink returned, if they arrived.
+        ``parts``: the results of the tasks that staged the rows, as far as Spark returned them.
         """
 
 
@@ -480,36 +529,40 @@ class Target(Protocol):
 
 
 class TableReader(Protocol):
-    """Reads one existing table and changes nothing in it. Used by one thread at a time.
+    """Reads an existing table without changing it. It is used by one thread at a time.
 
-    ``session``: the Spark session of the returned frames. By default ``close`` has nothing to close.
+    ``session``: the Spark session in which the returned frames are created.
     """
 
     session: SparkSession
 
     def columns(self) -> Mapping[str, str]:
-        """Return the current columns as Spark types by name."""
+        """Return the table's current columns: Spark type by name."""
 
     def committed(self) -> Progress | None:
-        """Return the progress that the target has now; None if nothing was ever applied.
+        """Return the progress that the target has now; None if no batch was ever applied.
 
         Raises:
-            StaleProgressError, SchemaRefusedError, ProgressError, TransientTargetError: see
-                ``TargetTable.claim``.
+            StaleProgressError, SchemaRefusedError, ProgressError, TransientTargetError: for the same reasons
+                as ``TargetTable.claim``.
         """
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return the current rows of the source's table as a lazy frame of these columns, in their order.
+        """Return the current rows of the source table as a lazy frame with ``columns``, in this order.
 
-        Rows that only mark a delete are left out.
+        Tombstones and soft-deleted rows are left out.
         """
 
     def compared_rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return ``rows``, possibly with one more column at the end: ``ODD`` of ``spark.digests``."""
+        """Return the frame of ``rows`` for a comparison with the source.
+
+        It may have one more column at the end, ``spark.digests.ODD``: the texts of values that do not fit
+        their column's Spark type.
+        """
         return self.rows(columns)
 
     def spelling(self, name: str) -> Spelling | None:  # noqa: ARG002
-        """Return how the target changes the text values of a column; None if it stores them unchanged."""
+        """Return how the target reformats the text values of a column; None if it stores them unchanged."""
         return None
 
     def close(self) -> None:
@@ -519,7 +572,7 @@ class TableReader(Protocol):
 
 @runtime_checkable
 class ReadableTarget(Target, Protocol):
-    """A target whose rows can be read back."""
+    """A target whose stored rows can be read, for example to compare them with the source."""
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> TableReader | None:
         """Return a reader of the table of ``shape``; None if the table does not exist.
@@ -531,30 +584,33 @@ class ReadableTarget(Target, Protocol):
 
 
 class TargetModule(Protocol):
-    """The names in a target's module. Only ``open_target`` and ``try_target`` connect to the target."""
+    """The names that a target's module must define.
+
+    Of the functions, only ``open_target`` and ``try_target`` connect to the target.
+    """
 
     CAPABILITIES: Capabilities
     PREFLIGHT: PreflightChecks
 
     def open_target(self, config: Config, spark: SparkSession, store: StateStore) -> Target:
-        """Open the target of a config.
+        """Open the target that the config describes.
 
         Raises:
-            ConfigError: it cannot be opened as configured.
+            ConfigError: the target cannot be opened as configured.
         """
 
     def place_of(self, settings: TargetSettings, table: TableId) -> str:
-        """Return a table's location for display. Does not ask the target.
+        """Return a table's location for display, from the settings only.
 
         Raises:
             SchemaRefusedError: the target does not allow a table of this name.
         """
 
     def try_target(self, settings: TargetSettings) -> str:
-        """Connect to the target and return the result as text. Leaves no trace there.
+        """Connect to the target and return a text about it for display. Changes nothing there.
 
         Raises:
-            TidesinkError: the target cannot be used; names the reason and the next step.
+            TidesinkError: the target cannot be used. The message names the reason and the next step.
         """
 
 
@@ -579,11 +635,11 @@ LimitKind = Literal[
 
 
 class Limit(NamedTuple):
-    """Something that a target cannot do, and that a table may run into.
+    """A limit of the target that may affect a table.
 
-    ``kind``: for programs (``docs/cli.md``).
-    ``text``: the same for every table, so that it is printed once.
-    ``columns``: the table's affected columns; empty if the limit is about the whole table.
+    ``kind``: the stable name of the limit in JSON output (``docs/cli.md``).
+    ``text``: the explanation for the user. It does not name the table, so that it is printed only once.
+    ``columns``: the table's affected columns; empty if the limit affects the whole table.
     """
 
     kind: LimitKind
@@ -592,22 +648,26 @@ class Limit(NamedTuple):
 
 
 class PreflightResult(NamedTuple):
-    """Limits and warnings of one table. A warning: the target refuses the table until somebody acts."""
+    """The result of the checks of one table.
+
+    ``limits``: limits of the target that may affect the table.
+    ``warnings``: problems that the user must solve before the target accepts the table.
+    """
 
     limits: tuple[Limit, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 class PreflightChecks(ABC):
-    """Checks that a kind of target runs on its tables before the first run."""
+    """Checks of a target type's tables, for ``tidesink plan`` and before a table is first written."""
 
     @abstractmethod
     def column_type(self, settings: Any, column: ShapeColumn) -> str:
-        """Return a column's type in the target's own words; ``settings`` are the target's."""
+        """Return a column's type as the target names it; ``settings`` are the target's settings."""
 
     @abstractmethod
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """Return what may happen to a table, apart from what the capabilities state.
+        """Return the limits and warnings of a table that do not follow from the target's capabilities.
 
         Raises:
             SchemaRefusedError: the target can never store such a table.
@@ -615,7 +675,9 @@ class PreflightChecks(ABC):
         """
 
     def missing_grants(self, config: Config, tables: Iterable[TableId]) -> tuple[str, ...]:  # noqa: ARG002
-        """Return the statements that grant what the target's user lacks for source tables. Asks the target.
+        """Return the SQL statements that grant the target's user its missing privileges for source tables.
+
+        Connects to the target. A target without privileges returns no statements.
 
         Raises:
             TidesinkError: the target does not answer.
@@ -624,17 +686,18 @@ class PreflightChecks(ABC):
 
 
 class Reserved(NamedTuple):
-    """Column names, in lower case, that a kind of table cannot have; ``keeper`` reserves them."""
+    """Column names, in lower case, that a table format does not allow; ``keeper`` is the format's name."""
 
     keeper: str
     names: frozenset[str]
 
 
 def check_shape(shape: TableShape, reserved: Reserved | None = None) -> None:
-    """Refuse a shape whose rows cannot be merged into a table.
+    """Check that the rows of a shape can be merged into a table.
 
     Raises:
-        SchemaRefusedError: it has no key, a column with a reserved name, or one of tidesink's own columns.
+        SchemaRefusedError: the shape has no key, or a column with a name that the format or tidesink
+            reserves.
     """
     check_key(shape)
     kept = [column.name for column in shape.columns if reserved and fold_name(column.name) in reserved.names]
@@ -654,7 +717,7 @@ def check_shape(shape: TableShape, reserved: Reserved | None = None) -> None:
 
 
 def check_key(shape: TableShape) -> None:
-    """Refuse a shape without a key.
+    """Check that a shape has a key.
 
     Raises:
         SchemaRefusedError: the shape has no key.

@@ -1,8 +1,8 @@
-"""Plans the changes of a target's columns that a shape needs. Pure functions; the targets apply the plan.
+"""Plans which columns a target must add or widen to store a shape. The targets carry out the plan.
 
-Only lossless changes happen on their own: columns are added, and numbers get wider. Existing rows get a new
-column's default, as they do at the source. So the target's state does not depend on whether a row was written
-before or after the column was added.
+Only lossless changes are planned: columns are added, and numeric types get wider. Existing rows get a new
+column's default, as they do at the source. So a row has the same values whether it was written before or
+after the column was added.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from tidesink.typemap.values import TargetValue
 
 @dataclass(frozen=True)
 class Evolution:
-    """Columns to add, in order, and new types of columns to widen, by the target's own column name."""
+    """A plan of column changes.
+
+    ``added``: columns to add, in this order.
+    ``widened``: new Spark type by column name, as the target spells the name.
+    """
 
     added: tuple[ShapeColumn, ...] = ()
     widened: Mapping[str, str] = field(default_factory=dict)
@@ -41,13 +45,14 @@ class Evolution:
 
 
 def plan_evolution(present: Mapping[str, str], shape: TableShape) -> Evolution:
-    """Compare a target's columns with a shape and return the changes that it needs.
+    """Compare a target's columns with a shape and return the column changes that the target needs.
 
-    ``present``: Spark DDL type by column name, as the target has them. Columns that the shape does not have
-        stay as they are.
+    ``present``: the target's columns: Spark DDL type by name. Columns that the shape does not have stay
+        unchanged.
 
     Raises:
-        SchemaRefusedError: a column's present type cannot hold the shape's values.
+        SchemaRefusedError: a column's type can neither hold the shape's values nor be widened, or the shape's
+            key has a column that the target lacks.
     """
     fold = folding(present, (column.name for column in shape.columns))
     known = {fold(name): (name, ddl) for name, ddl in present.items()}
@@ -104,10 +109,11 @@ def default_texts(
     *,
     literal: Callable[[TargetValue], str] | None = None,
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the values that old rows get in new columns, as texts by column name, and warnings.
+    """Return the default values that existing rows get in new columns, as texts by column name, and warnings.
 
-    A warning names a column whose default cannot be applied.
-    ``literal``: writes a value in the form that the target reads; ``literal_text`` if None.
+    Each warning names a column whose default is out of the range of its type, and therefore is not written.
+
+    ``literal``: converts a value to the text that the target reads; ``literal_text`` if None.
     """
     text_of = literal or literal_text
     defaults: dict[str, str] = {}
@@ -127,7 +133,7 @@ def default_texts(
 
 
 def literal_text(value: TargetValue) -> str:
-    """Return a value as text that a cast to its column's type reads back exactly (bytes as hex)."""
+    """Return a value as text that a cast to the column's type converts back exactly. Bytes become hex digits."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Decimal):

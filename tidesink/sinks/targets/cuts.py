@@ -1,6 +1,7 @@
-"""The contract of a target with cuts: all tables of a pipeline as of one instant of the source (ADR 36).
+"""The interfaces of a target with cuts. A cut shows all tables of a pipeline at one commit_ts (ADR 36).
 
-A lake records which version of each table belongs to a cut. A database brings all tables to the cut at once.
+A lake records which version of each table belongs to a cut. A database merges the changes up to a cut into
+all tables in one transaction.
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ NAME: Final = "_tidesink_cuts"
 
 
 def tag_prefix(pipeline: str) -> str:
-    """Return the prefix of the tags that keep the versions of a pipeline's cuts. The commit_ts follows it.
+    """Return the prefix of the names of the tags that keep the table versions of a pipeline's cuts.
 
-    The pipeline is part of the prefix because a table may hold the rows of several pipelines, whose cuts can
-    have the same commit_ts.
+    The commit_ts of the cut follows the prefix. The prefix contains the pipeline's name because a table can
+    be shared by several pipelines, whose cuts can have the same commit_ts.
     """
     return f"tidesink_cut_{pipeline}_"
 
 
 class CutTable(NamedTuple):
-    """A table in a cut. ``changes``: row events applied since the previous cut; None if unknown."""
+    """A table's entry in a cut.
+
+    ``place``: the table's location, as readers of its format name it.
+    ``version``: the version of the table that belongs to the cut.
+    ``changes``: number of row events applied between the previous cut and this one; None if unknown.
+    """
 
     table: TableId
     place: str
@@ -37,9 +43,10 @@ class CutTable(NamedTuple):
 
 
 class TableVersion(NamedTuple):
-    """A table's location, as readers of its format name it, and its version.
+    """A table's location and version.
 
-    The version is a snapshot id in Iceberg, and the number of commits in a database.
+    ``place``: the location as readers of the table's format name it.
+    ``version``: the snapshot id in Iceberg, the table version in Delta, the number of commits in a database.
     """
 
     place: str
@@ -48,33 +55,33 @@ class TableVersion(NamedTuple):
 
 @runtime_checkable
 class VersionedTable(TargetTable, Protocol):
-    """A table that can be part of a cut."""
+    """A table that can be part of a cut, because it can name the version that readers see."""
 
     def version_of(self, progress: Progress) -> TableVersion:
-        """Return the version that readers see now. It must hold exactly the rows of ``progress``.
+        """Return the table's current version, after checking that exactly ``progress`` is applied in it.
 
         Raises:
-            StaleProgressError: the table holds other progress, so another worker has it.
+            StaleProgressError: the table has other progress, so another worker writes to it.
             TargetError: the table cannot be read.
         """
 
 
 @runtime_checkable
 class KeptVersions(Protocol):
-    """A table that keeps a version for a cut only on request."""
+    """A table whose old versions expire unless ``keep_version`` is called for them."""
 
     def keep_version(self, version: int, commit_ts: int, *, keep: float) -> None:
-        """Keep a version at least until the cuts that refer to it are older than ``keep`` seconds.
+        """Protect a version from expiry until all cuts that refer to it are older than ``keep`` seconds.
 
         Called before the cut at ``commit_ts`` is published.
 
         Raises:
-            TargetError: it is not certain that the version is kept.
+            TargetError: the version could not be protected, or the outcome is unknown.
         """
 
 
 class Held(Protocol):
-    """A ledger entry with an epoch and a batch number."""
+    """A table's entry in the target's ledger: the epoch of its worker and its last batch number."""
 
     @property
     def epoch(self) -> int:
@@ -82,7 +89,7 @@ class Held(Protocol):
 
     @property
     def batch(self) -> int:
-        """The number of the last batch."""
+        """The number of the last applied batch."""
 
 
 class CutPublisher(Protocol):
@@ -106,9 +113,9 @@ class CutPublisher(Protocol):
     ) -> None:
         """Publish a cut atomically. Cuts older than ``keep`` seconds may be removed.
 
-        ``tables``: the cut's tables, open.
+        ``tables``: the open table of each of the cut's entries.
         ``time``: the source's time at ``commit_ts``. It cannot always be derived from the commit_ts.
-        ``without``: tables that are not part of the cut.
+        ``without``: source tables of the pipeline that are not part of the cut.
 
         Raises:
             StaleProgressError: another worker holds one of the tables now.
@@ -124,17 +131,19 @@ class CutTarget(Target, Protocol):
 
 
 def check_named(held: Held | None, progress: Progress) -> None:
-    """Refuse to name a version for another worker's progress.
+    """Check that the ledger still has this worker's progress, before a version of the table is reported.
 
-    ``held``: the entry of the table's ledger.
+    ``held``: the table's entry in the ledger; None if the ledger has no entry.
 
     Raises:
-        StaleProgressError: the ledger's epoch and batch differ from the progress.
+        StaleProgressError: the ledger's epoch and batch number differ from those of ``progress``.
     """
     at = (held.epoch, held.batch) if held is not None else None
     if at != (progress.epoch, progress.batch):
         raise StaleProgressError(
-            f"The table's ledger has epoch and batch {at}, but this worker applied epoch {progress.epoch} "
-            f"batch {progress.batch}: another worker holds the table. Run only one worker per table.",
+            f"The table's ledger has epoch and batch number {at}, but this worker applied epoch "
+            f"{progress.epoch} batch {progress.batch}: another worker holds the table. Run only one worker "
+            "per "
+            "table.",
             table=str(progress.table),
         )

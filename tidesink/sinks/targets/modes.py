@@ -1,19 +1,19 @@
 """Target columns of each table mode and route: upsert, append (a change log), history, and shards.
 
-Append: a row is one image of one event (``batch.change_log``).
+Append: each row is one image (before or after) of one event (``batch.change_log``).
 
-History: a row is one version of a source row. A key's events are ordered by commit_ts, and a delete sorts
-before a write. Only one event per key and commit_ts counts. A write wins over a delete, because TiCDC splits
-an update into a delete and an insert with one commit_ts. Of equal events the first in Kafka wins, because the
-others are the same event sent again. A write begins a version that is valid until the key's next event. A
-delete that ends no version leaves a marker, which is a row without duration. So the table depends only on the
-*set* of events: batches, order and repeated delivery make no difference.
+History: each row is one version of a source row. A key's events are ordered by commit_ts, and only one event
+per key and commit_ts counts. A write wins over a delete at the same commit_ts, because TiCDC splits an update
+into a delete and an insert with one commit_ts. Of several writes, or several deletes, the first in Kafka
+wins, because the others are the same event sent again. A write begins a version that is valid until the key's
+next event. A delete without a version to end leaves a marker, which is a row that ends when it begins. So the
+table depends only on the *set* of events: how they are batched, ordered or repeated makes no difference.
 
-A row read by a snapshot also begins a version, at the moment P of the read. It is marked in ``READ_COLUMN``
-because the version's true beginning is unknown. Only a key's read with the least P counts, and only if no
-event of the key is at or before P. Reads that do not count are never needed later, so the table depends only
-on the set of events and reads. An event at or before P removes the read's version. At one commit_ts a read
-sorts before a delete, and a delete before a write.
+A row read by a snapshot also begins a version, at the commit_ts P of the read. It is marked in
+``READ_COLUMN`` because the version's true beginning is unknown. Only a key's read with the least P counts,
+and only if no event of the key is at or before P. An event at or before P, also one that arrives later,
+removes the read's version. At one commit_ts a read sorts before a delete, and a delete before a write. A read
+that does not count is never needed later, so the table depends only on the set of events and reads.
 
 ``targets.lake`` implements the same rules on arrays (``versions``) and on frames (``merge``).
 """
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 def names_of(settings: TableConfig) -> HistoryNames | None:
-    """Return the names of a history's validity columns; None in another mode."""
+    """Return the configured names of a history's validity columns; None if the mode is not ``history``."""
     if settings.mode != "history":
         return None
     return HistoryNames(settings.history.valid_from, settings.history.valid_to, settings.history.current)
 
 
 def kept_shape(shape: TableShape, settings: TableConfig) -> TableShape:
-    """Return the shape of a table at the target.
+    """Return the columns and key that a source table's mode requires at the target.
 
     Raises:
         SchemaRefusedError: a source column has the name of a column that the mode adds.
@@ -52,8 +52,8 @@ def kept_shape(shape: TableShape, settings: TableConfig) -> TableShape:
 def first_shape(shape: TableShape, settings: TableConfig) -> TableShape:
     """Return ``kept_shape`` for a table that is being created.
 
-    Leaves out columns that may be an excluded column under an unknown new name. They are checked when they
-    are added later.
+    Leaves out columns that may be an excluded column that was renamed at the source. The worker checks these
+    columns when it adds them to the existing table.
 
     Raises:
         SchemaRefusedError: a source column has the name of a column that the mode adds.
@@ -63,7 +63,9 @@ def first_shape(shape: TableShape, settings: TableConfig) -> TableShape:
 
 
 def row_shape(shape: TableShape, settings: TableConfig) -> TableShape:
-    """Return the shape of a batch's rows. A history's target turns these rows into versions.
+    """Return the columns and key of a batch's rows under the table's mode.
+
+    Under ``history`` they are the source's, and the target turns the rows into versions.
 
     Raises:
         SchemaRefusedError: a source column has the name of a column that a change log adds.
@@ -82,7 +84,7 @@ UNAVAILABLE: Final = "_tidesink_unavailable"
 
 PREIMAGE: Final = "update_preimage"
 POSTIMAGE: Final = "update_postimage"
-# The log's name per wire operation, for the image of the row after the event.
+# Values of the change log's column ``OP`` by the event's operation, for the row's image after the event.
 WORDS: Final = {
     Op.INSERT.value: "insert",
     Op.UPDATE.value: POSTIMAGE,
@@ -107,13 +109,14 @@ _OWN: Final = (
 
 
 def log_shape(shape: TableShape) -> TableShape:
-    """Return the shape of a table's change log. A row's key is its position in the topic, not the source's
-    key.
+    """Return the columns and key of a table's change log.
 
-    Returns the shape itself if it is a log's shape already.
+    The key is the row's position in the topic (partition, offset, index), not the source table's key. A shape
+    that is a change log's already is returned unchanged.
 
     Raises:
-        SchemaRefusedError: the source, or the table's metadata, has a column with one of the log's names.
+        SchemaRefusedError: the source table, or `metadata` in the config, has a column with one of the names
+            that the change log adds.
     """
     if shape.columns[: len(_OWN)] == _OWN:
         return shape
@@ -132,8 +135,8 @@ def log_shape(shape: TableShape) -> TableShape:
 # The exact commit_ts of a version's beginning (inclusive) and end (exclusive; null while it is current).
 FROM_COLUMN: Final = "_tidesink_from_ts"
 TO_COLUMN: Final = "_tidesink_to_ts"
-# True: the version begins at the moment when a snapshot read the row. Null counts as false; it is in rows
-# written before the column existed.
+# True if the version begins at the moment when a snapshot read the row. Null means false: rows that were
+# written before tables had this column have null.
 READ_COLUMN: Final = "_tidesink_from_read"
 
 
@@ -151,11 +154,10 @@ class HistoryNames(NamedTuple):
 
 
 def history_shape(shape: TableShape, names: HistoryNames) -> TableShape:
-    """Return the shape of a table's history. Its columns follow the key, and a version's begin is part of the
-    key.
+    """Return the columns and key of a table's history.
 
-    In this position they are among the first columns, for which lakes keep least and greatest values per
-    file.
+    The history's own columns come right after the key, because lakes keep the least and greatest values per
+    file only for a table's first columns. The commit_ts at which a version begins is part of the key.
 
     Raises:
         SchemaRefusedError: the source has a column of one of the names, or the table has no key.
@@ -195,7 +197,9 @@ _SHARD_TYPE = ColumnType("varchar", length=LONGEST_SHARD, sql=f"varchar({LONGEST
 
 
 def routed_shape(shape: TableShape, destination: Destination) -> TableShape:
-    """Return the shape with the target's table name, and with the shard column last in columns and key.
+    """Return the shape under the target's table name.
+
+    If the target table is shared, the shard column is added as the last column and the last key column.
 
     Raises:
         SchemaRefusedError: the source has a column with the shard column's name.
@@ -218,5 +222,5 @@ def routed_shape(shape: TableShape, destination: Destination) -> TableShape:
 
 
 def shard_column(shard: Shard) -> ShapeColumn:
-    """Return the column that names a row's source table."""
+    """Return the shard column of a shared table, which names each row's source table."""
     return ShapeColumn(shard.column, _SHARD_TYPE, "string", key=True)

@@ -1,10 +1,10 @@
 """Table ownership, shared tables (shards), and identifier quoting.
 
 A target table usually has the rows of one source table, from one pipeline, under one key (``Owner``). It can
-also be shared by several source tables, each of which is a shard. A shard's rows have its name in a column of
-the key. Each shard has its own ledger with its epoch, its progress and the columns that its rows have. The
-ledger is found by the shard's name, so no two source tables may use the same name, not even in different
-pipelines.
+also be shared by several source tables. Each of them is then a shard, and the shard's name is stored in a
+column of the key of all its rows. Each shard has its own ledger, which records its epoch, its progress and
+the columns of its rows. The ledger is found by the shard's name, so every source table needs its own name,
+even across pipelines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHOWN: Final = 5
 
 
 class _Turn:
-    """A table's lock. The shards of one worker take turns at the table."""
+    """A shared table's lock. The shards that one process writes commit to the table one after the other."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -38,9 +38,9 @@ _giving = threading.Lock()
 
 
 class Turns:
-    """Turns at one table within this process, so that one shard's commit does not undo another's work.
+    """A lock on a shared table within this process, so that its shards do not commit at the same time.
 
-    The target itself keeps processes apart, at the price of work done twice.
+    Concurrent commits of several processes are detected by the target, and then one of them repeats its work.
     """
 
     def __init__(self, location: str, shard: Shard | None) -> None:
@@ -51,7 +51,7 @@ class Turns:
 
     @contextmanager
     def mine(self) -> Iterator[None]:
-        """Hold the table for this thread. A table that is not shared needs no lock."""
+        """Hold the table's lock in this thread. Does nothing for a table that is not shared."""
         if self._turn is None:
             yield
             return
@@ -60,7 +60,7 @@ class Turns:
 
 
 def tag(shard: Shard) -> str:
-    """Return a short name of a shard that has only digits and the letters a to f."""
+    """Return a hash of a shard's name as 16 hex digits, for names in which not every character is allowed."""
     return sha256(shard.value.encode()).hexdigest()[:16]
 
 
@@ -70,21 +70,24 @@ def names_of(shape: TableShape) -> tuple[str, ...]:
 
 
 def new_columns(shape: TableShape, known: Collection[str] | None) -> tuple[ShapeColumn, ...]:
-    """Return the columns for which a shard's old rows have no value. ``known`` None: it has no rows yet."""
+    """Return the shape's columns that a shard's existing rows do not have.
+
+    ``known``: columns of the shard's existing rows, from its ledger; None if the shard has no rows.
+    """
     if known is None:
         return ()
     return tuple(column for column in shape.columns if shape.fold(column.name) not in known)
 
 
 def known_after(known: Collection[str] | None, shape: TableShape) -> tuple[str, ...] | None:
-    """Return the columns of a shard's rows once they have a shape; None if the shard has no rows."""
+    """Return the columns of a shard's rows after the columns of ``shape`` were added; None if it has no rows."""
     return None if known is None else tuple(sorted({*known, *names_of(shape)}))
 
 
 def holds(present: Mapping[str, str], shape: TableShape) -> bool:
-    """Return True if columns, as read at some earlier time, can store a shape.
+    """Return True if a table with the columns ``present`` can store a shape.
 
-    They can then store it now too: other shards of a shared table only add and widen columns.
+    ``present`` may be outdated: other shards only add and widen columns, so a True stays right.
     """
     try:
         return not plan_evolution(present, shape).needed
@@ -93,7 +96,7 @@ def holds(present: Mapping[str, str], shape: TableShape) -> bool:
 
 
 def not_shared(place: str, shard: Shard, *, table: TableId) -> StaleProgressError:
-    """Return the error of a shard whose table was loaded without shards."""
+    """Return the error for a shard whose target table was loaded without a shard column."""
     return StaleProgressError(
         f"{place} holds the rows of one source table and has no shard column {shard.column}. Give the "
         "route another table (`to`), or remove the table and let the worker load it again.",
@@ -102,7 +105,7 @@ def not_shared(place: str, shard: Shard, *, table: TableId) -> StaleProgressErro
 
 
 def is_shared(place: str, shards: Iterable[str], *, table: TableId) -> StaleProgressError:
-    """Return the error of a source table that has no shard, although its target table is shared."""
+    """Return the error for a source table without a shard name whose target table is shared."""
     return StaleProgressError(
         f"Several source tables share {place} ({shown(shards)}). Each has its name in a column of the key, "
         "but no route gives this table a name. Give it a route with the same `shard-column`, or another "
@@ -112,7 +115,7 @@ def is_shared(place: str, shards: Iterable[str], *, table: TableId) -> StaleProg
 
 
 def others_columns(place: str, shard: Shard, *, table: TableId) -> SchemaRefusedError:
-    """Return the error of a shard that drops or renames a column in which other shards have values."""
+    """Return the error for dropping or renaming a column in which other shards have values."""
     return SchemaRefusedError(
         f"Several source tables share {place}, each under its name in {shard.column}. A column cannot be "
         "dropped or renamed for one of them, because the others have values in it. Set `drop` and `rename` "
@@ -128,7 +131,7 @@ class Owner:
 
     ``table``: the source table.
     ``place``: the location of the rows, for messages.
-    ``apart``: how to give a table its own location, for messages.
+    ``apart``: for messages, the instruction that gives a table its own location.
     """
 
     pipeline: str
@@ -139,9 +142,9 @@ class Owner:
     shard: Shard | None = None
 
     def check_writer(self, pipeline: str, source: TableId | None) -> None:
-        """Refuse a ledger that belongs to someone else.
+        """Check the pipeline and source table that a location's ledger names.
 
-        ``source``: the source table whose rows are there; None if there are none.
+        ``source``: the source table whose rows are there; None if the location has no rows.
 
         Raises:
             StaleProgressError: the location, or the shard, belongs to another pipeline or source table.
@@ -159,17 +162,20 @@ class Owner:
             raise self.another(source)
 
     def another(self, source: TableId | None) -> StaleProgressError:
-        """Return the error of a location that has the rows of another source table."""
+        """Return the error for a location that holds the rows of another source table."""
         return StaleProgressError(
             f"{self.place} holds the rows of {source}, and this table is {self.table}: {self.apart}.",
             table=str(self.table),
         )
 
     def check_keys(self, written: Iterable[str]) -> None:
-        """Refuse a key that differs from the stored rows' key: those rows would not be found, and be doubled.
+        """Check that the stored rows have the configured key. Under another key, updates would add
+        duplicates.
+
+        ``written``: the key columns that the ledger names.
 
         Raises:
-            SchemaRefusedError: the rows were ``written`` under a key other than ``keys``.
+            SchemaRefusedError: ``written`` differs from ``keys``.
         """
         written = tuple(written)
         if {fold_name(key) for key in written} != {fold_name(key) for key in self.keys}:
@@ -183,7 +189,7 @@ class Owner:
 
 
 def taken(place: str, shard: Shard, *, pipeline: str, source: str, table: TableId) -> StaleProgressError:
-    """Return the error of a shard whose name is used by another source table or another pipeline."""
+    """Return the error for a shard name that another source table or another pipeline uses already."""
     return StaleProgressError(
         f"The shard {shard.value!r} of {place} belongs to {source} of pipeline {pipeline!r}. "
         "Give the route a shard that no other source table has.",
@@ -192,26 +198,27 @@ def taken(place: str, shard: Shard, *, pipeline: str, source: str, table: TableI
 
 
 def also_of(error: SchemaRefusedError, place: str, shards: Iterable[str]) -> SchemaRefusedError:
-    """Return the error of a shard whose types the table cannot store, with the shards that share it."""
+    """Extend the error for a column type that a shared table cannot store by the shards that share the table."""
     return SchemaRefusedError(
-        f"{error.message} Others share {place}: {shown(shards)}. A column has one type for all of them, so "
-        "route this source table to a table of its own.",
+        f"{error.message} Other shards share {place}: {shown(shards)}. A column has one type for all shards, "
+        "so route this source table to a table of its own.",
         **error.context,
     )
 
 
 def shown(names: Iterable[str]) -> str:
-    """Return a few names of shards for a message."""
+    """Return the first shard names and the number of the other shards, for a message."""
     found = sorted(names)
     return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 
 
-# Stay unchanged in a path: letters and digits of any script, and characters that every file system allows.
+# Characters that stay unchanged in a path: letters and digits of any script, and others that every file
+# system allows.
 _PLAIN: Final = re.compile(r"[\w.-]", re.UNICODE)
 
 
 def quote_identifier(name: str) -> str:
-    """Return a name as one Spark SQL identifier: in backquotes, with backquotes doubled.
+    """Return a name as a quoted Spark SQL identifier.
 
     Raises:
         ValueError: the name is empty, which SQL does not allow.
@@ -222,15 +229,16 @@ def quote_identifier(name: str) -> str:
 
 
 def quote_path(*names: str) -> str:
-    """Return a dotted path of identifiers, such as alias, struct and field."""
+    """Return names as quoted Spark SQL identifiers joined by dots, such as alias, struct and field."""
     return ".".join(map(quote_identifier, names))
 
 
 def quote_text(text: str) -> str:
     """Return a text as a Spark SQL string literal.
 
-    Every character except letters, digits and spaces is written as its code. So neither
-    ``escapedStringLiterals`` nor a comment sign in the text can change its meaning.
+    Every character except ASCII letters, digits and spaces is written as its Unicode escape. The literal is
+    then read the same under any setting of ``escapedStringLiterals``, and whatever comment signs the text
+    contains.
     """
     return "'" + "".join(map(_escaped, text)) + "'"
 
@@ -238,8 +246,9 @@ def quote_text(text: str) -> str:
 def path_segment(name: str) -> str:
     """Return a name as one path segment. Different names have different segments.
 
-    Each byte of any other character becomes ``~`` and two hex digits. So does a leading dot or underscore,
-    because Spark treats such folders as hidden.
+    Letters, digits, dots, hyphens and underscores stay unchanged. Each byte of any other character becomes
+    ``~`` and two hex digits. So does a leading dot or underscore, because Spark treats such folders as
+    hidden.
     """
     return "".join(
         character
@@ -260,16 +269,16 @@ def _escaped(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-# Postgres silently cuts off a longer name (NAMEDATALEN 64). MySQL and MariaDB refuse it.
+# Longest names. Postgres silently cuts off a longer name (NAMEDATALEN 64). MySQL and MariaDB raise an error.
 POSTGRES_BYTES: Final = 63
 MYSQL_CHARACTERS: Final = 64
 
 
 def quote_postgres(name: str) -> str:
-    """Return a name as one Postgres identifier.
+    """Return a name as a quoted Postgres identifier.
 
     Raises:
-        SchemaRefusedError: Postgres does not allow the name; names the reason.
+        SchemaRefusedError: Postgres does not allow the name. The message names the reason.
     """
     size = len(name.encode("utf-8", "surrogatepass"))
     _check_name(
@@ -279,10 +288,10 @@ def quote_postgres(name: str) -> str:
 
 
 def quote_mysql(name: str) -> str:
-    """Return a name as one identifier of MySQL or MariaDB.
+    """Return a name as a quoted identifier of MySQL and MariaDB.
 
     Raises:
-        SchemaRefusedError: MySQL does not allow the name; names the reason.
+        SchemaRefusedError: MySQL does not allow the name. The message names the reason.
     """
     size = len(name)
     long = size > MYSQL_CHARACTERS and f"{size} characters, but at most {MYSQL_CHARACTERS}"
