@@ -1,4 +1,4 @@
-"""A table's columns in a database: their types, the changes that a shape needs, and limits."""
+"""The columns of a SQL target's table: their types, the necessary column changes, and the database's limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tidesink.typemap.values import MYSQL_MAX_PRECISION, MYSQL_MAX_SCALE, Target
 
 _DIGITS: Final = re.compile(r"(?:numeric|decimal)\(([0-9]+),([0-9]+)\)")
 _LENGTH: Final = re.compile(r"(varchar|varbinary)\(([0-9]+)\)")
-# Types that accept only texts of a certain form.
+# Types that accept only texts of a certain form. They are replaced by the wanted type.
 _FORMED: Final = frozenset({"json", "time(6)"})
 # Prefix of tidesink's own column names.
 OUR_PREFIX: Final = "_tidesink"
@@ -39,7 +39,11 @@ KEY_COLLATIONS: Final = ("utf8mb4_0900_bin", "utf8mb4_nopad_bin")
 
 @dataclass(frozen=True)
 class SqlEvolution:
-    """Columns to add, and new types of columns to change, by the target's own column name."""
+    """A plan of column changes.
+
+    ``added``: columns to add, each with its type.
+    ``widened``: new type by column name, as the target spells the name.
+    """
 
     added: tuple[tuple[ShapeColumn, str], ...] = ()
     widened: Mapping[str, str] = field(default_factory=dict)
@@ -58,13 +62,13 @@ def wanted_type(
     *,
     key_length: int | None = None,
 ) -> str:
-    """Return the type that a column of a shape should have.
+    """Return the database's type for a column of the source table.
 
-    If the source's type has no length for a key column, its ``present`` type is used. A new key column gets
-    ``key_length``.
+    A key column may need a length that the source's type does not have. Then an existing column keeps its
+    type ``present``, and a new column gets the length ``key_length``.
 
     Raises:
-        SchemaRefusedError: a key column's length cannot be determined.
+        SchemaRefusedError: the length of a new key column is unknown, and ``key_length`` is None.
     """
     try:
         return sql_type(column, database, key_length if present is None else None)
@@ -73,28 +77,31 @@ def wanted_type(
             return present
         mysql, mariadb = KEY_COLLATIONS
         raise SchemaRefusedError(
-            f"MySQL needs a length for the key column {column.name} ({column.comment}), but the topic does "
-            "not contain it. Create the table at the target with its primary key and start again (a text as "
-            f"varchar CHARACTER SET utf8mb4 COLLATE {mysql}, in MariaDB {mariadb}). If the protocol is not "
-            "flat-avro, you can set the column's definition in the config instead.",
+            f"MySQL needs a length for the key column {column.name} ({column.comment}), but the records of "
+            "the "
+            "topic do not contain it. Create the table at the target with its primary key and start again (a "
+            f"text as varchar CHARACTER SET utf8mb4 COLLATE {mysql}, in MariaDB {mariadb}). If the protocol "
+            "is not flat-avro, you can set the column's definition in the config instead.",
             table=str(shape.table),
             column=column.name,
         ) from exc
 
 
-# (column name in the table, wanted type) -> statements that change the column's type.
+# Takes a column's name in the table and the wanted type, and returns the statements that change the type.
 Mend = Callable[[str, str], list[str]]
 
 
 def check_natives(
     present: Mapping[str, str], shape: TableShape, database: Database, mend: Mend | None = None
 ) -> None:
-    """Refuse a table with a column of a native type that cannot hold the source's values.
+    """Check the columns whose types the user chose (native types, such as ``uuid``) against the source's
+    types.
 
-    ``mend``: returns the statements that change the column's type to a suitable one.
+    ``present``: the table's columns: type by name.
+    ``mend``: returns the statements that change a column's type, for the message.
 
     Raises:
-        SchemaRefusedError: the table has such a column.
+        SchemaRefusedError: a column's native type cannot hold the values of its source column.
     """
     for name, column, fit in refused_natives(present, shape.columns, database):
         way = f" to {fit.wanted} and start again"
@@ -109,7 +116,10 @@ def check_natives(
 
 
 def natives_of(present: Mapping[str, str], shape: TableShape, database: Database) -> dict[int, Native]:
-    """Return how columns of native types store the shape's values, by the column's index in the shape."""
+    """Return how each column of a native type stores the source's values, by the column's index in the shape.
+
+    A native type is a type that the user chose and tidesink would not create itself, such as ``uuid``.
+    """
     fold = folding(present, (column.name for column in shape.columns))
     there = {fold(name): found for name, found in present.items()}
     found = {}
@@ -124,13 +134,13 @@ def natives_of(present: Mapping[str, str], shape: TableShape, database: Database
 def plan_columns(
     present: Mapping[str, str], shape: TableShape, database: Database, mend: Mend | None = None
 ) -> SqlEvolution:
-    """Compare a table's columns with a shape and return the changes that it needs.
+    """Compare a table's columns with a shape and return the column changes that the table needs.
 
-    ``present``: the database's type by column name.
-    ``mend``: see ``check_natives``.
+    ``present``: the table's columns: type by name.
+    ``mend``: returns the statements that change a column's type, for the message.
 
     Raises:
-        SchemaRefusedError: a column's present type cannot hold the shape's values.
+        SchemaRefusedError: a column's type can neither hold the shape's values nor be widened.
     """
     check_natives(present, shape, database, mend)
     fold = folding(present, (column.name for column in shape.columns))
@@ -147,7 +157,7 @@ def plan_columns(
 
 
 def _plan_own(present: Mapping[str, str], shape: TableShape, database: Database) -> SqlEvolution:
-    """Plan the changes of columns with types that tidesink itself creates."""
+    """Plan the changes of columns whose types are among those that tidesink creates."""
     fold = folding(present, (column.name for column in shape.columns))
     there = {fold(name): found for name, found in present.items()}
     columns = {fold(column.name): column for column in shape.columns}
@@ -170,14 +180,14 @@ def _plan_own(present: Mapping[str, str], shape: TableShape, database: Database)
 
 
 def _wider(found: str, wanted: str, column: ShapeColumn, database: Database) -> str:
-    """Return the wider of two types that are the same type in Spark."""
+    """Return the type that holds the values of both ``found`` and ``wanted``, which are equal in Spark."""
     if found in _FORMED:
         return wanted
     if found == "bigint unsigned" and column.spark == "decimal(20,0)":
         return wanted
     now, then = _DIGITS.fullmatch(found), _DIGITS.fullmatch(wanted)
     if now and wanted == DECIMAL_WORD["postgres"]:
-        return wanted  # has any number of digits; a fixed scale would round some values
+        return wanted  # an unlimited numeric; a fixed scale would round some values
     if now and then:
         return _wider_digits(tuple(map(int, now.groups())), tuple(map(int, then.groups())), database)  # type: ignore[arg-type]
     held, asked = _LENGTH.fullmatch(found), _LENGTH.fullmatch(wanted)
@@ -197,12 +207,15 @@ def _wider_digits(now: tuple[int, int], then: tuple[int, int], database: Databas
 def default_literals(
     added: tuple[tuple[ShapeColumn, str], ...], shape: TableShape
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return literals of the values that old rows get in new columns, and warnings for missing defaults."""
+    """Return the default values that existing rows get in new columns, as texts by column name, and warnings.
+
+    Each warning names a column whose default cannot be stored in its type, and therefore is not written.
+    """
     return default_texts(tuple(column for column, _ in added), shape, literal=_literal)
 
 
 def _literal(value: TargetValue) -> str:
-    """Convert a boolean to a number, as MySQL stores it."""
+    """Return a value as text. A boolean becomes 0 or 1, because MySQL stores booleans as numbers."""
     return literal_text(int(value) if isinstance(value, bool) else value)
 
 
@@ -210,14 +223,16 @@ _LONG: Final = frozenset({"text", "bytea", "json", "longtext", "longblob", "varc
 
 
 class SqlLimits(NamedTuple):
-    """Limits of a database's tables, from its manual. A contract test checks them on real servers.
+    """Limits of a DBMS on its tables, from its manual. A contract test checks them on real servers.
 
+    ``keeper``: the name of the DBMS, for messages.
     ``columns``: most columns of one table.
     ``staged``: most columns that tidesink adds to a staging table.
-    ``long_values``: number of texts and bytes that fit in a row, however long they are.
-    ``key_bytes``: most bytes of the values of one key.
-    ``folds``: column names that differ only in case are the same to the database.
-    ``too_long``, ``too_long_key``: what happens above these limits.
+    ``long_values``: number of text and bytes values that fit in one row at any length.
+    ``key_bytes``: most bytes of one key's values.
+    ``too_long``: for messages, what happens to a row with more ``long_values``.
+    ``too_long_key``: for messages, what happens to a key with more ``key_bytes``.
+    ``folds``: True if column names that differ only in case are the same name.
     """
 
     keeper: str
@@ -231,7 +246,9 @@ class SqlLimits(NamedTuple):
 
     @property
     def room(self) -> int:
-        """The most columns that a source table can have, whatever its batches contain."""
+        """The most columns that a source table can have, so that its staging table stays within the limit
+        too.
+        """
         return self.columns - self.staged
 
 
@@ -241,7 +258,7 @@ POSTGRES_LIMITS: Final = SqlLimits(
     staged=len(STAGED_BESIDES["postgres"]),
     long_values=450,  # 18 bytes for each, of a page of 8 kB
     key_bytes=2704,
-    too_long="A row with more of them stops its table",
+    too_long="A row with more of these values stops its table",
     too_long_key="A row with a longer key stops its table",
     folds=False,
 )
@@ -258,11 +275,11 @@ MYSQL_LIMITS: Final = SqlLimits(
 
 
 def check_sql_shape(shape: TableShape, limits: SqlLimits, quote: Callable[[str], str]) -> None:
-    """Refuse a shape for which the database cannot create a table.
+    """Check that the database can store a table with a shape's columns and key.
 
     Raises:
-        SchemaRefusedError: it has no key, too many columns, a column name that the database does not allow,
-            or two columns whose names are the same to the database.
+        SchemaRefusedError: the shape has no key, too many columns, a column name that the database does not
+            allow, or two column names that the database does not distinguish.
     """
     check_shape(shape)
     if len(shape.columns) > limits.room:
@@ -293,7 +310,7 @@ def check_sql_shape(shape: TableShape, limits: SqlLimits, quote: Callable[[str],
 def room_limits(
     shape: TableShape, limits: SqlLimits, database: Database, key_length: int | None
 ) -> Iterator[Limit]:
-    """Yield limits that a table may exceed: the length of its rows and of its keys."""
+    """Yield the limits on the length of rows and of keys that a table's values may exceed."""
     words = {column.name: shown_type(column, database).partition("(")[0] for column in shape.columns}
     if sum(word in _LONG for word in words.values()) > limits.long_values:
         yield Limit(

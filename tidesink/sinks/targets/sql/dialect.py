@@ -18,7 +18,12 @@ from tidesink.typemap.render_sql import Database
 
 
 class MergeColumn(NamedTuple):
-    """A column: its quoted name in the target, and its name in the staging table."""
+    """A column of a merge.
+
+    ``target``: the column's quoted name in the target table.
+    ``staged``: its name in the staging table.
+    ``key``: True if it is part of the key.
+    """
 
     target: str
     staged: str
@@ -27,13 +32,19 @@ class MergeColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class Merge:
-    """A staged batch and its target table.
+    """The parameters of merging a staged batch into its target table.
 
-    ``mark``: quoted column that marks deleted rows.
+    ``target``: the target table's quoted name.
+    ``stage``: the staging table's quoted name, or a subquery with the same columns.
+    ``attempts``: ids of the task attempts whose staged rows make up the batch.
+    ``upserts``, ``deletes``: number of staged rows of each kind.
+    ``soft``: True under ``deletes: soft``.
+    ``mark``: quoted target column that marks deleted rows; None if the target has no such column.
     ``kept``: columns whose values rows may omit, with their index in the shape.
-    ``sequence``: quoted column of the rows' positions, if the batch is in the source's order.
+    ``sequence``: quoted target column of the rows' positions, if the batch is in the source's order.
     ``on_delete``: columns that a soft delete writes in addition to the mark.
-    ``beside``: quoted columns that the batch does not have, and that a delete in source order empties too.
+    ``beside``: quoted target columns that are not in the batch and that a delete in the source's order sets
+        to NULL.
     """
 
     target: str
@@ -52,7 +63,7 @@ class Merge:
 
     @property
     def keys(self) -> tuple[MergeColumn, ...]:
-        """The key columns."""
+        """The columns that are part of the key."""
         return tuple(column for column in self.columns if column.key)
 
     @property
@@ -62,32 +73,35 @@ class Merge:
 
     @property
     def on(self) -> str:
-        """SQL: the keys are equal. The target is ``t``, the staging table is ``s``."""
+        """SQL condition that a target row ``t`` and a staged row ``s`` have the same key."""
         return " AND ".join(f"t.{column.target} = s.{column.staged}" for column in self.keys)
 
     @property
     def counted(self) -> str:
-        """SQL: the row belongs to an attempt that counts."""
+        """SQL condition that a staged row ``s`` comes from one of ``attempts``."""
         return f"s.t_attempt IN ({', '.join(map(str, self.attempts))})"
 
     @property
     def taken(self) -> str:
-        """SQL: the row is written to the target. In the source's order a delete writes a row too."""
+        """SQL condition that a staged row ``s`` is written to the target as a row.
+
+        In the source's order this includes deletes, which are written as tombstones.
+        """
         return self.counted if self.sequence else self.rows(deletes=False)
 
     @property
     def own(self) -> dict[str, str]:
-        """tidesink's own target columns, with the SQL of the value in a written row. The position is last."""
+        """tidesink's own target columns, with the SQL of each column's new value. The position comes last."""
         found = {self.mark: "s.t_delete = 1", self.sequence: "s.t_seq"}
         return {name: value for name, value in found.items() if name is not None}
 
     def rows(self, *, deletes: bool) -> str:
-        """SQL: the row is an upsert, or a delete, of an attempt that counts."""
+        """SQL condition that a staged row ``s`` of ``attempts`` is a delete, or with False an upsert."""
         return f"s.t_delete = {int(deletes)} AND {self.counted}"
 
 
 def no_table(place: Place) -> SchemaRefusedError:
-    """Return the error of a table name that is used by a view: writing to a view would change its table."""
+    """Return the error for a table name that belongs to a view or another object."""
     return SchemaRefusedError(
         f"{place.shown} is not a table but a view or another object, so rows cannot be written there. Set "
         "`target.table` (or `target.view`, if that template names the view) to another template.",
@@ -96,10 +110,10 @@ def no_table(place: Place) -> SchemaRefusedError:
 
 
 class Counts(NamedTuple):
-    """Row counts of a merge.
+    """Row counts of a merge, with the meanings that ``ApplyResult`` documents.
 
-    ``stale``: rows that were not newer than the stored row.
-    ``absent``: set only for a history, where all counts have the meaning that ``ApplyResult`` documents.
+    ``stale``: staged rows that were skipped because they were not newer than the stored row.
+    ``absent``: set only for a history.
     """
 
     inserted: int = 0
@@ -110,14 +124,17 @@ class Counts(NamedTuple):
 
 
 class ForView(NamedTuple):
-    """A statement that restores a view's property. ``column``: run it only if the view has this column."""
+    """A statement that restores a grant or comment of a view that was created again.
+
+    ``column``: run the statement only if the view still has this column; None to run it always.
+    """
 
     column: str | None
     statement: str
 
 
 class Dialect(Protocol):
-    """The SQL targets' interface to one kind of database."""
+    """The SQL targets' interface to one DBMS: Postgres, or MySQL and MariaDB."""
 
     @property
     def database(self) -> Database:
@@ -129,7 +146,7 @@ class Dialect(Protocol):
 
     @property
     def key_length(self) -> int | None:
-        """Length of a new text key of unknown length; None if the database needs no length."""
+        """Length of a new text key column if the source's length is unknown; None if no length is needed."""
 
     @property
     def caveats(self) -> Mapping[ChangeKind, str]:
@@ -145,27 +162,30 @@ class Dialect(Protocol):
 
     @property
     def insert_missing(self) -> str:
-        """A statement around ``table (columns) VALUES (…)`` that does nothing if the key exists."""
+        """Template of an INSERT that does nothing if the key exists. ``{}``: ``table (columns) VALUES (…)``."""
 
     @property
     def hex_prefix(self) -> str:
-        """The prefix of hex digits in a CSV file."""
+        """The prefix of the hex digits of bytes in the CSV lines that are loaded."""
 
     @property
     def nul_refused(self) -> bool:
-        """True if a text cannot hold U+0000."""
+        """True if a text column cannot store the character U+0000."""
 
     @property
     def load(self) -> Load:
-        """The function that fills a staging table from CSV lines. It runs on the executors."""
+        """The function that loads CSV lines into a staging table. It runs on the executors."""
 
     @property
     def read(self) -> Read:
-        """The function that reads rows as texts, in the server's order. It runs on the executors."""
+        """The function that runs a query and yields its rows as texts. It runs on the executors."""
 
     @property
     def code_of(self) -> Callable[[BaseException], str | None]:
-        """The function that returns an error's code: "" for a lost connection, None if it has no code."""
+        """The function that returns the server's code of an exception.
+
+        It returns "" for a lost connection, and None for an exception that is not the driver's.
+        """
 
     def quote(self, name: str) -> str:
         """Quote a name as an identifier."""
@@ -178,7 +198,10 @@ class Dialect(Protocol):
 
     @property
     def fault_of(self) -> Callable[[BaseException], Fault | None]:
-        """The function that removes row values from a driver error; it returns None for other errors."""
+        """The function that converts a driver's exception to a ``Fault``, which has no row values.
+
+        It returns None for other exceptions.
+        """
 
     def error_of(
         self,
@@ -189,64 +212,76 @@ class Dialect(Protocol):
         user: str = "",
         grants: Sequence[str] = (),
     ) -> TidesinkError:
-        """Return the error to raise for a fault.
+        """Return tidesink's error to raise for a fault.
 
-        ``grants``: the statements that grant ``user`` the missing rights.
+        ``committing``: the fault happened during COMMIT.
+        ``user``: the user of the connection, for the message.
+        ``grants``: the statements that grant ``user`` its missing privileges.
         """
 
     def is_of_rights(self, code: str) -> bool:
-        """Return True if a code means that the user lacks a right."""
+        """Return True if an error code means that the user lacks a privilege."""
 
     def missing_grants(self, cursor: Any, place: Place, *, changes: bool) -> list[str]:
-        """Return the statements that grant the user the rights it lacks for a table (``sql.rights``)."""
+        """Return the statements that grant the connection's user its missing privileges for a table.
+
+        ``changes``: tidesink also alters the table's columns, which needs more privileges.
+        """
 
     def literal(self, text: str, found: str) -> str:
-        """Return a value of type ``found`` as SQL, from its literal text (bytes as hex)."""
+        """Return an SQL literal of the type ``found`` for a value given as text (bytes as hex digits)."""
 
     def text_of(self, column: str, found: str) -> str:
-        """Return SQL that reads a quoted column of type ``found`` as text. Bytes are read as hex digits.
+        """Return SQL that converts a quoted column of type ``found`` to text.
 
-        Instants are in UTC, without a zone.
+        Bytes become hex digits. Instants become UTC times without a zone.
         """
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
         """Create the table's schema and ledger if they are missing."""
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
-        """Return a table's types by column, as ``render_sql`` spells them; empty if the table does not exist.
+        """Return a table's column types by name, as ``render_sql`` spells them; empty if it does not exist.
 
         Raises:
-            SchemaRefusedError: a view or another object has the name.
+            SchemaRefusedError: the name belongs to a view or another object that is not a table.
         """
 
     def folds_names(self, cursor: Any) -> bool:
-        """Return True if schema and table names that differ only in case are the same to the server."""
+        """Return True if the server treats schema and table names that differ only in case as the same name."""
 
     def identity(self, cursor: Any, place: Place) -> str | None:
-        """Return the server's ids of the ledger and the table, which change if one is created again.
+        """Return the server's ids of the ledger and the table as ``ledger:table``.
 
-        The form is ``ledger:table``. None if the server has no such ids, or the table does not exist.
+        An id changes if its table is dropped and created again. Returns None if the server has no such ids,
+        or if the table does not exist.
         """
 
     def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
-        """Refuse a table whose key columns (quoted, in lower case) treat different values as equal.
+        """Check that the collations and types of a table's key columns keep different keys apart.
+
+        ``keys``: the key columns' names, quoted and in lower case.
 
         Raises:
-            SchemaRefusedError: a key column does.
+            SchemaRefusedError: a key column treats different values as equal.
         """
 
     def check_kept(self, cursor: Any, place: Place, columns: Collection[str], keys: Collection[str]) -> None:
-        """Refuse a table that does not keep the source's column values (names in lower case) as written.
+        """Check that a table, possibly created by the user, stores every row as it is written.
 
-        Such a table has a column that the server computes, a required column that the source does not have,
-        or rows that tidesink does not see. ``keys`` are the key's columns.
+        ``columns``: the source's columns, in lower case.
+        ``keys``: the key columns among them.
 
         Raises:
-            SchemaRefusedError: names how to change the table.
+            SchemaRefusedError: the server computes a source column itself, a column that the source lacks is
+                required, or the table hides or loses rows. The message has the statement that changes this.
         """
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
-        """Create a table. ``columns``: name, type, True for a key column, and comment of each column."""
+        """Create a table if it does not exist.
+
+        ``columns``: name, type, True for a key column, and comment of each column.
+        """
 
     def alter(
         self,
@@ -255,68 +290,81 @@ class Dialect(Protocol):
         widened: Mapping[str, str],
         keys: frozenset[str],
     ) -> list[str]:
-        """Return the statements that add columns and change types.
+        """Return the statements that add columns and change column types.
 
-        ``added``: type, and literal of the default, by column.
-        ``keys``: names of the key's columns, in lower case.
+        ``added``: by name, each new column's type, and the SQL literal of its default or None.
+        ``widened``: by name, each changed column's new type.
+        ``keys``: names of the key columns, in lower case.
         """
 
     def retyped(self, location: str, name: str, found: str, wanted: str, keys: frozenset[str]) -> list[str]:
-        """Return the statements, for the user to run, that change a column's type from ``found``.
+        """Return the statements that change a column's type from ``found`` to ``wanted``, for the user to
+        run.
 
-        ``keys``: names of the key's columns, in lower case.
+        ``keys``: names of the key columns, in lower case.
         """
 
     def left_undone(self, cursor: Any, place: Place) -> list[str]:
-        """Return the statements of ``alter`` that a killed worker did not get to run."""
+        """Return the remaining statements of an ``alter`` that was interrupted when its worker was killed."""
 
     def staging_tables(self, cursor: Any, place: Place) -> list[str]:
-        """Return the names of the table's staging tables."""
+        """Return the names of the existing staging tables of a target table."""
 
     def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
-        """Create a staging table."""
+        """Create a staging table with these columns: type by name."""
 
     def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
-        """Return the statement that loads CSV into columns. A column's flag: its values are hex digits."""
+        """Return the statement that loads CSV into a staging table.
+
+        ``columns``: names of the loaded columns, with True if the values are bytes as hex digits.
+        """
 
     def merge(self, cursor: Any, merge: Merge) -> Counts:
-        """Merge a staged batch in the open transaction.
+        """Merge a staged batch into its target table in the open transaction, and return the row counts.
 
-        In the source's order, a row that is not newer than the stored row changes nothing.
+        In the source's order, staged rows that are not newer than the stored row are skipped.
         """
 
     def required(self, cursor: Any, place: Place) -> dict[str, str]:
-        """Return the types of the table's NOT NULL columns by name."""
+        """Return the NOT NULL columns of a table: type by name."""
 
     def nullable(self, cursor: Any, place: Place) -> list[str]:
-        """Return the table's columns that can be set to NULL: neither NOT NULL nor computed."""
+        """Return the names of the columns that can be set to NULL, which are neither NOT NULL nor computed."""
 
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
-        """Return the statement, for the user to run, that makes columns (with their types) nullable."""
+        """Return the statement that makes columns (type by name) nullable, for the user to run."""
 
     def view_text(self, cursor: Any, place: Place, name: str) -> str | None:
-        """Return the server's definition of the view ``name`` in the schema; None if the name is free.
+        """Return the server's definition of the view ``name`` in the table's schema; None if the name is
+        free.
 
-        Empty if it is not a view, or if the user may not see its definition.
+        Returns an empty text if the object is not a view, or if the user may not see its definition.
         """
 
     def view_statements(self, view: str, query: str) -> list[str]:
-        """Return the statements that create or replace a view with a query."""
+        """Return the statements that create a view of a query, or replace the existing view."""
 
     def view_in_the_way(self, cursor: Any, view: str) -> tuple[list[str], list[ForView]]:
-        """Return the statements to run before and after changing the types of columns that a view reads."""
+        """Return the statements to run before and after the types of a view's columns are changed.
+
+        Some databases must drop the view first, and restore its grants once it is created again.
+        """
 
     def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
-        """Delete at most ``most`` rows that match a condition, and return their number.
+        """Delete at most ``most`` rows that match the SQL condition ``where``. Returns the number of deleted
+        rows.
 
-        ``keys``: quoted columns of the key.
+        ``keys``: quoted names of the key columns.
         """
 
     def hex_of(self, expression: str) -> str:
-        """Return SQL that formats bytes as hex digits."""
+        """Return SQL that converts a bytes expression to hex digits."""
 
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
-        """Delete every row that matches ``only``, or mark those not yet deleted. Returns their number."""
+        """Delete all rows that match the SQL condition ``only``. Returns the number of deleted rows.
+
+        ``mark``: for soft deletes, the column that marks rows as deleted. Rows are then marked instead.
+        """
 
 
 _KEPT: Final = 8
@@ -333,18 +381,19 @@ class Connections:
         self._places: dict[str, Place] = {}
 
     def add_place(self, place: Place) -> None:
-        """Register a source table's place, so that errors can list the rights that are missing on it."""
+        """Register the target table of a source table, so that errors can list the missing grants for it."""
         self._places[str(place.source)] = place
 
     @contextmanager
     def transaction(self, table: str, *, writes: bool = True) -> Iterator[Any]:
         """Open a transaction and yield a cursor. Commits at the end, and rolls back on an error.
 
-        With ``writes`` False it always rolls back.
+        ``table``: the source table, for errors.
+        ``writes``: if False, the transaction is rolled back at the end.
 
         Raises:
-            TidesinkError: the translated driver error.
-            CommitUnknownError: the commit was sent, but not answered.
+            TidesinkError: the driver raised an error, converted by ``Dialect.error_of``.
+            CommitUnknownError: the connection was lost during the commit.
         """
         with self.translated(table):
             connection = self._borrowed()
@@ -360,7 +409,7 @@ class Connections:
 
     @contextmanager
     def kept_awake(self, cursor: Any) -> Iterator[None]:
-        """Keep a cursor's connection alive while another connection works and this process lives."""
+        """Ping a cursor's connection until the block ends, so that the server does not close it as idle."""
         done = threading.Event()
 
         def speak() -> None:
@@ -377,7 +426,7 @@ class Connections:
 
     @contextmanager
     def translated(self, table: str, *, committing: bool = False) -> Iterator[None]:
-        """Translate driver errors to tidesink's errors, with a table's name."""
+        """Convert the driver's errors to tidesink's errors, and add the source table's name to them."""
         try:
             yield
         except TidesinkError as exc:
@@ -389,7 +438,9 @@ class Connections:
             raise self.error(fault, table=table, committing=committing) from None
 
     def error(self, fault: Fault, *, table: str, committing: bool = False) -> TidesinkError:
-        """Return the error to raise for a fault. A missing right is reported with the grants to run."""
+        """Return the error to raise for a fault. If a privilege is missing, the message has the grants to
+        run.
+        """
         place = self._places.get(table)
         lacks = place is not None and self.dialect.is_of_rights(fault.code)
         grants = self._missing_grants(place) if place is not None and lacks else []
@@ -397,7 +448,7 @@ class Connections:
         return self.dialect.error_of(fault, table=table, committing=committing, user=user, grants=grants)
 
     def _missing_grants(self, place: Place) -> list[str]:
-        """Return the missing grants; empty if the server does not answer."""
+        """Return the missing grants, asked on a new connection; empty if the server does not answer."""
         with suppress(TidesinkError, OSError, *self.dialect.errors):
             connection = self.dialect.connect(self.endpoint)
             try:
@@ -408,7 +459,7 @@ class Connections:
         return []
 
     def close(self) -> None:
-        """Close idle connections."""
+        """Close the pool's idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -432,7 +483,7 @@ class Connections:
         self._discard(connection)
 
     def _undo(self, connection: Any) -> None:
-        """Roll back by closing the session, which works in any state."""
+        """Roll back by closing the connection, which works in any state of the transaction."""
         self._discard(connection)
 
     def _discard(self, connection: Any) -> None:

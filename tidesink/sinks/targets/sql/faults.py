@@ -1,8 +1,8 @@
-"""Errors of a database target, and which parts of them may be shown.
+"""Converts errors of a database server to tidesink's errors, without row values.
 
-A server's message may contain row values. It is shown only for codes whose messages contain nothing but names
-of objects and settings; each dialect lists these codes. If the driver has separate fields for the names
-(Postgres), they are shown for every code.
+A server's message may contain row values. It is shown only for error codes whose messages contain nothing but
+names of objects and settings. Each dialect lists these codes. Postgres also sends the names of the table, the
+column and the constraint in separate fields, which are shown for every code.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tidesink.errors import TidesinkError
 
 
 class Fault(NamedTuple):
-    """A driver error.
+    """A driver's exception, reduced to what may be shown.
 
     ``code``: SQLSTATE or error number; empty for a lost connection.
-    ``words``: the server's message if it contains no row value, or empty.
-    ``location``: names from the driver's fields, such as ``column total``.
+    ``words``: the server's message; empty if it may contain row values.
+    ``location``: names from the error's separate fields, such as ``column total``.
     """
 
     code: str
@@ -27,7 +27,12 @@ class Fault(NamedTuple):
 
 
 class Meaning(NamedTuple):
-    """The meaning of a code: our error's class, the cause without its full stop, and what to do next."""
+    """The explanation of an error code.
+
+    ``error``: the error class to raise.
+    ``cause``: what happened, as a sentence without its full stop.
+    ``remedy``: what to do next, as full sentences.
+    """
 
     error: type[TidesinkError]
     cause: str
@@ -37,10 +42,10 @@ class Meaning(NamedTuple):
 def explained(
     meaning: Meaning, fault: Fault, number: str, *, table: str, user: str, grants: Sequence[str] = ()
 ) -> TidesinkError:
-    """Return the error for a fault: the cause, the server's own message, and what to do next.
+    """Return the error to raise: its message has the cause, the server's own message, and the remedy.
 
-    ``number``: the code with its kind, as in ``SQLSTATE 42501``.
-    ``grants``: statements that grant the user what it lacks. They replace the remedy.
+    ``number``: the error code with its kind, as in ``SQLSTATE 42501``.
+    ``grants``: GRANT statements for the user's missing privileges. They replace the remedy.
     """
     cause = meaning.cause.replace("{user}", f"'{user}'" if user else "")
     where = f" in {fault.location}" if fault.location else ""

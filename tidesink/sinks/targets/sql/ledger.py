@@ -1,8 +1,8 @@
 """The ledger of a SQL database: a table that records the applied progress of each target table.
 
-A table has one row in it, which every transaction that writes to the table locks. A batch and its progress
-are committed in one transaction, so neither exists without the other. The row's epoch keeps older workers
-out.
+Each target table has one ledger row. Every transaction that writes to the target table locks this row first.
+A batch and its progress are committed in one transaction, so neither exists without the other. The epoch in
+the row fences workers with an older epoch.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -38,12 +38,14 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A table's row in the ledger.
+    """A target table's row in the ledger.
 
-    ``result``: the newest batch's result; None after a new epoch was claimed.
-    ``horizon``: commit_ts up to which deletes may be forgotten.
-    ``identity``: the dialect's id of the table that has the rows.
-    ``known``: columns of a shard's rows; None before it has rows.
+    ``keys``: the key columns under which the rows were written.
+    ``result``: the last batch's result; None after a new epoch was claimed.
+    ``commits``: number of committed batches.
+    ``horizon``: commit_ts up to which tombstones may have been removed; None if none were.
+    ``identity``: the server's ids of the ledger and the target table (``Dialect.identity``).
+    ``known``: for a shard, the columns of its rows; None if the shard has no rows.
     """
 
     pipeline: str
@@ -59,7 +61,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class SqlLedger:
-    """The ledger's row of one table, or of one shard of a shared table."""
+    """Reads and writes the ledger row of one target table, or of one shard of a shared table."""
 
     dialect: Dialect
     place: Place
@@ -68,12 +70,12 @@ class SqlLedger:
 
     @property
     def location(self) -> str:
-        """The ledger's quoted name, escaped for statements with parameters."""
+        """The ledger's quoted name, with ``%`` doubled for statements that have parameters."""
         return self.place.own_ledger.replace("%", "%%")
 
     @property
     def _own(self) -> dict[str, str]:
-        """The values that identify the row."""
+        """The values of the ledger's primary key that identify this row."""
         return {"table_name": self.place.name} | (
             {"shard": self.place.shard.value} if self.place.shard else {}
         )
@@ -100,7 +102,7 @@ class SqlLedger:
         cursor.execute(insert, values)
 
     def read(self, cursor: Any, *, lock: bool = False) -> Entry | None:
-        """Return the table's row; None if there is no row.
+        """Return the table's ledger row; None if the ledger has no such row.
 
         ``lock``: lock the row until the transaction ends.
 
@@ -120,13 +122,13 @@ class SqlLedger:
         return entry
 
     def write(self, cursor: Any, entry: Entry) -> None:
-        """Replace the table's row, which this transaction has locked."""
+        """Update the table's ledger row, which this transaction must have locked."""
         sets = ", ".join(f"{name} = %s" for name in self._columns)
         statement = f"UPDATE {self.location} SET {sets}, updated_at = CURRENT_TIMESTAMP WHERE {self._where}"
         cursor.execute(statement, (*self._values(entry), *self._own.values()))
 
     def others(self, cursor: Any) -> dict[str, bool]:
-        """Return the table's other shards, with True for shards with applied progress."""
+        """Return the names of the table's other shards, with True for shards that have applied progress."""
         if not self.dialect.present(cursor, replace(self.place, name=SHARDS)):
             return {}
         own = self.place.shard.value if self.place.shard else None
@@ -138,17 +140,19 @@ class SqlLedger:
         return {str(shard): bool(applied) for shard, applied in cursor.fetchall() if shard != own}
 
     def loaded(self, cursor: Any) -> bool:
-        """Return True if the ledger has progress of the table, ours or another shard's."""
+        """Return True if the ledger has progress of this table, or of another shard of it."""
         entry = self.read(cursor)
         if entry is not None and entry.progress is not None:
             return True
         return self.place.shard is not None and any(self.others(cursor).values())
 
     def check_sharing(self, cursor: Any) -> None:
-        """Refuse a table that is used in another way: unshared, as shards, or under another spelling.
+        """Check that the target table is not already used in a way that conflicts with this source table's
+        route.
 
         Raises:
-            StaleProgressError: the table is used in another way; names it.
+            StaleProgressError: only one of the two uses shards, or another source table uses the table under
+                a name that differs only in case.
         """
         shard, source = self.place.shard, self.place.source
         if shard is None:
@@ -165,21 +169,21 @@ class SqlLedger:
         query = f"SELECT table_name, source_table FROM {self.location}"
         cursor.execute(query)
         for name, source in cursor.fetchall():
-            # MySQL and MariaDB also convert each character to lower case separately.
+            # Like ``fold_name``, MySQL and MariaDB convert each character to lower case on its own.
             if name != self.place.name and fold_name(name) == fold_name(self.place.name):
                 raise self._owner.another(TableId(*json.loads(source)))
 
     def is_there(self, cursor: Any) -> bool:
-        """Return True if the ledger has the row, whoever owns it."""
+        """Return True if the ledger has the row, whichever pipeline owns it."""
         query = f"SELECT 1 FROM {self.location} WHERE {self._where}"
         cursor.execute(query, tuple(self._own.values()))
         return cursor.fetchone() is not None
 
     def claimed(self, entry: Entry) -> Entry:
-        """Return the row with the next epoch and the applied progress.
+        """Return the row with the next epoch, for a worker that claims the table.
 
         Raises:
-            SchemaRefusedError: the rows were written under another key.
+            SchemaRefusedError: the stored rows were written under another key.
         """
         if entry.progress:
             self._owner.check_keys(entry.keys)
@@ -188,11 +192,11 @@ class SqlLedger:
         return replace(entry, epoch=epoch, progress=progress, keys=self.keys, result=None)
 
     def identified(self, cursor: Any, entry: Entry) -> Entry:
-        """Return the row with the table's current id.
+        """Return the row with the current ids of the ledger and the table.
 
         Raises:
-            StaleProgressError: the table was created again, while the ledger is the same. If both were
-                created again, they were restored from one backup.
+            StaleProgressError: the table was dropped and created again, but the ledger was not. If both were
+                created again, they were restored from one backup, which is fine.
         """
         now = self.dialect.identity(cursor, self.place)
         if entry.progress and entry.identity and now and _made_again(entry.identity, now):
@@ -252,13 +256,17 @@ def _entry(values: list[Any]) -> Entry:
     )
 
 
-# Rows that one transaction removes. Each transaction scans the table once: the marks have no index.
+# Most tombstones that one transaction removes. Each transaction scans the whole table, because the column
+# that marks tombstones has no index.
 PIECE: Final = 100_000
 
 
 @dataclass(frozen=True)
 class SqlTombstones:
-    """The marked rows of one table. ``held``: returns the ledger's entry, locked, if it is still ours."""
+    """The tombstones of one table, which are the rows that mark a delete.
+
+    ``held``: locks and returns the ledger row if this worker still holds the table; raises otherwise.
+    """
 
     dialect: Dialect
     place: Place
@@ -267,7 +275,11 @@ class SqlTombstones:
     held: Callable[[Any], Entry]
 
     def collect(self, horizon: int, keys: Sequence[str], *, piece: int = PIECE) -> Collected:
-        """Raise the horizon and remove the deletes up to it; ``keys``: the table's names of key columns."""
+        """Raise the horizon to a commit_ts, and remove the tombstones of deletes up to it.
+
+        ``keys``: the key columns, as the table spells them.
+        ``piece``: most rows that one transaction removes.
+        """
         removed = 0
         while True:
             with self.transaction() as cursor:

@@ -1,9 +1,9 @@
-"""Loads a batch's rows into a staging table: from Spark's executors straight to the database.
+"""Loads a batch's rows from Spark's executors into a staging table in the database.
 
-The rows are loaded by the tasks that reduce the batch, or by tasks that unpack its payloads. Each task writes
-its rows with the id of its attempt. The driver gets one line per task, from the attempt that Spark counts as
-the task's result. Rows of other attempts (a retried or speculative task) have another id and are never
-merged. No row passes through the driver.
+The rows are loaded by the tasks that reduce the batch, or by tasks that unpack its payloads. Each task
+attempt writes its rows with its attempt id. Spark returns one result per task to the driver, from the attempt
+that succeeded. Rows of the task's other attempts (failed or speculative) have other ids and are never merged.
+No row passes through the driver.
 """
 
 from __future__ import annotations
@@ -47,17 +47,19 @@ SEQUENCE: Final = "t_seq"
 AT: Final = "t_at"
 # The primary key that InnoDB's staging tables have (``sql.mysql``).
 ROW: Final = "t_row"
-# Columns of a row before the shape's columns, and whether they are quoted. The batch decides which are used.
+# Staging columns between the attempt id and the shape's columns, with True if their values are quoted in CSV.
+# A batch uses only those that its rows need.
 MARKS: Final[Mapping[str, bool]] = MappingProxyType(
     {IS_DELETE: False, SEQUENCE: False, AT: False, KEPT: True, AFTER_DELETE: False, FROM: True}
 )
-# All columns that a staging table may have in addition to the shape's. They reduce the possible columns.
+# All columns that a staging table may have in addition to the shape's. They count towards the limit of
+# columns.
 STAGED_BESIDES: Final[Mapping[Database, tuple[str, ...]]] = MappingProxyType(
     {"postgres": (ATTEMPT, *MARKS), "mysql": (ROW, ATTEMPT, *MARKS)}
 )
 
 Load = Callable[[Endpoint, str, Iterator[memoryview]], int]
-# Yields the rows of a query in chunks.
+# Runs a query and yields its rows in chunks.
 Read = Callable[[Endpoint, str], Iterator[Sequence[Sequence[Any]]]]
 _KEPT: Final[dict[Endpoint, Any]] = {}
 
@@ -66,9 +68,10 @@ _KEPT: Final[dict[Endpoint, Any]] = {}
 def kept_connection(
     endpoint: Endpoint, connect: Callable[[Endpoint], Any], alive: Callable[[Any], bool]
 ) -> Iterator[Any]:
-    """Yield a connection for a task: the process's idle connection if it still answers, or a new one.
+    """Yield a connection for a task. It is reused by the next task that runs in the same Python process.
 
-    A process runs one task at a time. An error closes the connection, which ends its transaction.
+    A process runs one task at a time. If the block raises, the connection is closed, which rolls back its
+    transaction.
     """
     connection = _KEPT.pop(endpoint, None)
     if connection is None or not alive(connection):
@@ -82,14 +85,22 @@ def kept_connection(
 
 
 class Failure(NamedTuple):
-    """Why a task could not load its rows: the database's error, and the index of the column at fault."""
+    """The reason why a task could not load its rows.
+
+    ``fault``: the database's error.
+    ``column``: index of the staging column with a text that contains U+0000; None for another reason.
+    """
 
     fault: Fault
     column: int | None = None
 
 
 class StagedColumn(NamedTuple):
-    """One column of the staging table; ``quoted``: its values are texts and are loaded in quotes."""
+    """One column of a staging table.
+
+    ``quoted``: True if its values are quoted in CSV, because they are texts.
+    ``column``: the column of the shape; None for one of tidesink's own columns.
+    """
 
     name: str
     quoted: bool
@@ -102,12 +113,12 @@ class StagedColumn(NamedTuple):
 
 
 def staged_name(at: int) -> str:
-    """Return the staging column of the shape's column at an index."""
+    """Return the name of the staging column for the shape's column at the index ``at``."""
     return f"c{at}"
 
 
 def staged_columns(rows: RowFormat) -> tuple[StagedColumn, ...]:
-    """Return a staging table's columns after the attempt: the format's marks, then the shape's columns."""
+    """Return a staging table's columns without the attempt id: tidesink's own, then the shape's columns."""
     asked = {IS_DELETE: True, SEQUENCE: rows.sequenced, AT: rows.mode == "history"}
     asked |= dict.fromkeys((KEPT, AFTER_DELETE, FROM), rows.keeps)
     marks = [StagedColumn(name, quoted) for name, quoted in MARKS.items() if asked[name]]
@@ -118,7 +129,7 @@ def staged_columns(rows: RowFormat) -> tuple[StagedColumn, ...]:
     return (*marks, *values)
 
 
-# Columns of the reduced frame that each mark is computed from.
+# Columns of the reduced frame from which each of tidesink's own staging columns is computed.
 _MADE_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {KEPT: ("_kept",), AFTER_DELETE: ("_after_delete",), FROM: PLACE_COLUMNS}
     | {AT: ("_commit_ts",), SEQUENCE: ("_seq",)}
@@ -127,7 +138,7 @@ _MADE_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class StagedRows:
-    """Converts a reduced batch's rows to staging rows, whole columns at a time. It is sent to the tasks."""
+    """Converts a reduced batch's rows to rows of the staging table. It is pickled and sent to the tasks."""
 
     shape: TableShape
     columns: tuple[StagedColumn, ...]
@@ -135,11 +146,11 @@ class StagedRows:
 
     @property
     def sources(self) -> list[str]:
-        """The columns of the reduced frame that are read."""
+        """The columns of the reduced frame that the conversion reads."""
         return ["_op", "key", "after", *(name for one in self.columns for name in _MADE_OF.get(one.name, ()))]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Convert a reduced batch's rows to rows of the staging table."""
+        """Return the rows as a record batch with the staging table's columns."""
         arrays = [self._array(one, rows) for one in self.columns]
         return pa.RecordBatch.from_arrays(arrays, [one.name for one in self.columns])
 
@@ -169,13 +180,15 @@ class StagedRows:
 
 
 def place_of(text: str) -> dict[str, Any]:
-    """Parse the column ``FROM``: topic, partition and offset of a row that omits values."""
+    """Parse a value of the staging column ``FROM`` into topic, partition and offset, for an error."""
     topic, partition, offset = text.split(" ")
     return {"topic": topic, "partition": int(partition), "offset": int(offset)}
 
 
 def _kept_positions(kept: pa.ListArray, shape: TableShape) -> pa.Array:
-    """Return the indexes of the omitted columns, as ``,0,3,``; null if there are none."""
+    """Return each row's omitted columns as their indexes in the shape, like ``,0,3,``; null if none is
+    omitted.
+    """
     names = pa.array([column.name for column in shape.columns])
     positions = pc.index_in(pc.list_flatten(kept), names)
     there = positions.is_valid()
@@ -188,7 +201,7 @@ def _kept_positions(kept: pa.ListArray, shape: TableShape) -> pa.Array:
 
 
 def hex_digits(values: pa.Array, prefix: str) -> pa.Array:
-    """Format bytes as hexadecimal digits after a prefix, whole columns at a time."""
+    """Convert a column of bytes to a column of hex digits, each value with a prefix."""
     whole = values if values.offset == 0 else pa.concat_arrays([values])
     _, offsets, data = whole.cast(pa.large_binary()).buffers()
     digits = pa.py_buffer(binascii.hexlify(data) if data is not None else b"")
@@ -202,7 +215,7 @@ def hex_digits(values: pa.Array, prefix: str) -> pa.Array:
 
 @dataclass(frozen=True)
 class Loader:
-    """A task's ``RowSink``: writes its rows as CSV into the staging table."""
+    """The ``RowSink`` of a SQL target: loads a task's rows as CSV into the staging table."""
 
     endpoint: Endpoint
     statement: str
@@ -212,7 +225,7 @@ class Loader:
     rows: StagedRows
 
     def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
-        """Load rows that are to be applied."""
+        """Load the rows under the id of this task attempt, and return their number or the failure."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -225,18 +238,20 @@ class Loader:
         return StagedPart(attempt, 0, Failure(fault or Fault(""), lines.nul_column))
 
     def from_frame(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Load a frame's rows and yield the result as a ``StagedPart`` (for ``mapInArrow``)."""
+        """Load a frame's rows, and yield the pickled ``StagedPart`` as a record batch, for ``mapInArrow``."""
         yield pa.record_batch({"part": pa.array([pickle.dumps(self(batches))], pa.binary())})
 
     def from_payloads(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Load the rows of payloads (``batch.tasks``) and yield the result, likewise."""
+        """Load the rows of payloads (Arrow IPC streams, ``batch.tasks``), and yield the pickled
+        ``StagedPart``.
+        """
         kinds = pa.array(ROW_KINDS)
         yield from self.from_frame(
             rows.filter(pc.is_in(rows.column("_op"), kinds)) for rows in unpack(batches)
         )
 
     def _loaded(self, lines: CsvLines, batches: Iterator[pa.RecordBatch]) -> tuple[int, Fault | None]:
-        """Return the number of loaded rows, and the database's error or None."""
+        """Load the rows. Returns their number, and the database's error or None."""
         chunks = lines.chunks(batches)
         first = next(chunks, None)
         if first is None:
@@ -256,10 +271,10 @@ _PART_DDL: Final = "part binary"
 
 
 def stage_rows(loader: Loader, batch: ReducedBatch) -> tuple[StagedPart, ...]:
-    """Load a batch's rows with tasks of their own, because the tasks that reduced them did not.
+    """Load a batch's rows with separate Spark tasks, if the tasks that reduced the batch did not load them.
 
     Raises:
-        TidesinkError: reading the rows failed in a task.
+        TidesinkError: a task could not read the batch's rows.
         TransientTargetError: Spark could not run the tasks.
     """
     table = str(batch.shape.table)
@@ -277,7 +292,7 @@ def stage_rows(loader: Loader, batch: ReducedBatch) -> tuple[StagedPart, ...]:
 
 
 def _loading(loader: Loader, batch: ReducedBatch) -> DataFrame:
-    """Return the tasks over the batch's payloads or its frame. A small batch is loaded by one task."""
+    """Return a frame whose tasks load the batch's payloads or its frame. A small batch is loaded by one task."""
 
     def whole(frame: DataFrame) -> DataFrame:
         return frame.coalesce(1) if batch.upserts + batch.deletes <= SMALL_BATCH else frame
@@ -289,10 +304,10 @@ def _loading(loader: Loader, batch: ReducedBatch) -> DataFrame:
 
 
 def counted_attempts(batch: ReducedBatch, parts: Iterable[StagedPart]) -> tuple[int, ...]:
-    """Return the attempts whose rows make up the batch.
+    """Return the ids of the task attempts whose staged rows make up the batch.
 
     Raises:
-        AccountingError: the number of staged rows differs from the batch's.
+        AccountingError: the number of staged rows differs from the number of the batch's rows.
     """
     rows = sum(part.rows for part in parts)
     if rows != batch.upserts + batch.deletes:
@@ -308,12 +323,12 @@ NULL: Final = "NULL"
 
 
 class CsvLines:
-    """The CSV lines of one task. Each begins with the task's attempt.
+    """Formats the rows of one task as CSV lines. Each line begins with the id of the task attempt.
 
-    ``rows``: the number of rows written.
     ``quoted``: for each column, True if its values are written in quotes.
-    ``nul_column``: index of a text column that contains U+0000, if ``nul_refused``. After that nothing more
-        is written.
+    ``nul_refused``: stop at the first text that contains U+0000.
+    ``rows``: number of rows written until now.
+    ``nul_column``: index of the column with such a text; None if there is none.
     """
 
     def __init__(self, attempt: int, quoted: tuple[bool, ...], *, nul_refused: bool) -> None:
@@ -324,7 +339,7 @@ class CsvLines:
         self._nul_refused = nul_refused
 
     def chunks(self, batches: Iterable[Any]) -> Iterator[memoryview]:
-        """Yield the lines of record batches, whose columns are those of ``quoted``."""
+        """Yield the CSV lines of record batches, as one chunk of bytes per record batch."""
         for batch in batches:
             if batch.num_rows == 0 or self.nul_column is not None:
                 continue  # the rest is read anyway, because Spark waits until its batches are read
@@ -349,7 +364,7 @@ _LARGE: Final = pa.large_string()
 
 
 def _lines(attempt: str, columns: list[Any], quoted: tuple[bool, ...], *, first: bool) -> memoryview:
-    """Return lines that each begin with a line end, except the task's first line."""
+    """Return the CSV lines of a record batch's columns. Each begins with a line end, except the task's first."""
     words = [_words(column, in_quotes) for column, in_quotes in zip(columns, quoted, strict=True)]
     joined = pc.binary_join_element_wise(
         pa.scalar(attempt, _LARGE),
@@ -366,7 +381,9 @@ def _lines(attempt: str, columns: list[Any], quoted: tuple[bool, ...], *, first:
 
 def _words(column: pa.Array, quoted: bool) -> pa.Array:
     if pa.types.is_float32(column.type):
-        column = column.cast(pa.float64())  # the greatest float's shortest digits are beyond its range
+        column = column.cast(
+            pa.float64()
+        )  # the shortest text of the greatest float32 would be read as a number out of its range
     if not quoted:
         return column.cast(pa.string()).cast(_LARGE)
     escaped = pc.replace_substring(column.cast(_LARGE), pattern='"', replacement='""')

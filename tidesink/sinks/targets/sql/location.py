@@ -1,9 +1,10 @@
-"""A table's place in a database, the database server's address, and row positions as bytes.
+"""A table's schema and name in a database, the database server's address, and row positions as bytes.
 
-A position begins with the source's numbers, each as the byte 1 and eight bytes. The byte 0 ends them, so that
-a position that is a prefix of another sorts first. Then follow the flag of a write (1 byte), partition (4),
-offset (8) and index (4). All numbers are big-endian and not negative. A position of TiCDC's events has 27
-bytes.
+A row's position (``_tidesink_seq``) is stored as bytes that sort like the position. It begins with the
+source's numbers, such as a commit_ts, each as the byte 1 and eight more bytes. The byte 0 ends these numbers,
+so that a list of numbers sorts before any longer list that starts with it. Then follow the flag of a write (1
+byte), the partition (4), the offset (8) and the index (4). All numbers are big-endian and not negative. A
+position of TiCDC's events has 27 bytes.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ _GATHERED: Final = "_tidesink_gathered_"
 
 @dataclass(frozen=True)
 class Place:
-    """One table. ``schema`` is a database in MySQL. ``location`` and ``ledger`` are quoted names.
+    """The target table of a source table: its schema and name, and the names of tidesink's tables next to it.
 
-    ``shard``: set if several source tables share the table. The source table's ledger is then a row of
-        ``shards``.
+    ``schema``: the schema, which is a database in MySQL.
+    ``quote``: the database's function that quotes an identifier.
+    ``shard``: set if several source tables share the target table. The source table's ledger row is then in
+        the table ``shards`` instead of ``ledger``.
     """
 
     source: TableId
@@ -52,27 +55,27 @@ class Place:
 
     @property
     def location(self) -> str:
-        """The table's quoted name."""
+        """The quoted name of the table, with its schema."""
         return self._quoted(self.name)
 
     @property
     def ledger(self) -> str:
-        """The ledger of the table's schema."""
+        """The quoted name of the schema's ledger table, which has a row for each target table."""
         return self._quoted(LEDGER)
 
     @property
     def shards(self) -> str:
-        """The ledger of the schema's shared tables."""
+        """The quoted name of the schema's ledger of shared tables, which has a row for each shard."""
         return self._quoted(SHARDS)
 
     @property
     def own_ledger(self) -> str:
-        """The ledger that has the source table's row."""
+        """The quoted name of the ledger table that has this source table's row."""
         return self.shards if self.shard else self.ledger
 
     @property
     def shown(self) -> str:
-        """The table's name for messages."""
+        """The table's schema and name, for messages."""
         return f"{self.schema}.{self.name}"
 
     @property
@@ -82,7 +85,7 @@ class Place:
 
     @property
     def gathered(self) -> str:
-        """Name of the side table that has the changes of the next cut (``sql.cuts``)."""
+        """Name of the side table that collects this table's changes until the next cut (``sql.cuts``)."""
         return _GATHERED + self._digest
 
     @property
@@ -91,7 +94,11 @@ class Place:
         return sha256(own.encode()).hexdigest()[:12]
 
     def staging(self, epoch: int) -> str:
-        """Return the staging table of an epoch. A worker that lost the table writes to another one."""
+        """Return the quoted name of the staging table of an epoch.
+
+        Each epoch has its own table, so a fenced worker does not write into the staging table of its
+        successor.
+        """
         return self._quoted(f"{self.staging_prefix}{epoch}")
 
     def beside(self, name: str) -> str:
@@ -103,7 +110,7 @@ class Place:
 
 
 def place_in(template: str, table: TableId, quote: Callable[[str], str]) -> Place:
-    """Return the place of a source table under a template such as ``{schema}.{table}``.
+    """Return the target table of a source table under a name template such as ``{schema}.{table}``.
 
     Raises:
         SchemaRefusedError: the database does not allow the name.
@@ -118,18 +125,21 @@ def place_in(template: str, table: TableId, quote: Callable[[str], str]) -> Plac
 
 
 CONNECT_SECONDS = 10
-# Seconds that a statement waits for another transaction's lock before the batch is tried again.
+# Seconds that a statement waits for another transaction's lock. Then it fails, and the batch is tried again.
 LOCK_SECONDS = 60
-# Seconds without a statement after which the server ends our transaction. This releases the ledger row of a
-# worker that froze, so that another worker can claim the table. No transaction stays open while Spark works.
+# Seconds without a statement after which the server ends our transaction. If a worker hangs, this releases
+# its lock on the ledger row, so that another worker can claim the table. No transaction stays open while
+# Spark works.
 SILENT_SECONDS = 300
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A database server.
+    """The address of a database server, the login, and the TLS files.
 
-    ``tls``: as in Postgres: disable, prefer, require, verify-ca, verify-full.
+    ``database``: the database to connect to; empty for none.
+    ``tls``: TLS mode, with Postgres's names: disable, prefer, require, verify-ca or verify-full.
+    ``ca``, ``certificate``, ``key``: paths of PEM files, or None.
     ``silence``: seconds without a statement after which the server ends a transaction.
     """
 
@@ -146,12 +156,12 @@ class Endpoint:
 
     @property
     def shown(self) -> str:
-        """The server for messages: host, port and database."""
+        """Host, port and database, for messages."""
         return f"{self.host}:{self.port}" + (f"/{self.database}" if self.database else "")
 
 
 def endpoint_of(settings: SqlSettings) -> Endpoint:
-    """Return the server that the settings name."""
+    """Return the database server that a target's settings describe."""
     parts = urlsplit(settings.url)
     tls = settings.tls
     return Endpoint(
@@ -176,12 +186,12 @@ _NAMES: Final = {
 
 
 def not_connected(fault: ConnectionFault, kind: str, endpoint: Endpoint) -> TargetError:
-    """Return the error of a failed connection; ``kind``: the server's kind."""
+    """Return the error for a failed connection; ``kind``: the name of the DBMS, for the message."""
     names = {**_NAMES, "server": f"{kind} at {endpoint.shown}", "user": endpoint.user}
     return (TransientTargetError if fault.passes else TargetError)(fault.text(names))
 
 
-# Type of the position in each database. It has room for 26 numbers of the source.
+# Type of the position column in each DBMS. MySQL's holds positions with up to 26 numbers of the source.
 SEQUENCE_TYPES: Final[Mapping[Database, str]] = MappingProxyType(
     {"postgres": "bytea", "mysql": "varbinary(255)"}
 )
@@ -191,7 +201,10 @@ _INT: Final = 4
 
 
 def packed_positions(sequences: pa.StructArray) -> pa.Array:
-    """Return positions as bytes, from a column of ``SEQUENCE_DDL``. Handles those of equal length at once."""
+    """Convert positions to bytes that sort like them.
+
+    ``sequences``: an array of the type ``base.SEQUENCE_DDL``.
+    """
     lengths = np.asarray(pc.list_value_length(pc.struct_field(sequences, ["source"])))
     places = [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
     if not places:
@@ -201,7 +214,7 @@ def packed_positions(sequences: pa.StructArray) -> pa.Array:
 
 
 def _packed(sequences: pa.StructArray, length: int) -> pa.Array:
-    """Return positions as bytes. Each has ``length`` numbers of the source."""
+    """Convert positions that all have ``length`` numbers of the source."""
     count = len(sequences)
     source, writes, *place = (
         pc.struct_field(sequences, [name]) for name in ("source", "writes", "partition", "offset", "index")
@@ -222,10 +235,10 @@ def _big_endian(numbers: pa.Array, size: int) -> npt.NDArray[np.uint8]:
 
 
 def hex_above(commit_ts: int) -> str:
-    """Return hex digits that are greater than every position up to a commit_ts, and not than later ones."""
+    """Return hex digits that sort after all positions up to ``commit_ts`` and before all later positions."""
     return f"{_MEMBER:02x}{commit_ts + 1:0{2 * _LONG}x}"
 
 
 def commit_ts_in(digits: str) -> int:
-    """Return the commit_ts, the source's first number, from a position's hex digits."""
+    """Return the commit_ts in a position's hex digits, which is the first of the source's numbers."""
     return int(digits[2 : 2 + 2 * _LONG], 16)

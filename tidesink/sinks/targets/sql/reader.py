@@ -1,11 +1,12 @@
-"""Reads a table of a SQL database back. A task reads texts, and Spark casts them to the shape's types.
+"""Reads the rows of a target table in a SQL database, to compare them with the source.
 
-Every value is selected as text (``Dialect.text_of``), so that no driver converts it. ``spelling`` reports how
-the database itself changes a text, such as the spaces of JSON.
+A Spark task selects every value as text (``Dialect.text_of``), so that no driver converts it. Spark then
+casts the texts to the types of the source table's columns. ``spelling`` reports how the database itself
+reformats a value, such as the spaces of JSON.
 
-With cuts (``sql.cuts``), the rows are the applied rows: the table as of the last cut, with the changes
-gathered since then on top. One statement reads both, so that a cut made meanwhile is seen completely or not
-at all.
+With cuts (``sql.cuts``), the rows that are read are the table as of the last cut, updated with the changes
+that were gathered since that cut. One statement reads both. So if a cut is published while it runs, the
+statement sees either the whole cut or nothing of it.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -40,7 +41,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadTask:
-    """Runs a query of text columns in a task, and yields record batches with ``columns`` columns."""
+    """A Spark task that runs a query and yields its rows as record batches of ``columns`` text columns.
+
+    ``read``: the function of the dialect that runs the query.
+    ``fault_of``, ``error_of``: the functions of the dialect that convert a driver's exception.
+    ``table``: the source table, for errors.
+    """
 
     endpoint: Endpoint
     query: str
@@ -51,7 +57,7 @@ class ReadTask:
     table: str
 
     def __call__(self, _batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the query. The argument's batches only trigger the task."""
+        """Yield the rows of the query. The batches that Spark passes in are ignored."""
         for _ in _batches:
             pass
         names = [f"c{at}" for at in range(self.columns)]
@@ -73,7 +79,7 @@ def _text(value: Any) -> str | None:
 
 
 class SqlReader(TableReader):
-    """Reads one table of a SQL database."""
+    """Reads one target table of a SQL database."""
 
     def __init__(
         self,
@@ -101,7 +107,7 @@ class SqlReader(TableReader):
             return bool(self._dialect.present(cursor, self._place) and self._dialect.present(cursor, ledger))
 
     def columns(self) -> Mapping[str, str]:
-        """Return the current columns."""
+        """Return the table's current columns: Spark type by name."""
         with self._connections.transaction(self._table, writes=False) as cursor:
             self._present = self._dialect.present(cursor, self._place)
         return {
@@ -110,19 +116,21 @@ class SqlReader(TableReader):
         }
 
     def committed(self) -> Progress | None:
-        """Return the progress in the ledger."""
+        """Return the progress that the ledger records; None if no batch was ever applied."""
         with self._connections.transaction(self._table, writes=False) as cursor:
             entry = self._ledger.read(cursor)
         return entry.progress if entry else None
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return the rows that are applied when the task reads them, in the shape's types or wider ones."""
+        """Return a lazy frame of the current rows. They are read from the database when Spark runs the task."""
         from tidesink.sinks.spark.digests import ODD
 
         return self.compared_rows(columns).drop(ODD)
 
     def compared_rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return ``rows``, with the texts of values that do not fit their Spark types in ``ODD``."""
+        """Return the frame of ``rows`` with the column ``ODD``: the texts of values that their Spark type
+        cannot hold.
+        """
         from tidesink.sinks.spark.digests import ODD
 
         database = self._dialect.database
@@ -153,7 +161,7 @@ class SqlReader(TableReader):
         )
 
     def spelling(self, name: str) -> Spelling | None:
-        """Return how the database changes texts: MySQL reformats JSON and pads times and decimals."""
+        """Return how the database reformats a column's values. MySQL, for example, pads times and decimals."""
         fold = folding(self._present, (column.name for column in self._shape.columns))
         found = next((kind for one, kind in self._present.items() if fold(one) == fold(name)), "")
         column = self._shape.find(name)
@@ -171,10 +179,12 @@ class SqlReader(TableReader):
             return self._dialect.present(cursor, self._place)
 
     def _query(self, texts: str, columns: Sequence[str]) -> str:
-        """Return the query of the applied rows; ``texts`` are the select items of the table's own rows.
+        """Return the SQL query of the table's current rows.
 
-        Checks for gathered changes each time, because a worker may have started to use cuts. Everything
-        applied before the check is included in a later read.
+        ``texts``: the SELECT list for the rows of the target table.
+
+        Checks for a side table of gathered changes in each call, because a worker may have started to use
+        cuts. The query then includes everything that was applied before the check.
         """
         conditions, more = self._living(), ""
         with self._connections.transaction(self._table, writes=False) as cursor:
@@ -186,7 +196,7 @@ class SqlReader(TableReader):
         return f"SELECT {texts} FROM {self._place.location} t{where}{more}"
 
     def _living(self) -> list[str]:
-        """Return the conditions of current rows, and of the shard's own rows."""
+        """Return SQL conditions that exclude tombstones, soft-deleted rows and the rows of other shards."""
         conditions = []
         if SOFT_DELETE_COLUMN in self._present:
             conditions.append(f"{self._place.quote(SOFT_DELETE_COLUMN)} IS NOT TRUE")
@@ -198,12 +208,14 @@ class SqlReader(TableReader):
 
 
 def _held(ddl: str, present: str) -> str:
-    """Return the Spark type that holds a column's values unchanged: a number may have been widened."""
+    """Return the Spark type in which a column is read: the wider of the shape's type and the stored type."""
     return "string" if present == "string" else wider_ddl(ddl, present) or ddl
 
 
 def _value(text: str, ddl: str) -> str:
-    """Return SQL that casts a text to a Spark type; NULL if the text is not a value of the type."""
+    """Return Spark SQL that casts a text to a type. The result is NULL if the text is not a value of the
+    type.
+    """
     if ddl == "string":
         return text
     if ddl == "binary":

@@ -1,7 +1,7 @@
-"""The rights that a worker needs at a SQL target, and the statements that grant the missing ones.
+"""The privileges that a worker needs at a SQL target, and the GRANT statements for the missing ones.
 
-Postgres answers for each object and right (``has_table_privilege``). MySQL and MariaDB answer with the text
-of ``SHOW GRANTS``, which includes the rights of active roles.
+In Postgres, functions such as ``has_table_privilege`` report each privilege. In MySQL and MariaDB, the text
+of ``SHOW GRANTS`` is parsed, which includes the privileges of active roles.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidesink.sinks.targets.sql.location import LEDGER, SHARDS, Place
 
 _ROWS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
-# A right on all columns is as good as a right on the table. DELETE exists only for tables.
+# A privilege on every column is enough instead of one on the table. DELETE exists only for tables.
 _OF_TABLES: Final = """
 SELECT c.relname, pg_has_role(c.relowner, 'USAGE'),
 (SELECT bool_and(has_column_privilege(c.oid, a.attnum, 'SELECT')) FROM pg_attribute a
@@ -31,9 +31,9 @@ ORDER BY c.relname
 
 
 def postgres_grants(cursor: Any, place: Place, *, changes: bool) -> list[str]:
-    """Return the statements that grant the session's user what it lacks for one table; empty if nothing.
+    """Return the statements that grant the session's user its missing privileges for a target table.
 
-    ``changes``: columns of an existing table are to be added or altered, which only its owner may do.
+    ``changes``: tidesink also alters the table's columns, which only the table's owner may do.
     """
     cursor.execute(
         "SELECT quote_ident(current_user), quote_ident(current_database()), "
@@ -46,7 +46,7 @@ def postgres_grants(cursor: Any, place: Place, *, changes: bool) -> list[str]:
     if namespace is None:
         return [] if may_create else [f"GRANT CREATE ON DATABASE {database} TO {user}"]
     found = []
-    # Each batch has a staging table in the table's schema.
+    # CREATE on the schema, because each batch creates a staging table in it.
     lacks = [right for right, held in (("USAGE", may_use), ("CREATE", may_make)) if not held]
     if lacks:
         found.append(f"GRANT {', '.join(lacks)} ON SCHEMA {quote_postgres(place.schema)} TO {user}")
@@ -60,8 +60,9 @@ def postgres_grants(cursor: Any, place: Place, *, changes: bool) -> list[str]:
     return found
 
 
-# ``GRANT SELECT, INSERT ON `shop`.* TO …``; names are not quoted if sql_quote_show_create is off. Rights on
-# one table or its columns are not enough, because staging tables and the ledger are in the same database.
+# Matches ``GRANT SELECT, INSERT ON `shop`.* TO …``. Names are not quoted if sql_quote_show_create is off.
+# Grants on a single table are ignored, because staging tables and the ledger in the same database need them
+# too.
 _GRANT: Final = re.compile(
     r"GRANT (?P<rights>.+?) ON (?P<database>\*|`(?:[^`]|``)+`|[^`\s.]+)\.\* TO ", re.DOTALL
 )
@@ -70,9 +71,10 @@ _OF_DATABASES: Final = (*_ROWS, "CREATE", "DROP", "CREATE TEMPORARY TABLES")
 
 
 def mysql_grants(cursor: Any, place: Place, *, changes: bool) -> list[str]:
-    """Return the statement that grants the session's user what it lacks for one table; empty if nothing.
+    """Return the statement that grants the session's user its missing privileges for a target table's
+    database.
 
-    ``changes``: columns of an existing table are to be added or altered.
+    ``changes``: tidesink also alters the table's columns.
     """
     cursor.execute("SHOW GRANTS")
     held = held_rights((str(row[0]) for row in cursor.fetchall()), place.schema)
@@ -93,9 +95,9 @@ def _quoted(text: str) -> str:
 
 
 def held_rights(grants: Iterable[str], database: str) -> frozenset[str] | None:
-    """Return the rights on every table of a database, from the lines of ``SHOW GRANTS``.
+    """Return the privileges that apply to all tables of a database, from the lines of ``SHOW GRANTS``.
 
-    None if no line can be read. A database name in a grant may be a LIKE pattern.
+    Returns None if no line can be parsed. The database name in a line may be a LIKE pattern.
     """
     lines = [*_granted(grants)]
     if not lines:

@@ -1,4 +1,4 @@
-"""Shared parts of the SQL targets: opening tables under a template, and the checks before a run."""
+"""The parts that all SQL targets share: opening the tables of a config, and the checks before a run."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 
 DEFAULT_TEMPLATE: Final = "{schema}.{table}"
-# The table of cuts is created in this table's schema.
+# Stands for the table of cuts in ``target.table``, which determines the schema in which it is created.
 CUTS_TABLE: Final = TableId("tidesink", "cuts")
 
 
 _NO_DROP: Final = (
     "A column that another view, an index or a constraint needs cannot be dropped. The statement fails, and "
-    "the table stops, until that object is removed."
+    "the table stops until you remove that object."
 )
 
 
 _LENGTH_UNKNOWN: Final = (
-    "The length of this key is unknown, so a new table gets {} (`target.key-length`). A longer value stops "
-    "the table before it is written; no value is cut."
+    "The length of this key column is unknown, so a new table gets {} (`target.key-length`). A longer value "
+    "stops the table before it is written. No value is truncated."
 )
 
 
 def capabilities_of(dialect: Dialect) -> Capabilities:
-    """Return the capabilities of a database of this dialect."""
+    """Return the capabilities of a SQL target with this dialect."""
     return Capabilities(
         name=dialect.database,
         exactly_once=True,
@@ -58,10 +58,11 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
 
 @dataclass(frozen=True)
 class SqlTarget:
-    """Tables in a database, each named by ``template`` with ``{schema}`` and ``{table}`` filled in.
+    """A database in which tables are written.
 
-    ``view``: template of the name of a view of each table's current rows; None for no view.
-    ``cuts``: changes are gathered until all tables reach a cut together.
+    ``template``: template of the target tables' names, with ``{schema}`` and ``{table}`` of the source table.
+    ``view``: template of the name of a view that shows each table's current rows; None for no view.
+    ``cuts``: collect changes in side tables, and merge them into all tables together at each cut.
     """
 
     connections: Connections
@@ -75,7 +76,7 @@ class SqlTarget:
         return capabilities_of(self.connections.dialect)
 
     def place_of(self, table: TableId) -> Place:
-        """Return a table's place."""
+        """Return the target table of a source table, as the template names it."""
         return place_in(self.template, table, self.connections.dialect.quote)
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> SqlTable:
@@ -94,7 +95,10 @@ class SqlTarget:
         )
 
     def cut_log(self, pipeline: str) -> SqlCuts:
-        """Return the cuts of a pipeline. Their schema is the template's with ``tidesink`` as the source's."""
+        """Return the publisher of a pipeline's cuts.
+
+        Cuts are recorded in the schema that the template gives for a source schema ``tidesink``.
+        """
         return SqlCuts(self.connections, self._place_of_cuts, self._excluded(pipeline))
 
     def _excluded(self, pipeline: str) -> ExcludedTables:
@@ -115,27 +119,30 @@ class SqlTarget:
 
 
 def view_name(template: str | None, place: Place) -> str | None:
-    """Return the name of a table's view, built from the table's name at the target; None for no view."""
+    """Return the name of a target table's view; None if no view is configured.
+
+    The ``{table}`` of the template is the table's name at the target, not at the source.
+    """
     return None if template is None else template.replace("{table}", place.name)
 
 
 def open_sql(dialect: Dialect, config: Config) -> SqlTarget:
-    """Open the target of a config."""
+    """Return the SQL target that a config describes. Does not connect yet."""
     settings = cast("SqlSettings", config.target)
     connections = Connections(dialect, endpoint_of(settings))
     return SqlTarget(connections, settings.table, settings.view, cuts=config.cuts is not None)
 
 
 def shown_place(dialect: Dialect, settings: SqlSettings, table: TableId) -> str:
-    """Return a table's server and name, for display."""
+    """Return the server and the target table's name for a source table, for display."""
     return f"{endpoint_of(settings).shown} {place_in(settings.table, table, dialect.quote).shown}"
 
 
 def try_connection(dialect: Dialect, endpoint: Endpoint, query: str) -> str:
-    """Log in, run a query and return its answer. Leaves no trace in the database.
+    """Connect to the database, run a query, and return its single value as text. Changes nothing there.
 
     Raises:
-        ConfigError: the database cannot be used; names the reason.
+        ConfigError: the connection or the query failed. The message names the reason.
     """
     with _asking(Connections(dialect, endpoint)) as cursor:
         cursor.execute(query)
@@ -145,7 +152,7 @@ def try_connection(dialect: Dialect, endpoint: Endpoint, query: str) -> str:
 
 @contextmanager
 def _asking(connections: Connections) -> Iterator[Any]:
-    """Open a cursor for queries before any table is used. Its errors are raised as ``ConfigError``."""
+    """Yield a cursor for queries before a run. Errors in the block are raised as ``ConfigError``."""
     try:
         with connections.transaction("target", writes=False) as cursor:
             yield cursor
@@ -156,7 +163,7 @@ def _asking(connections: Connections) -> Iterator[Any]:
 
 
 class SqlPreflight(PreflightChecks):
-    """Checks of a database's tables before the first run."""
+    """Checks of a SQL target's tables before the first run."""
 
     def __init__(self, dialect_of: Callable[[Any], Dialect]) -> None:
         """``dialect_of``: returns the dialect for a target's settings."""
@@ -180,7 +187,9 @@ class SqlPreflight(PreflightChecks):
         return PreflightResult(limits, tuple(_keys_without_length(shape, dialect)))
 
     def missing_grants(self, config: Config, tables: Iterable[TableId]) -> tuple[str, ...]:
-        """Return the missing grants for the tables' target tables, their ledger and the table of cuts."""
+        """Return GRANT statements for what the user lacks on the target tables, the ledgers and the cuts
+        table.
+        """
         settings = cast("SqlSettings", config.target)
         dialect = self._dialect_of(settings)
         wanted: dict[Place, bool] = {}
@@ -199,13 +208,16 @@ class SqlPreflight(PreflightChecks):
 
 
 def _is_changed(config: Config, table: TableId) -> bool:
-    """Return True if column changes at the source change the target table's columns."""
+    """Return True if the config lets column changes at the source alter the target table."""
     policies = config.table_config(table).schema_changes
     return "apply" in (policies.add, policies.widen, policies.drop, policies.rename)
 
 
 def _keys_without_length(shape: TableShape, dialect: Dialect) -> Iterator[str]:
-    """Yield warnings for keys of unknown length. A user may have created the table already."""
+    """Yield a warning for each key column whose length the source does not report.
+
+    Only a new table is affected: in an existing table, the column has a length.
+    """
     for column in shape.key_columns:
         try:
             made = wanted_type(column, shape, dialect.database, key_length=dialect.key_length)
