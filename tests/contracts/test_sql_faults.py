@@ -96,7 +96,7 @@ POSTGRES: Final = (
     Case(
         "53400",
         TransientTargetError,
-        "no room, memory or connections left",
+        "no disk space, memory or connections left",
         "server's log",
         (
             "SET LOCAL temp_file_limit TO 0",
@@ -114,14 +114,14 @@ POSTGRES: Final = (
     Case(
         "25006",
         TransientTargetError,
-        "takes no writes",
-        "name the primary",
+        "accepts no writes",
+        "to the primary",
         ("SET TRANSACTION READ ONLY", _INSERT),
     ),
     Case(
         "23502",
         TargetError,
-        "no value for a column that takes no NULL at the target in table shop.",
+        "no value for a column that is NOT NULL at the target in table shop.",
         "DROP NOT NULL",
         (f"INSERT INTO {{}} VALUES (NULL, '{VALUE}', 1)",),  # noqa: S608
     ),
@@ -144,7 +144,7 @@ POSTGRES: Final = (
     Case(
         "23514",
         TargetError,
-        "breaks a CHECK",
+        "violates a CHECK",
         "drop the CHECK",
         (_INSERT,),
         ("ALTER TABLE {} ADD CHECK (id < 9)",),
@@ -152,7 +152,7 @@ POSTGRES: Final = (
     Case(
         "23P01",
         TargetError,
-        "breaks a constraint",
+        "violates a constraint",
         "Drop the constraint",
         (f"UPDATE {{}} SET name = '{VALUE}'",),  # noqa: S608
         ("ALTER TABLE {} ADD EXCLUDE (name WITH =)",),
@@ -174,21 +174,21 @@ POSTGRES: Final = (
     Case(
         "42P01",
         TransientTargetError,
-        "A table is gone",
+        "A table at the target was dropped",
         "program that drops tables",
         ("other:DROP TABLE {}", _INSERT),
     ),
     Case(
         "42701",
         TransientTargetError,
-        "Another worker of the table added a column",
+        "Another worker added the same column",
         "tried again",
         ("ALTER TABLE {} ADD COLUMN n int",),
     ),
     Case(
         "54011",
         SchemaRefusedError,
-        "a limit that this table passes",
+        "The table exceeds a limit",
         "except_column_list",
         ("ALTER TABLE {} " + ", ".join(f"ADD COLUMN c{n} int" for n in range(1601)),),
     ),
@@ -203,7 +203,7 @@ POSTGRES: Final = (
     Case(
         "0A000",
         TargetError,
-        "cannot change the table so",
+        "cannot make this change of the table",
         "create it again after the change",
         ("ALTER TABLE {} ALTER COLUMN n TYPE bigint",),
         ("CREATE VIEW {}_seen AS SELECT n FROM {}",),
@@ -237,7 +237,7 @@ POSTGRES: Final = (
     Case(
         "3F000",
         TransientTargetError,
-        "A schema is gone",
+        "A schema at the target no longer exists",
         "program that drops schemas",
         ("CREATE UNLOGGED TABLE no_such.stage (n int)",),
     ),
@@ -252,7 +252,7 @@ POSTGRES: Final = (
     Case(
         "42703",
         TargetError,
-        "A column is gone that was there",
+        "A column of the table at the target no longer exists",
         "undo its change",
         ("other:ALTER TABLE {} DROP COLUMN n", "UPDATE {} SET n = 1"),
     ),
@@ -273,7 +273,7 @@ POSTGRES: Final = (
     Case(
         "XX000",
         TargetError,
-        "a fault of its own, or damaged data",
+        "an internal error, or damaged data",
         "server's log",
         ("SELECT acldefault('z', 10)",),
     ),
@@ -347,8 +347,8 @@ MARIADB: Final = (
     Case(
         "1792",
         TransientTargetError,
-        "takes no writes",
-        "name the primary",
+        "accepts no writes",
+        "to the primary",
         ("COMMIT", "START TRANSACTION READ ONLY", _INSERT),
     ),
     Case(
@@ -362,7 +362,7 @@ MARIADB: Final = (
     Case(
         "1048",
         TargetError,
-        "no value for a column that takes no NULL",
+        "no value for a column that is NOT NULL",
         "MODIFY",
         (f"INSERT INTO {{}} VALUES (NULL, '{VALUE}', 1)",),  # noqa: S608
     ),
@@ -384,7 +384,7 @@ MARIADB: Final = (
     Case(
         "4025",
         TargetError,
-        "breaks a CHECK",
+        "violates a CHECK",
         "Drop the CHECK",
         (_INSERT,),
         ("ALTER TABLE {} ADD CHECK (id < 9)",),
@@ -392,35 +392,35 @@ MARIADB: Final = (
     Case(
         "1071",
         SchemaRefusedError,
-        "a limit that this table passes",
+        "The table exceeds a limit",
         "except_column_list",
         ("CREATE TABLE {}_long (k varchar(4000) CHARACTER SET utf8mb4 PRIMARY KEY)",),
     ),
     Case(
         "1005",
         SchemaRefusedError,
-        "storage engine cannot make the table",
+        "storage engine cannot create the table",
         "SHOW ENGINE INNODB STATUS",
         ("CREATE TABLE {}_child (id int, FOREIGN KEY (id) REFERENCES {} (n)) ENGINE = InnoDB",),
     ),
     Case(
         "1103",
         SchemaRefusedError,
-        "takes no such name",
+        "does not allow this name",
         "target.table",
         (f"CREATE TABLE shop.{'x' * 65} (id int)",),
     ),
     Case(
         "1146",
         TransientTargetError,
-        "A table is gone",
+        "A table at the target was dropped",
         "program that drops tables",
         ("other:DROP TABLE {}", _INSERT),
     ),
     Case(
         "1060",
         TransientTargetError,
-        "Another worker of the table added a column",
+        "Another worker added the same column",
         "tried again",
         ("ALTER TABLE {} ADD COLUMN n int",),
     ),
@@ -429,16 +429,16 @@ MARIADB: Final = (
     Case(
         "1173",
         TargetError,
-        "no table without a primary key",
-        "Give the table one",
+        "does not allow a table without a primary key",
+        "Give the table a primary key",
         ("CREATE TABLE {}_bare (n int) ENGINE = InnoDB",),
         ("SET GLOBAL innodb_force_primary_key = ON",),
     ),
-    Case("1786", TargetError, "enforce_gtid_consistency", "Make the table InnoDB", (_SIGNAL % 1786,)),
+    Case("1786", TargetError, "enforce_gtid_consistency", "Convert the table to InnoDB", (_SIGNAL % 1786,)),
     Case(
         "1153",
         TargetError,
-        "longer than the server takes",
+        "longer than the server accepts",
         "Raise its variable max_allowed_packet",
         (_SIGNAL % 1153,),
     ),
@@ -466,11 +466,11 @@ MARIADB: Final = (
             "SELECT n FROM {}",
         ),
     ),
-    Case("1047", TransientTargetError, "takes no statements", "wsrep_ready", (_SIGNAL % 1047,)),
+    Case("1047", TransientTargetError, "accepts no statements", "wsrep_ready", (_SIGNAL % 1047,)),
     Case(
         "1054",
         TargetError,
-        "A column is gone that was there",
+        "A column of the table at the target no longer exists",
         "undo its change",
         ("other:ALTER TABLE {} DROP COLUMN n", "UPDATE {} SET n = 1"),
     ),

@@ -87,7 +87,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 def test_missing_rights_are_named_with_the_statements_that_grant_them(server: Server) -> None:
     missing = server.missing()
     assert missing
-    with pytest.raises(TargetError, match=f"The user '{USER}' lacks a right") as refused:
+    with pytest.raises(TargetError, match=f"The user '{USER}' lacks a privilege") as refused:
         server.claim()
     assert type(refused.value) is TargetError
     for statement in missing:

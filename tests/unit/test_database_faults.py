@@ -310,7 +310,7 @@ class _Refusal(psycopg.Error):
         (
             _Refusal("42501", "permission denied for table orders"),
             TargetError,
-            ("The user 'sink' lacks a right", "permission denied for table orders", "validate --connect"),
+            ("The user 'sink' lacks a privilege", "permission denied for table orders", "validate --connect"),
         ),
         # The server may speak another language.
         (_Refusal("42501", "keine Berechtigung für Tabelle orders"), TargetError, ("Tabelle orders",)),
@@ -374,11 +374,11 @@ def test_each_refusal_of_postgres(raised: Exception, error: type[TargetError], s
             1142,
             "INSERT, UPDATE command denied to user 'sink'@'10.0.0.9' for table `shop`.`orders`",
             TargetError,
-            ("lacks a right", "INSERT, UPDATE command denied", "`shop`.`orders`", "validate --connect"),
+            ("lacks a privilege", "INSERT, UPDATE command denied", "`shop`.`orders`", "validate --connect"),
         ),
         (1044, "Access denied for user 'sink'@'%' to database 'shop'", TargetError, ("database 'shop'",)),
         (1227, "Access denied; you need the SUPER privilege", TargetError, ("SUPER privilege",)),
-        (1370, "execute command denied to user 'sink'", TargetError, ("lacks a right",)),
+        (1370, "execute command denied to user 'sink'", TargetError, ("lacks a privilege",)),
         (1045, "Access denied for user 'sink'@'%'", TargetError, ("refuses the user", "target.password")),
         (1048, "Column 'note' cannot be null", TargetError, ("'note'", "MODIFY … NULL")),
         (1366, "Incorrect value: 'SECRET' for column", TargetError, ("does not fit its column",)),

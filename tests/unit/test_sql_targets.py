@@ -266,7 +266,7 @@ def test_mysql_may_count_so_much_for_three_upserts(updated: int, least: int, mos
     for counted in (least, most):
         check_upserted(merge, counted, updated)
     for counted in (least - 1, most + 1):
-        with pytest.raises(AccountingError, match="The merge counted"):
+        with pytest.raises(AccountingError, match="The server reports"):
             check_upserted(merge, counted, updated)
 
 

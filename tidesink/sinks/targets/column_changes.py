@@ -133,7 +133,7 @@ def default_texts(
 
 
 def literal_text(value: TargetValue) -> str:
-    """Return a value as text that a cast to the column's type converts back exactly. Bytes become hex digits."""
+    """Return a value as text that a cast to the column's type converts back exactly (bytes as hex digits)."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Decimal):

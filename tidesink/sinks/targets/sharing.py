@@ -80,7 +80,7 @@ def new_columns(shape: TableShape, known: Collection[str] | None) -> tuple[Shape
 
 
 def known_after(known: Collection[str] | None, shape: TableShape) -> tuple[str, ...] | None:
-    """Return the columns of a shard's rows after the columns of ``shape`` were added; None if it has no rows."""
+    """Return a shard's columns after the columns of ``shape`` were added; None if the shard has no rows."""
     return None if known is None else tuple(sorted({*known, *names_of(shape)}))
 
 
@@ -198,7 +198,7 @@ def taken(place: str, shard: Shard, *, pipeline: str, source: str, table: TableI
 
 
 def also_of(error: SchemaRefusedError, place: str, shards: Iterable[str]) -> SchemaRefusedError:
-    """Extend the error for a column type that a shared table cannot store by the shards that share the table."""
+    """Add the names of the sharing shards to the error for a column type that the table cannot store."""
     return SchemaRefusedError(
         f"{error.message} Other shards share {place}: {shown(shards)}. A column has one type for all shards, "
         "so route this source table to a table of its own.",

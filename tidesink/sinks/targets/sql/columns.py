@@ -1,4 +1,4 @@
-"""The columns of a SQL target's table: their types, the necessary column changes, and the database's limits."""
+"""The columns of a SQL target's table: types, column changes, and the limits of the database."""
 
 from __future__ import annotations
 

@@ -1,16 +1,18 @@
-"""Cuts in a database: one transaction merges the changes of all tables up to an instant (ADR 36).
+"""Cuts in a database: one transaction merges the changes of all tables up to a commit_ts (ADR 36).
 
-Until then, batches are gathered in a side table of each table, which has every key's last change since the
-previous cut. A batch's progress is committed together with its gathered rows, and describes what is gathered.
-So readers of the tables see the source as of the last cut, and never half of a transaction.
+Between two cuts, each table's batches are gathered in a side table, which has every key's last change since
+the previous cut. A batch's gathered rows and its progress are committed together, so the progress in the
+ledger includes gathered changes. Readers of the target tables see the source as of the last cut, and never
+half of a transaction.
 
-A table whose rows are newer than the cut (its snapshot is still running) is left out. Its gathered changes
-are merged, and then its batches are merged at once. The first such transaction adds a row to
-``_tidesink_excluded``, which stays until a cut includes the table again.
+A table whose rows are newer than the cut, because its snapshot is still running, is excluded from it. The
+changes gathered for it are merged, and from then on each of its batches is merged into the target table
+directly. The first such transaction adds a row to ``_tidesink_excluded``, which stays until a cut includes
+the table again.
 
-The transaction of a cut locks each table's ledger row, in the order of table names. It checks that each table
-still belongs to this worker and has the expected version. Then it merges and deletes the gathered changes,
-and records the cut.
+The transaction of a cut locks each table's ledger row, in the order of table names. It checks that this
+worker still holds each table, and that the table has the expected version. Then it merges the gathered
+changes, deletes them from the side tables, and records the cut.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -39,23 +41,24 @@ if TYPE_CHECKING:
 
 
 class GatheringTable(Protocol):
-    """A table whose changes are gathered until the next cut."""
+    """A target table whose changes are gathered in a side table until the next cut."""
 
     def lock_for_cut(self, cursor: Any, version: int) -> None:
         """Lock the table's ledger row in the transaction of a cut.
 
         Raises:
-            StaleProgressError: another worker holds the table, or it is no longer at ``version``.
+            StaleProgressError: another worker holds the table, or its version is no longer ``version``.
         """
 
     def merge_gathered(self, cursor: Any) -> None:
-        """Merge the gathered changes in the transaction of a cut, which has locked the ledger row."""
+        """Merge the gathered changes into the table, in the transaction of a cut that holds the row lock."""
 
 
 class Gathered:
-    """The changes of one table that come with the next cut: the last change of each key.
+    """The side table of a target table: the last change of each key since the previous cut.
 
-    They are stored in a side table with the target's column names. A mark shows that the key was deleted.
+    It has the target's column names, and the column ``SOFT_DELETE_COLUMN``, which is true if the key was
+    deleted.
     """
 
     def __init__(self, dialect: Dialect, place: Place) -> None:
@@ -66,9 +69,9 @@ class Gathered:
         self._present: dict[str, str] = {}
 
     def prepare(self, cursor: Any, shape: TableShape, present: Mapping[str, str], *, empty: bool) -> None:
-        """Create the side table if missing, with the shape's columns that the target has.
+        """Create the side table if missing, with the target's columns that are in the shape.
 
-        ``present``: the target's columns, whose spelling the side table uses.
+        ``present``: the target's columns: type by name.
         ``empty``: drop an existing side table first.
         """
         if empty:
@@ -88,23 +91,24 @@ class Gathered:
             self.look(cursor)
 
     def look(self, cursor: Any) -> bool:
-        """Read the side table's columns. Returns True if it exists."""
+        """Read and cache the side table's columns. Returns True if the side table exists."""
         self._present = self._dialect.present(cursor, self.place)
         return bool(self._present)
 
     @property
     def present(self) -> Mapping[str, str]:
-        """The side table's columns when they were last read."""
+        """The side table's columns, as last read by ``look``: type by name."""
         return self._present
 
     def lacks(self, shape: TableShape) -> bool:
-        """Return True if the columns must change before rows of a shape can be gathered."""
+        """Return True if the side table's columns must change before it can store rows of ``shape``."""
         return plan_columns(self._present, shape, self._dialect.database).needed
 
     def growing(self, cursor: Any, shape: TableShape) -> list[str]:
-        """Return the statements that change the side table to a shape.
+        """Return the statements that add and widen the side table's columns so that it can store rows of
+        ``shape``.
 
-        Changes gathered before a column was added get its default, as the target's rows do.
+        Changes that are already in the side table get the default of a new column, as the target's rows do.
         """
         self.look(cursor)
         plan = plan_columns(self._present, shape, self._dialect.database)
@@ -120,10 +124,12 @@ class Gathered:
         return self._dialect.alter(self.place.location, added, plan.widened, keys)
 
     def add(self, cursor: Any, merge: Merge) -> Counts:
-        """Gather a staged batch. Its rows replace the gathered changes of their keys.
+        """Copy a staged batch into the side table, and return the row counts.
+
+        Each row replaces the change of its key that was gathered before.
 
         Raises:
-            TargetError: rows omit values, which only the merged table has.
+            TargetError: rows omit values. These could only be filled from the merged table.
         """
         if merge.kept:
             raise TargetError(
@@ -145,11 +151,11 @@ class Gathered:
         return Counts(inserted=merge.upserts, deleted=merge.deletes)
 
     def discard(self, cursor: Any) -> None:
-        """Delete the gathered changes."""
+        """Delete all rows of the side table."""
         cursor.execute(f"DELETE FROM {self.place.location}")
 
     def add_emptying(self, cursor: Any, keys: Iterable[str]) -> Counts:
-        """Gather the emptying of the table: replace the gathered changes by a delete of every stored key."""
+        """Gather a TRUNCATE: replace the side table's rows by a delete of every key in the target table."""
         names = ", ".join(self._spelt(keys))
         self.discard(cursor)
         cursor.execute(
@@ -159,14 +165,14 @@ class Gathered:
         return Counts(deleted=int(cursor.rowcount))
 
     def lacks_row(self, keys: Iterable[str]) -> str:
-        """SQL: no change was gathered for the key of a row ``t`` of the target."""
+        """Return the SQL condition that the side table has no change for the key of a target row ``t``."""
         same = " AND ".join(f"g.{name} = t.{name}" for name in self._spelt(keys))
         return f"NOT EXISTS (SELECT 1 FROM {self.place.location} g WHERE {same})"
 
     def living(self, columns: Iterable[str]) -> str:
-        """Return a query of the gathered rows that are not deletes, with the columns' values as text.
+        """Return the SQL query of the side table's rows that are not deletes. It selects ``columns`` as text.
 
-        A column that the side table does not have is NULL: nothing was gathered since the column was added.
+        A column that the side table does not have yet is selected as NULL.
         """
         asked = tuple(columns)
         fold = folding(self._present, asked)
@@ -176,15 +182,16 @@ class Gathered:
         return f"SELECT {texts} FROM {self.place.location} WHERE {self._mark} IS NOT TRUE"
 
     def _spelt(self, names: Iterable[str]) -> list[str]:
-        """Quote column names as this table and the target spell them."""
+        """Return quoted column names, spelled as in the side table and the target."""
         fold = folding(self._present)
         own = {fold(name): name for name in self._present}
         return [self._dialect.quote(own.get(fold(name), name)) for name in names]
 
     def merge(self, cursor: Any, shape: TableShape, present: Mapping[str, str]) -> None:
-        """Merge the gathered changes into the target, whose columns are ``present``, and delete them here.
+        """Merge the gathered changes into the target table, and delete them from the side table.
 
-        Writes only the columns of ``shape``, the source's current shape.
+        ``shape``: the source's current columns and key. Only these columns are written.
+        ``present``: the target's columns: type by name.
         """
         cursor.execute(f"SELECT {self._mark}, COUNT(*) FROM {self.place.location} GROUP BY {self._mark}")
         counts = {bool(deleted): int(rows) for deleted, rows in cursor.fetchall()}
@@ -227,10 +234,11 @@ _TEXT: Final[Mapping[Database, str]] = {"postgres": "text", "mysql": "varchar(25
 
 
 class ExcludedTables:
-    """The tables that are not part of a pipeline's last cut: one row for each, in the schema of ``place``.
+    """The table ``_tidesink_excluded``: it lists the source tables that a pipeline's last cut does not
+    include.
 
-    A row is written together with the table's first change that the cut does not include, or with the cut. So
-    a reader's snapshot always shows a cut, the tables as of it, and which tables do not match it.
+    A source table's row is committed together with its first change that is not part of the cut, or with the
+    cut itself. So a reader always sees the cut, the tables as of the cut, and the list of all other tables.
     """
 
     def __init__(self, dialect: Dialect, place: Place, pipeline: str) -> None:
@@ -255,13 +263,13 @@ class ExcludedTables:
         return bool(self._dialect.present(cursor, self.place))
 
     def add(self, cursor: Any, tables: Iterable[TableId]) -> None:
-        """Record that the last cut does not include these tables."""
+        """Add rows: the last cut does not include these source tables."""
         into = f"{self._location} (pipeline, source_schema, source_table) VALUES (%s, %s, %s)"
         for one in sorted(tables):
             cursor.execute(self._dialect.insert_missing.format(into), (self.pipeline, *one))
 
     def remove(self, cursor: Any, tables: Iterable[TableId]) -> None:
-        """Record that this transaction's cut includes these tables."""
+        """Remove rows: the cut of this transaction includes these source tables."""
         where = "WHERE pipeline = %s AND source_schema = %s AND source_table = %s"
         for one in sorted(tables):
             cursor.execute(f"DELETE FROM {self._location} {where}", (self.pipeline, *one))
@@ -272,7 +280,10 @@ class ExcludedTables:
 
 
 class SqlCuts:
-    """The cuts of one pipeline in a database. The last cut is a row of ``place``."""
+    """Publishes the cuts of one pipeline in a database.
+
+    Only the last cut is recorded, in a row of a table.
+    """
 
     def __init__(self, connections: Connections, place: Place, excluded: ExcludedTables) -> None:
         self.place = replace(place, name=NAME)
@@ -309,16 +320,17 @@ class SqlCuts:
 
         Raises:
             StaleProgressError: another worker holds one of the tables now.
-            TargetError: the database refuses a table's rows, or the cut; nothing was merged.
+            TargetError: the database cannot store a row of a table or the cut; nothing was merged.
         """
         self._prepare()
         found = sorted(tables.items(), key=lambda item: item[0].place)
         with self._connections.transaction(self.place.shown) as cursor:
-            # In the order of names, so that two workers cannot deadlock.
+            # Lock in the order of table names, so that two workers cannot deadlock.
             for one, table in found:
                 with self._connections.translated(str(one.table)):
                     cast("GatheringTable", table).lock_for_cut(cursor, one.version)
-            # Before the first row of a target, in the same order as a batch of an excluded table.
+            # Write the excluded tables before any target table, in the same order as the batch of an excluded
+            # table.
             self._excluded.add(cursor, without)
             self._excluded.remove(cursor, (one.table for one, _ in found))
             for one, table in found:

@@ -162,7 +162,7 @@ class Dialect(Protocol):
 
     @property
     def insert_missing(self) -> str:
-        """Template of an INSERT that does nothing if the key exists. ``{}``: ``table (columns) VALUES (…)``."""
+        """Template of an INSERT that does nothing if the key exists; ``{}``: table, columns and VALUES."""
 
     @property
     def hex_prefix(self) -> str:
@@ -248,7 +248,7 @@ class Dialect(Protocol):
         """
 
     def folds_names(self, cursor: Any) -> bool:
-        """Return True if the server treats schema and table names that differ only in case as the same name."""
+        """Return True if the server does not distinguish names that differ only in case."""
 
     def identity(self, cursor: Any, place: Place) -> str | None:
         """Return the server's ids of the ledger and the table as ``ledger:table``.
@@ -311,7 +311,7 @@ class Dialect(Protocol):
         """Return the names of the existing staging tables of a target table."""
 
     def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
-        """Create a staging table with these columns: type by name."""
+        """Create a staging table; ``columns``: type by name."""
 
     def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
         """Return the statement that loads CSV into a staging table.
@@ -329,7 +329,7 @@ class Dialect(Protocol):
         """Return the NOT NULL columns of a table: type by name."""
 
     def nullable(self, cursor: Any, place: Place) -> list[str]:
-        """Return the names of the columns that can be set to NULL, which are neither NOT NULL nor computed."""
+        """Return the columns that can be set to NULL, which are neither NOT NULL nor computed."""
 
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
         """Return the statement that makes columns (type by name) nullable, for the user to run."""
@@ -351,7 +351,7 @@ class Dialect(Protocol):
         """
 
     def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
-        """Delete at most ``most`` rows that match the SQL condition ``where``. Returns the number of deleted
+        """Delete at most ``most`` rows that match the SQL condition ``where``. Returns the number of these
         rows.
 
         ``keys``: quoted names of the key columns.

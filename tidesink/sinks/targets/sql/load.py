@@ -292,7 +292,7 @@ def stage_rows(loader: Loader, batch: ReducedBatch) -> tuple[StagedPart, ...]:
 
 
 def _loading(loader: Loader, batch: ReducedBatch) -> DataFrame:
-    """Return a frame whose tasks load the batch's payloads or its frame. A small batch is loaded by one task."""
+    """Return a frame whose tasks load the batch's payloads or its frame. One task loads a small batch."""
 
     def whole(frame: DataFrame) -> DataFrame:
         return frame.coalesce(1) if batch.upserts + batch.deletes <= SMALL_BATCH else frame
@@ -364,7 +364,7 @@ _LARGE: Final = pa.large_string()
 
 
 def _lines(attempt: str, columns: list[Any], quoted: tuple[bool, ...], *, first: bool) -> memoryview:
-    """Return the CSV lines of a record batch's columns. Each begins with a line end, except the task's first."""
+    """Return a record batch's CSV lines. Each begins with a line end, except the first line of the task."""
     words = [_words(column, in_quotes) for column, in_quotes in zip(columns, quoted, strict=True)]
     joined = pc.binary_join_element_wise(
         pa.scalar(attempt, _LARGE),

@@ -1,9 +1,9 @@
-"""Merges a staged batch: the parts that all databases share.
+"""Merges a batch's staged rows into a target table: the parts that all SQL databases share.
 
-A history is computed by one query in the batch's transaction. The stored rows of the batch's keys are turned
-back into events. Together with the staged events they form a timeline in a temporary table: one row per key
-and moment, with the operation to do there. Four statements carry out the operations, and their row counts
-must match the timeline.
+For ``mode: history``, one query in the batch's transaction computes the changes. It converts the stored
+versions of the batch's keys back to events, and combines them with the staged events in a temporary table,
+the timeline. The timeline has one row per key and commit_ts ("moment"), with the operation to carry out
+there. Three statements carry out the operations, and their row counts must match the timeline.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -65,10 +65,13 @@ def merge_of(
     beside: Iterable[str] = (),
     natives: Mapping[int, Native] = MappingProxyType({}),
 ) -> Merge:
-    """Return the merge of a staged batch into a table with the columns ``present``.
+    """Return the parameters of merging a staged batch into its target table.
 
-    ``beside``: see ``Merge``.
-    ``natives``: columns whose values are cast (``cast_staged``), by index in the shape.
+    ``present``: the target's columns: type by name.
+    ``attempts``: ids of the task attempts whose staged rows make up the batch.
+    ``epoch``: the epoch whose staging table has the rows.
+    ``beside``: target columns outside the batch that a delete in the source's order sets to NULL.
+    ``natives``: target columns with types that the user chose, by index in the shape (``natives_of``).
     """
     fold = folding(present, (column.name for column in batch.shape.columns))
     spelt = {fold(name): place.quote(name) for name in present}
@@ -96,7 +99,7 @@ def merge_of(
 
 
 def native_name(at: int) -> str:
-    """Return the staging column that holds the values of ``staged_name`` in the target's native type."""
+    """Return the staging column with the values of ``staged_name(at)`` cast to the target's type."""
     return f"n{at}"
 
 
@@ -111,20 +114,21 @@ def cast_staged(
     natives: Mapping[int, Native],
     mend: Mend,
 ) -> None:
-    """Cast the staged values of columns with native types, and check that no value is changed by the cast.
+    """Cast staged values to the types that the user chose for target columns, and check the results.
 
-    ``mend``: returns the statements that change a column's type.
+    ``natives``: the columns with such types, by index in the shape.
+    ``mend``: returns the statements that change a column's type, for the message.
 
     Raises:
-        TargetError: a value does not belong to its column's type, or would be cut, rounded, padded or
-            rewritten by it.
+        TargetError: a value is not a value of its column's type, or the type would cut, round, pad or rewrite
+            it.
     """
     casts = {at: fit for at, fit in natives.items() if fit.kept is not None}
     if not casts:
         return
     cursor.execute(f"SAVEPOINT {_BEFORE_CASTS}")
     changed = _changed_by_casts(cursor, dialect, merge, casts)
-    if changed is None:  # the database refuses some value: check each column separately
+    if changed is None:  # some cast failed: cast each column separately to find it
         changed = [
             at for at, fit in casts.items() if _changed_by_casts(cursor, dialect, merge, {at: fit}) != []
         ]
@@ -144,7 +148,7 @@ def cast_staged(
 def _changed_by_casts(
     cursor: Any, dialect: Dialect, merge: Merge, casts: Mapping[int, Native]
 ) -> list[int] | None:
-    """Cast columns and return those with a changed value; None if the database refuses a value."""
+    """Cast columns and return the indexes of those with a changed value; None if a cast failed."""
     sets = ", ".join(
         f"{native_name(at)} = {fit.cast_of(f's.{staged_name(at)}')}" for at, fit in casts.items()
     )
@@ -167,7 +171,7 @@ def _changed_by_casts(
 
 
 def append_staged(cursor: Any, database: Database, merge: Merge) -> Counts:
-    """Insert a staged batch of a change log. Its rows are never in the target yet."""
+    """Insert the staged rows of a change log (``mode: append``). None of their keys is in the target yet."""
     names = ", ".join(column.target for column in merge.columns)
     values = ", ".join(f"s.{column.staged}" for column in merge.columns)
     keys = ", ".join(f"s.{column.staged}" for column in merge.keys)
@@ -180,14 +184,15 @@ def append_staged(cursor: Any, database: Database, merge: Merge) -> Counts:
 
 
 def check_staged(cursor: Any, merge: Merge) -> None:
-    """Count the rows to be merged, because a database may have lost some since the tasks committed them.
+    """Check that the staging table still has all rows of the batch.
 
-    Postgres empties an UNLOGGED table when it recovers from a crash, and a standby that is promoted has none
-    of its rows. An Aria table is not replicated, and may lose its last rows in a crash.
+    The database may have lost rows after the tasks committed them. Postgres empties an UNLOGGED table when it
+    recovers from a crash, and a promoted standby has none of its rows. An Aria table is not replicated, and
+    may lose its last rows in a crash.
 
     Raises:
-        TransientTargetError: rows are missing; the next try stages them again.
-        AccountingError: the total is right, but not the numbers of upserts and deletes.
+        TransientTargetError: rows are missing. When the batch is tried again, they are staged again.
+        AccountingError: the total is right, but the numbers of upserts and deletes are not.
     """
     cursor.execute(
         f"SELECT s.t_delete, COUNT(*) FROM {merge.stage} s WHERE {merge.counted} GROUP BY s.t_delete"
@@ -210,7 +215,11 @@ def check_staged(cursor: Any, merge: Merge) -> None:
 
 
 def not_stored(cursor: Any, merge: Merge, shape: TableShape) -> tuple[str, dict[str, Any]] | None:
-    """Return why a row that omits values cannot be written, and its origin; None if all rows can be."""
+    """Find a staged row that omits values which no stored row has.
+
+    Returns the error's message, and topic, partition and offset of the row. Returns None if there is no such
+    row.
+    """
     key = merge.keys[0].target
     gone = f"t.{key} IS NULL OR s.t_after_delete = 1"
     if merge.mark:
@@ -228,7 +237,7 @@ def not_stored(cursor: Any, merge: Merge, shape: TableShape) -> tuple[str, dict[
 
 
 def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
-    """Copy omitted values from the stored row into the staging table, if the stored row is not deleted."""
+    """Fill the values that staged rows omit with those of the stored rows, except rows marked as deleted."""
     # A single %, because the statement is executed without parameters.
     values = {
         column.staged: f"CASE WHEN s.t_kept LIKE '%,{at},%' THEN t.{column.target} ELSE s.{column.staged} END"
@@ -248,7 +257,10 @@ def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
 
 
 def missing_columns(present: Mapping[str, str], dialect: Dialect) -> dict[str, tuple[str, str | None]]:
-    """Return the ordering columns that a table lacks. NULL in old rows means older than every change."""
+    """Return the columns that the source's order needs and the table lacks: type by name, without a default.
+
+    Existing rows get NULL in them, which counts as older than every change.
+    """
     wanted = {
         SEQUENCE_COLUMN: SEQUENCE_TYPES[dialect.database],
         SOFT_DELETE_COLUMN: OF_SPARK[dialect.database]["boolean"],
@@ -257,10 +269,10 @@ def missing_columns(present: Mapping[str, str], dialect: Dialect) -> dict[str, t
 
 
 def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: TableShape) -> None:
-    """Refuse a table that cannot hold a deleted row, which has its key and otherwise only NULLs.
+    """Check that a table can store tombstones, which have a key and NULL in all other columns.
 
     Raises:
-        SchemaRefusedError: a column is NOT NULL; names the statement that changes it.
+        SchemaRefusedError: a column is NOT NULL. The message has the statement that changes it.
     """
     required = dialect.required(cursor, place)
     fold = folding(required, (column.name for column in shape.columns))
@@ -277,16 +289,18 @@ def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: T
 
 
 def newer(merge: Merge, stored: str) -> str:
-    """SQL: a staged row is newer than the stored one. ``stored`` is the table or its alias."""
+    """Return the SQL condition that a staged row is newer than the stored row of the table or alias
+    ``stored``.
+    """
     column = f"{stored}.{merge.sequence}"
     return f"({column} IS NULL OR s.t_seq > {column})"
 
 
 def check_left_alone(merge: Merge, counts: Counts) -> Counts:
-    """Return the counts if the rows that the merge skipped match those counted as not newer before it.
+    """Check that the merge skipped as many rows as were counted as not newer, and return ``counts``.
 
     Raises:
-        AccountingError: they differ, so a row was lost or an older row was written.
+        AccountingError: the numbers differ, so a row was lost, or a row was overwritten by an older one.
     """
     left = merge.upserts + merge.deletes - counts.inserted - counts.updated
     if left != counts.stale:
@@ -297,9 +311,10 @@ def check_left_alone(merge: Merge, counts: Counts) -> Counts:
     return counts
 
 
-# Operations at a moment of the timeline.
+# Operations of the timeline: nothing, begin a version, end a version, insert the marker of a delete, remove a
+# row.
 _NOTHING, _BEGIN, _END, _MARK, _FORGET = range(5)
-# Kinds of events at a moment, in order: of several events at one moment the greatest counts.
+# Kinds of events, in ascending order. If a key has several events at one moment, the greatest kind counts.
 _NONE, _READ, _DELETE, _WRITE = range(-1, 3)
 _OWN: Final = "_tidesink_timeline"
 # From this many rows on, a nested loop over the index is slower than reading the whole table.
@@ -318,7 +333,7 @@ _COUNTED: Final = (
 
 @dataclass(frozen=True)
 class _Words:
-    """SQL that differs between databases. ``{}`` is a number, a table or a condition."""
+    """SQL templates that differ between databases. Their placeholders are numbers, tables or conditions."""
 
     number: str
     join: str
@@ -355,21 +370,24 @@ _WORDS: Final[Mapping[Database, _Words]] = MappingProxyType(
 
 
 def delete_joined(cursor: Any, database: Database, target: str, other: str, where: str) -> int:
-    """Delete the rows ``t`` of a table that match rows ``x`` of another. Returns their number."""
+    """Delete the rows of ``target`` (alias ``t``) that match a row of ``other`` (alias ``x``).
+
+    ``where``: the SQL condition of a match. Returns the number of deleted rows.
+    """
     cursor.execute(_WORDS[database].delete.format(target=target, own=other, where=where))
     return int(cursor.rowcount)
 
 
 def instant_of(database: Database, commit_ts: str) -> str:
-    """Return SQL for the time of a TSO, given the SQL of its number."""
+    """Return SQL for the timestamp of a TSO (``commit_ts``), given the SQL expression of its number."""
     return _WORDS[database].instant.format(commit_ts)
 
 
 def merged_versions(cursor: Any, database: Database, merge: Merge, batch: ReducedBatch) -> Counts:
-    """Merge a staged batch of versions into the table.
+    """Merge a staged batch of events into a history table, and return the row counts.
 
     Raises:
-        AccountingError: the statements changed other rows than the timeline lists.
+        AccountingError: the numbers of changed rows differ from the operations in the timeline.
     """
     versions = _Versions(cursor, database, merge, batch)
     versions.prepare()
@@ -380,17 +398,20 @@ def merged_versions(cursor: Any, database: Database, merge: Merge, batch: Reduce
         begun + ends + absent + stale != merge.upserts + merge.deletes
     ):
         raise AccountingError(
-            f"{done[0]} rows were deleted, {done[1]} updated and {done[2]} inserted, but the timeline has "
-            f"{begun} versions that begin and {marked} marks ({replaced} of them replace another row), "
-            f"{ended} versions that end, and {forgotten} rows to remove. Of {merge.upserts} writes or reads "
-            f"and {merge.deletes} deletes, {stale} were applied earlier or do not count.",
+            f"The merge deleted {done[0]} rows, updated {done[1]} and inserted {done[2]}. But the computed "
+            f"history has {begun} versions that begin and {marked} delete markers ({replaced} of both "
+            "replace a "
+            f"row), {ended} versions that end, and {forgotten} rows to remove. Of the batch's "
+            f"{merge.upserts} "
+            f"upserts and {merge.deletes} deletes, {stale} were applied by an earlier batch or have no "
+            "effect.",
             table=str(batch.shape.table),
         )
     return Counts(begun, 0, ends, stale, absent)
 
 
 class _Versions:
-    """The statements that merge one batch of versions."""
+    """The statements that merge one batch into a history table."""
 
     def __init__(self, cursor: Any, database: Database, merge: Merge, batch: ReducedBatch) -> None:
         self._cursor = cursor
@@ -406,7 +427,7 @@ class _Versions:
         self._keys = [f"k{at}" for at in range(len(merge.keys))]
 
     def prepare(self) -> None:
-        """Create the timeline."""
+        """Compute the timeline into a temporary table."""
         if self._database == "postgres":
             if self._merge.upserts + self._merge.deletes > _MANY_ROWS:
                 self._cursor.execute("SET LOCAL enable_nestloop TO off")
@@ -419,18 +440,21 @@ class _Versions:
         self._cursor.execute(self._words.make.format(own=self._own, key=key, query=self._timeline()))
 
     def counts(self) -> tuple[int, ...]:
-        """Return the numbers of operations in the timeline, and of events by outcome (``_COUNTED``)."""
+        """Return the timeline's numbers of operations, and of staged events by outcome (``_COUNTED``)."""
         self._cursor.execute(f"SELECT {', '.join(_COUNTED)} FROM {self._own}")
         return tuple(int(found or 0) for found in self._cursor.fetchone())
 
     def deleted(self) -> int:
-        """Delete marks that now end a version, reads that do not count, and rows to be replaced."""
+        """Delete the rows that the batch removes or replaces. Returns their number.
+
+        Removed rows are delete markers that end a version now, and reads with an earlier event of their key.
+        """
         replaced = f"x.op IN ({_BEGIN}, {_MARK}) AND x.yields = 1"
         where = f"{self._same()} AND (x.op = {_FORGET} OR ({replaced}))"
         return delete_joined(self._cursor, self._database, self._merge.target, self._own, where)
 
     def updated(self) -> int:
-        """End stored versions. Returns their number."""
+        """Set the end of stored versions that the batch ends, or whose end it moves. Returns their number."""
         to, current = self._times[1:]
         values = {self._end: "x.ends_at", to: self._instant("x.ends_at"), current: "(x.ends_at IS NULL)"}
         alias = "" if self._database == "postgres" else "t."
@@ -442,7 +466,7 @@ class _Versions:
         return int(self._cursor.rowcount)
 
     def inserted(self) -> int:
-        """Insert versions and marks. A mark has a key and otherwise only NULLs."""
+        """Insert new versions and delete markers. Returns their number."""
         merge = self._merge
         keys = dict(zip((column.target for column in merge.keys), self._keys, strict=True))
         values = {c.target: f"x.{keys[c.target]}" if c.key else f"s.{c.staged}" for c in merge.columns}
@@ -465,7 +489,7 @@ class _Versions:
         return int(self._cursor.rowcount)
 
     def drop(self) -> None:
-        """Drop the timeline, if the commit does not do it."""
+        """Drop the timeline's table, except in Postgres, where the commit drops it."""
         if self._database == "mysql":
             self._cursor.execute(f"DROP TEMPORARY TABLE {self._own}")
 
@@ -478,11 +502,12 @@ class _Versions:
         return instant_of(self._database, number)
 
     def _timeline(self) -> str:
-        """Return the query of the timeline: stored and sent event per key and moment, and the operation.
+        """Return the query of the timeline, which has one row per key and moment.
 
-        ``counts`` is 0 for a read that has an earlier event of its key; such a read is ignored when the
-        neighbours of other moments are determined. ``yields`` is 1 if the stored row of the moment is a mark
-        or a read.
+        Its columns: ``sent`` and ``held`` are the kinds of the staged and the stored event, ``kind`` the
+        greater of both. ``counts`` is 0 for a read with an earlier event of its key; the order of the other
+        moments ignores it. ``yields`` is 1 if the stored row is a delete marker or a read, which other rows
+        replace. ``was`` is 1 if a version is valid until the moment. ``op`` is the operation to carry out.
         """
         keys, merge = ", ".join(self._keys), self._merge
         pairs = list(zip(merge.keys, self._keys, strict=True))
@@ -523,10 +548,10 @@ class _Versions:
         )
 
     def _spans(self, pairs: Sequence[tuple[MergeColumn, str]]) -> str:
-        """Return the query of the stored rows that matter to the batch.
+        """Return the query of the stored rows of the batch's keys that the batch can affect.
 
-        For reads: the first row of each key. For events: rows without an end, or with an end that is not
-        before the batch's first event.
+        For a batch of reads, this is the first stored row of each key. For a batch of events, these are the
+        rows that have no end, or end at or after the batch's first event.
         """
         named = ", ".join(f"x.{name}" for _, name in pairs)
         same = " AND ".join(f"t.{column.target} = x.{name}" for column, name in pairs)
@@ -551,10 +576,12 @@ def make_staging(
     natives: Sequence[tuple[str, str]],
     table: str,
 ) -> None:
-    """Drop the table ``stage`` and create it again.
+    """Create an empty staging table ``stage``. An existing table of this name is dropped.
 
-    ``types``: the types of the shape's columns.
-    ``natives``: names and types of the columns that ``cast_staged`` fills.
+    ``columns``: the columns without the attempt id.
+    ``types``: the types of those that are columns of the shape, in order.
+    ``natives``: names and types of the additional columns that ``cast_staged`` fills.
+    ``table``: the source table, for errors.
     """
     words = OF_SPARK[connections.dialect.database]
     marks = {
@@ -575,13 +602,13 @@ def make_staging(
 
 
 def drop_staging(connections: Connections, stage: str, table: str) -> None:
-    """Drop the table ``stage``. If that fails, the next claim drops it."""
+    """Drop the staging table ``stage``. If that fails, the next worker that claims the table drops it."""
     with suppress(TidesinkError), connections.transaction(table) as cursor:
         cursor.execute(f"DROP TABLE IF EXISTS {stage}")
 
 
 def loader_into(connections: Connections, stage: str, rows: RowFormat) -> Loader:
-    """Return the loader that copies rows into the table ``stage``."""
+    """Return the row sink that loads rows into the staging table ``stage``."""
     dialect, columns = connections.dialect, staged_columns(rows)
     statement = dialect.load_statement(stage, [(ATTEMPT, False), *((one.name, one.hex) for one in columns)])
     made = StagedRows(rows.shape, columns, dialect.hex_prefix)
@@ -589,11 +616,13 @@ def loader_into(connections: Connections, stage: str, rows: RowFormat) -> Loader
 
 
 def staged(connections: Connections, stage: str, batch: ReducedBatch) -> tuple[int, ...]:
-    """Stage the batch's rows in the table ``stage`` if needed, and return the attempts that count.
+    """Load the batch's rows into the staging table ``stage`` if its tasks did not do so already.
+
+    Returns the ids of the task attempts whose staged rows make up the batch.
 
     Raises:
-        TransientTargetError: Spark or the database failed; try again.
-        TargetError: the database refuses a value.
+        TransientTargetError: Spark or the database failed for now; the batch may be tried again.
+        TargetError: the database cannot store a value.
     """
     parts = batch.staged
     if parts is None:

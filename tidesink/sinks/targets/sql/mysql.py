@@ -1,4 +1,7 @@
-"""MySQL and MariaDB tables: LOAD DATA LOCAL from the executors, one transaction for rows and progress."""
+"""The MySQL and MariaDB target.
+
+Executors load rows with LOAD DATA LOCAL; one transaction merges them and records the progress.
+"""
 
 from __future__ import annotations
 
@@ -62,14 +65,15 @@ if TYPE_CHECKING:
     from tidesink.sinks.state.progress import StateStore
 
 
-# Staging engines, best first. Rows that are staged once and read once cost half without transactions (Aria).
-# Never MyISAM: servers with GTIDs, which replicated MySQL servers have, refuse it in transactions.
+# Storage engines for staging tables, fastest first. Without transactions (Aria), staging and reading rows
+# costs half. MyISAM is not used, because servers with GTIDs do not allow it in transactions.
 _STAGING_ENGINES: Final = MappingProxyType({"ARIA": "Aria TRANSACTIONAL=0", "INNODB": "InnoDB"})
-# A server may refuse tables without a primary key (sql_require_primary_key, innodb_force_primary_key).
+# Additional primary key of a staging table, by engine. A server may require a primary key
+# (sql_require_primary_key, innodb_force_primary_key).
 _KEY_OF: Final = {"InnoDB": f"{ROW} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY, "}
 _WIDTH: Final = re.compile(r"((?:small|medium|big)?int)\([0-9]+\)")
 _BYTES: Final = frozenset({"longblob", "varbinary", "mediumblob", "blob"})
-# Other objects that SHOW COLUMNS also works on.
+# Objects that are not tables, although SHOW COLUMNS works on them.
 _NO_TABLES: Final = frozenset({"VIEW", "SYSTEM VIEW", "SEQUENCE"})
 _NO_TABLE: Final = frozenset({"1146", "1049"})
 _LONGEST_COMMENT: Final = 1000
@@ -77,31 +81,33 @@ _NO_RENAME: Final = (
     "Renaming columns needs MySQL 8.0 or MariaDB 10.5.2. An older server refuses the statement (error 1064); "
     "set `schema-changes: rename` to `pause` or `ignore` there."
 )
-# Comment, followed by the type, of an added column until its default is removed. Any MODIFY, including the
-# one that removes the default, also removes the comment.
+# Comment of a new column, followed by its type, until its default is removed. The MODIFY that removes the
+# default also removes the comment. A column that still has the comment is therefore from an interrupted
+# change.
 _FILLING: Final = "tidesink fills rows from before this column of type "
 _TYPE: Final = re.compile(r"[a-z]+( [a-z]+)*(\([0-9, ]+\))?( [a-z]+)*")
 
 
-# A value that does not fit is an error and never changed, and 0 in an AUTO_INCREMENT column stays 0. Changes
-# by LOAD DATA are reported as warnings, whatever the server's default. Instants are written in UTC.
+# Whatever the server's defaults are: a value that does not fit is an error instead of being changed, 0 in an
+# AUTO_INCREMENT column stays 0, LOAD DATA reports changed values as warnings, and instants are written in
+# UTC.
 _SESSION: Final = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
     "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO', sql_notes = 1, max_error_count = 64, "
     f"time_zone = '+00:00', innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}"
 )
-# Longest duration of a statement in seconds. The socket notices a lost server earlier.
+# Longest duration of a statement in seconds. TCP detects a lost server earlier.
 _READ_SECONDS: Final = 3600
-# Older versions send everything in plain text under tls.mode prefer; under stricter modes too if the server,
-# or whoever impersonates it, reports that it has no TLS.
+# Oldest PyMySQL that enforces tls.mode. Older versions send everything in plain text under the mode prefer,
+# and under stricter modes if the server, or an attacker in its place, reports that it has no TLS.
 _OLDEST: Final = (1, 2)
 
 
 def pymysql() -> Any:
-    """Import the driver.
+    """Import and return the driver PyMySQL.
 
     Raises:
-        ConfigError: it is not installed, or too old to enforce ``tls.mode``.
+        ConfigError: the driver is not installed, or too old to enforce ``tls.mode``.
     """
     try:
         import pymysql as driver
@@ -118,12 +124,12 @@ def pymysql() -> Any:
 
 
 def connect(endpoint: Endpoint, *, loads: bool = False) -> Any:
-    """Open a connection with autocommit off.
+    """Open a connection with tidesink's session settings, and with autocommit off.
 
     ``loads``: allow LOAD DATA LOCAL.
 
     Raises:
-        TransientTargetError: the connection failed for now; names the reason.
+        TransientTargetError: the server cannot be reached or accepts no connection for now.
         TargetError: the connection cannot be made as configured.
     """
     from pymysql.constants import CLIENT
@@ -153,7 +159,7 @@ def connect(endpoint: Endpoint, *, loads: bool = False) -> Any:
 
 
 def _limit(silence: int) -> str:
-    """Return SQL that limits idle time: of transactions in MariaDB, of sessions in MySQL."""
+    """Return SQL that limits the idle time of transactions (MariaDB) or of sessions (MySQL), in seconds."""
     mariadb, mysql = f", idle_transaction_timeout = {silence}", f", wait_timeout = {silence}"
     return f" /*M!100300 {mariadb} */ /*!80000 {mysql} */"
 
@@ -173,14 +179,16 @@ def _tls(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> int:
-    """Load CSV into a staging table with LOAD DATA LOCAL. Returns the number of rows.
+    """Load CSV lines with the LOAD DATA LOCAL ``statement``, and commit. Returns the number of loaded rows.
 
-    The driver reads a named file, so the lines are first written to a temporary file of the task. The
-    connection is opened only then, because MySQL would close it while Spark computes the lines. The file is
-    in no directory and is addressed by its descriptor, so a killed task leaves no rows behind.
+    The driver can only load a named file, so the lines are first written to a temporary file. It has no
+    directory entry and is opened by its descriptor, so a killed task leaves no rows on the disk. The
+    connection is opened when the file is complete, because MySQL would close an idle connection while Spark
+    computes the lines.
 
     Raises:
-        LoadRefusedError: the server changed a value. With LOCAL this is only a warning, in any SQL mode.
+        LoadRefusedError: the server changed a value. LOAD DATA LOCAL reports this as a warning in every SQL
+            mode.
     """
     with TemporaryFile() as file:
         for chunk in chunks:
@@ -193,7 +201,7 @@ def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> in
 
 
 def read(endpoint: Endpoint, query: str) -> Iterator[Sequence[tuple[Any, ...]]]:
-    """Yield a query's rows as the server sends them, so that they are never all in memory."""
+    """Run a query, and yield its rows in chunks as the server sends them. They are never all in memory."""
     from pymysql.cursors import SSCursor
 
     with kept_connection(endpoint, connect, alive) as connection, connection.cursor(SSCursor) as cursor:
@@ -204,7 +212,7 @@ def read(endpoint: Endpoint, query: str) -> Iterator[Sequence[tuple[Any, ...]]]:
 
 
 def alive(connection: Any) -> bool:
-    """Return True if a connection answers."""
+    """Return True if the server still answers on a connection."""
     try:
         connection.ping(reconnect=False)
     except (pymysql().err.MySQLError, OSError):
@@ -224,7 +232,10 @@ def _loaded(connection: Any, statement: str, name: str) -> int:
 
 
 class MysqlDialect:
-    """The MySQL and MariaDB side of the SQL targets. Caches the server's collation and engine."""
+    """The MySQL and MariaDB implementation of ``Dialect``.
+
+    Caches the server's collation and staging engine.
+    """
 
     database: Database = "mysql"
     limits = MYSQL_LIMITS
@@ -247,30 +258,33 @@ class MysqlDialect:
     check_kept = staticmethod(check_kept)
 
     def __init__(self, key_length: int = KEY_LENGTH) -> None:
-        """``key_length``: length of a new key's texts (characters) or bytes whose length is unknown."""
+        """Create the dialect.
+
+        ``key_length``: length of a new text (in characters) or bytes key column if the source's is unknown.
+        """
         self.key_length = key_length
         self._collation = ""
         self._engine = ""
 
     @cached_property
     def errors(self) -> tuple[type[BaseException], ...]:
-        """The exception classes of PyMySQL and of its socket."""
+        """The exception classes of PyMySQL and of the socket that it uses."""
         return (pymysql().err.MySQLError, OSError)
 
     def is_of_rights(self, code: str) -> bool:
-        """Return True for a code of a missing right. The server has one for each kind of object."""
+        """Return True for an error number of a missing privilege. There is one for each kind of object."""
         return code in RIGHTS
 
     def literal(self, text: str, found: str) -> str:
-        """Return a value as a literal that can be stored in a column of this type."""
+        """Return a value as a literal for a column of the type ``found``."""
         binary = found.partition("(")[0] in _BYTES
         return f"x'{text}'" if binary else text_mysql(text)
 
     def text_of(self, column: str, found: str) -> str:
-        """Return SQL that reads a column as text.
+        """Return SQL that converts a column to text. Bytes become hex digits.
 
-        A FLOAT is read as a double, because its text has only six digits. All texts get the same collation,
-        because a UNION refuses different ones.
+        A FLOAT is converted to a double first, because the text of a FLOAT has only six digits. All texts get
+        the same collation, because a UNION of different collations is an error.
         """
         kind = found.partition("(")[0]
         if kind in _BYTES or kind in ("binary", "tinyblob"):
@@ -282,7 +296,10 @@ class MysqlDialect:
         return native_text(column, found, "mysql") or f"CAST({column} AS CHAR)"
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
-        """Create the database and its ledger if missing. Existing ones need no right to create."""
+        """Create the table's database and its ledger if missing.
+
+        The CREATE privilege is only needed for what is missing.
+        """
         self._look(cursor)
         cursor.execute(
             "SELECT COUNT(*) FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = %s", (place.schema,)
@@ -297,7 +314,11 @@ class MysqlDialect:
             prepare_ledger(cursor, location, self._names(cursor, location), columns, self._collation)
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
-        """Return the table's types by column, without integer display widths. Refuses a view."""
+        """Return the table's column types by name, without display widths; empty if the table does not exist.
+
+        Raises:
+            SchemaRefusedError: the name belongs to a view or another object that is not a table.
+        """
         columns = self._columns(cursor, place.location)
         if columns and self._is_view(cursor, place):
             raise no_table(place)
@@ -317,21 +338,23 @@ class MysqlDialect:
         return found is not None and found[0] in _NO_TABLES
 
     def folds_names(self, cursor: Any) -> bool:
-        """Return True under ``lower_case_table_names``, which depends on the file system or the setting."""
+        """Return True if the server variable ``lower_case_table_names`` is not 0."""
         cursor.execute("SELECT @@lower_case_table_names")
         return bool(int(cursor.fetchone()[0]))
 
     def identity(self, cursor: Any, place: Place) -> str | None:  # noqa: ARG002
-        """Return None: InnoDB's ids and the creation time change when an ALTER copies the table."""
+        """Return None. InnoDB's table ids and creation times cannot be used, because an ALTER can change
+        them.
+        """
         return None
 
     def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
-        """Check the key's columns (``mysql_merge.check_keys``)."""
+        """Check that the key columns keep different keys apart (``mysql_merge.check_keys``)."""
         self._look(cursor)
         check_keys(cursor, place, keys, self._collation)
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
-        """Create the table with its primary key and column comments."""
+        """Create the table if missing, with its primary key and column comments."""
         spelt = [
             f"{self._column(name, found, key=key)} COMMENT {text_mysql(comment[:_LONGEST_COMMENT])}"
             for name, found, key, comment in columns
@@ -349,7 +372,10 @@ class MysqlDialect:
         widened: Mapping[str, str],
         keys: frozenset[str],
     ) -> list[str]:
-        """Return one ALTER that adds defaults for old rows, and another that removes the defaults."""
+        """Return an ALTER that adds and changes all columns, and one that removes the new columns' defaults.
+
+        The defaults fill existing rows.
+        """
         changes = [
             f"MODIFY COLUMN {self._column(name, found, key=fold_name(name) in keys)}"
             for name, found in widened.items()
@@ -374,11 +400,11 @@ class MysqlDialect:
         wanted: str,
         keys: frozenset[str],
     ) -> list[str]:
-        """Return one ALTER."""
+        """Return one ALTER that changes a column's type, for the user to run."""
         return self.alter(location, {}, {name: wanted}, keys)
 
     def left_undone(self, cursor: Any, place: Place) -> list[str]:
-        """Return the second ALTER for columns whose worker was stopped after the first."""
+        """Return the ALTER that removes the defaults of new columns, if a worker was killed before it ran."""
         cursor.execute(
             "SELECT COLUMN_NAME, COLUMN_COMMENT FROM information_schema.COLUMNS "
             "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND COLUMN_COMMENT LIKE %s",
@@ -391,13 +417,13 @@ class MysqlDialect:
         return [f"ALTER TABLE {place.location} {', '.join(changes)}"] if changes else []
 
     def staging_tables(self, cursor: Any, place: Place) -> list[str]:
-        """Find staging tables by their prefix."""
+        """Return the names of existing staging tables, found by their prefix."""
         like = place.staging_prefix.replace("_", "\\_") + "%"
         cursor.execute(f"SHOW TABLES FROM {quote_mysql(place.schema).replace('%', '%%')} LIKE %s", (like,))
         return [name for (name,) in cursor.fetchall()]
 
     def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
-        """Create the table in the fastest available engine, with the collation of keys."""
+        """Create a staging table in the fastest available engine, with the collation of key columns."""
         self._look(cursor)
         spelt = ", ".join(f"{name} {found} NULL" for name, found in columns.items())
         cursor.execute(
@@ -406,7 +432,10 @@ class MysqlDialect:
         )
 
     def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
-        """Return LOAD DATA, which converts hex digits to bytes. Its only parameter is the file's name."""
+        """Return the LOAD DATA statement.
+
+        It converts hex digits to bytes. Its parameter is the file's name.
+        """
         names = ", ".join(f"@{name}" if hexed else name for name, hexed in columns)
         sets = ", ".join(f"{name} = UNHEX(@{name})" for name, hexed in columns if hexed)
         return (
@@ -416,14 +445,17 @@ class MysqlDialect:
         )
 
     def merge(self, cursor: Any, merge: Merge) -> Counts:
-        """Merge a staged batch (``mysql_merge.merged``)."""
+        """Merge a staged batch into its target table, and return the row counts (``mysql_merge.merged``)."""
         return merged(cursor, merge, only_key=self._looked_at(cursor, merge))
 
     def _looked_at(self, cursor: Any, merge: Merge) -> bool:
-        """Return True if the key is the only unique index. Stays valid until the commit."""
+        """Check the key columns, and return True if the key is the table's only unique index.
+
+        The result stays valid until the commit, because reading the table locks its definition.
+        """
         # A DELETE with aliases and a temporary table need a current database, even with qualified names.
         cursor.execute(f"USE {quote_mysql(merge.place.schema)}")
-        # Reading the table locks its schema until the commit.
+        # Reading the table locks its definition until the commit.
         cursor.execute(f"SELECT 1 FROM {merge.target} LIMIT 1")  # noqa: S608
         cursor.fetchall()
         keys = {fold_name(column.target) for column in merge.keys}
@@ -431,23 +463,23 @@ class MysqlDialect:
         return only_unique(cursor, merge.place, keys)
 
     def required(self, cursor: Any, place: Place) -> dict[str, str]:
-        """Return the NOT NULL columns, from SHOW COLUMNS."""
+        """Return the NOT NULL columns: type by name."""
         cursor.execute(f"SHOW COLUMNS FROM {place.location}")
         return {name: found for name, found, null, *_ in cursor.fetchall() if null != "YES"}
 
     def nullable(self, cursor: Any, place: Place) -> list[str]:
-        """Return the nullable columns that are not computed, from SHOW COLUMNS."""
+        """Return the names of the nullable columns that the server does not compute."""
         cursor.execute(f"SHOW COLUMNS FROM {place.location}")
         found = [(row[0], row[2], row[-1]) for row in cursor.fetchall()]
         return [name for name, null, extra in found if null == "YES" and not is_computed(extra)]
 
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
-        """Return one ALTER. MODIFY needs the whole column definition."""
+        """Return one ALTER that makes all the columns nullable. MODIFY needs the types too."""
         changes = ", ".join(f"MODIFY {quote_mysql(name)} {found} NULL" for name, found in columns.items())
         return f"ALTER TABLE {place.location} {changes}"
 
     def view_text(self, cursor: Any, place: Place, name: str) -> str | None:
-        """Return the definition from information_schema."""
+        """Return the definition of the view ``name``; None if the name is free, empty if it is not a view."""
         cursor.execute(
             "SELECT v.VIEW_DEFINITION FROM information_schema.TABLES t "
             "LEFT JOIN information_schema.VIEWS v USING (TABLE_SCHEMA, TABLE_NAME) "
@@ -458,7 +490,10 @@ class MysqlDialect:
         return None if found is None else str(found[0] or "")
 
     def view_statements(self, view: str, query: str) -> list[str]:
-        """Create the view with its creator's rights, so that readers need none on the table."""
+        """Return the statement that creates a view or replaces it.
+
+        The view runs with its creator's privileges, so its readers need no privilege on the table.
+        """
         return [f"CREATE OR REPLACE VIEW {view} AS {query}"]
 
     def view_in_the_way(
@@ -466,7 +501,7 @@ class MysqlDialect:
         cursor: Any,  # noqa: ARG002
         view: str,  # noqa: ARG002
     ) -> tuple[list[str], list[ForView]]:
-        """Return nothing, because MySQL resolves a view's columns when it is read."""
+        """Return no statements, because MySQL allows type changes of columns that a view reads."""
         return [], []
 
     def delete_some(
@@ -478,15 +513,18 @@ class MysqlDialect:
         *,
         most: int,
     ) -> int:
-        """Delete with DELETE … LIMIT."""
+        """Delete at most ``most`` matching rows with DELETE … LIMIT, and return their number."""
         return int(cursor.execute(f"DELETE FROM {location} WHERE {where} LIMIT {most}"))  # noqa: S608
 
     def hex_of(self, expression: str) -> str:
-        """Return HEX()."""
+        """Return SQL that converts bytes to hex digits."""
         return f"HEX({expression})"
 
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
-        """Use DELETE, which counts rows and is part of the transaction, unlike TRUNCATE."""
+        """Delete or mark all matching rows, and return their number.
+
+        Unlike TRUNCATE, a DELETE counts the rows and is part of the transaction.
+        """
         if mark is None:
             cursor.execute(f"DELETE FROM {location} WHERE {only}")  # noqa: S608
         else:
@@ -512,7 +550,11 @@ class MysqlDialect:
         return {name: found for name, found, _ in self._columns(cursor, location)}
 
     def _look(self, cursor: Any) -> None:
-        """Read which collation and staging engine the server has."""
+        """Find the collation for key columns and the staging engine that this server supports.
+
+        Raises:
+            SchemaRefusedError: the server has no collation that compares texts byte by byte.
+        """
         if self._engine:
             return
         cursor.execute(
@@ -532,7 +574,7 @@ class MysqlDialect:
 
 
 def _narrow(collation: str | None) -> str | None:
-    """Return the character set of a collation that lacks some characters; None for other collations."""
+    """Return a collation's character set if it cannot store all of Unicode; None otherwise."""
     charset = (collation or "").partition("_")[0]
     return None if charset in ("", "utf8mb4", "binary") else charset
 
@@ -548,20 +590,20 @@ _WITHOUT: Final = "without local_infile"
 
 
 def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
-    """Open the MySQL tables of a config."""
+    """Return the MySQL target that a config describes."""
     return open_sql(_dialect_of(cast("MysqlSettings", config.target)), config)
 
 
 def place_of(settings: MysqlSettings, table: TableId) -> str:
-    """Return a table's server, database and name."""
+    """Return the server, database and name of a source table's target table, for display."""
     return shown_place(MysqlDialect(), settings, table)
 
 
 def try_target(settings: MysqlSettings) -> str:
-    """Return the server's version.
+    """Connect, and return a text with the server's version.
 
     Raises:
-        ConfigError: the server cannot be used.
+        ConfigError: the server cannot be used, or does not allow LOAD DATA LOCAL.
     """
     endpoint = endpoint_of(settings)
     answer = try_connection(MysqlDialect(), endpoint, _QUESTION)

@@ -1,9 +1,10 @@
-"""Merges a batch in MySQL and MariaDB: key checks, statements, ledger columns, and errors by number.
+"""Merges a batch in MySQL and MariaDB. Also: checks of existing tables, the ledger's columns, error numbers.
 
-``ON DUPLICATE KEY UPDATE`` changes *another* row if a new row's value collides with it in some other unique
-column (MySQL's manual warns of this). So it is used only if the key is the table's only unique index. Reading
-the table first prevents others from adding an index until the commit. For any other table, existing rows are
-updated by their key, and missing rows are inserted.
+If a table has a unique index in addition to its key, ``ON DUPLICATE KEY UPDATE`` changes the wrong row when a
+new row has the same value in that index as another row (MySQL's manual warns of this). So it is used only if
+the key is the table's only unique index. Reading the table first prevents other sessions from adding an index
+until the commit. For any other table, existing rows are updated by their key, and then missing rows are
+inserted.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -38,9 +39,15 @@ _SWAPPED: Final = "`_tidesink_swapped`"
 
 
 def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
-    """Delete, then upsert. In the source's order do both at once, and check the count made before.
+    """Merge a staged batch into its target table, and return the row counts.
 
-    ``only_key``: the key is the table's only unique index.
+    In Kafka's order, deletes are carried out before upserts. In the source's order, both are one upsert,
+    because deletes are written as tombstones.
+
+    ``only_key``: True if the key is the table's only unique index.
+
+    Raises:
+        AccountingError: the counts of changed rows do not match the batch.
     """
     ordered = merge.sequence is not None
     deleted = _deleted(cursor, merge) if merge.deletes and not ordered else 0
@@ -55,7 +62,7 @@ def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
         counts = Counts(int(cursor.rowcount), updated, deleted, stale)
     else:
         cursor.execute(_insert(merge, missing=False) + _on_duplicate(merge))
-        # In the source's order, a row that is newer always changes and counts 2; every other row counts 1.
+        # In the source's order, an updated row always changes and counts 2; every other row counts 1.
         updated = int(cursor.rowcount) - rows if ordered else found
         if not ordered:
             check_upserted(merge, int(cursor.rowcount), found)
@@ -64,18 +71,22 @@ def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
 
 
 def check_upserted(merge: Merge, counted: int, updated: int) -> None:
-    """Check the row count of INSERT … ON DUPLICATE KEY UPDATE against the staged rows.
+    """Check the row count that INSERT … ON DUPLICATE KEY UPDATE returned against the number of staged rows.
 
     A new or unchanged row counts 1 (``CLIENT.FOUND_ROWS``). A changed row counts 2, or 3 in a
     system-versioned table of MariaDB.
 
+    ``counted``: the count that the statement returned.
+    ``updated``: number of rows that existed before the statement.
+
     Raises:
-        AccountingError: the count is below the number of rows, or above what ``updated`` rows can add.
+        AccountingError: the count is lower than the number of rows, or higher than ``updated`` rows explain.
     """
     if merge.upserts <= counted <= merge.upserts + 2 * updated:
         return
     raise AccountingError(
-        f"The merge counted {counted} for {merge.upserts} upserts, of which {updated} rows existed before.",
+        f"The server reports {counted} affected rows for {merge.upserts} upserts, of which {updated} updated "
+        "an existing row. These numbers do not match.",
         table=str(merge.place.source),
     )
 
@@ -92,7 +103,7 @@ def _deleted(cursor: Any, merge: Merge) -> int:
 
 
 def _found(cursor: Any, merge: Merge) -> tuple[int, int]:
-    """Return the numbers of rows that exist already, and of rows not newer than the stored one."""
+    """Count the staged rows whose key is in the target, and those not newer than the stored row."""
     cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {merge.target})")
     if not cursor.fetchone()[0]:
         return 0, 0
@@ -106,7 +117,7 @@ def _found(cursor: Any, merge: Merge) -> tuple[int, int]:
 
 
 def _values(merge: Merge, alias: str) -> dict[str, str]:
-    """Return the new value of each column of an existing row, which is ``alias``. The position is last."""
+    """Return the SQL of each column's new value in an existing row ``alias``. The position comes last."""
     values = {column.target: _written(merge, column, alias) for column in merge.values}
     values |= {name: f"IF(s.t_delete = 1, NULL, {alias}.{name})" for name in merge.beside}
     first = merge.keys[0]
@@ -114,7 +125,7 @@ def _values(merge: Merge, alias: str) -> dict[str, str]:
 
 
 def _written(merge: Merge, column: MergeColumn, alias: str) -> str:
-    """Return a column's new value. A soft delete keeps stored values except ``on_delete`` columns."""
+    """Return the SQL of a column's new value. A soft delete changes only the columns of ``on_delete``."""
     stays = merge.sequence and merge.soft and column not in merge.on_delete
     value = f"s.{column.staged}"
     return f"IF(s.t_delete = 1, {alias}.{column.target}, {value})" if stays else value
@@ -135,7 +146,11 @@ def _insert(merge: Merge, *, missing: bool) -> str:
 
 
 def _on_duplicate(merge: Merge) -> str:
-    """Return the clause. Assignments run from left to right and see earlier ones, so the position is last."""
+    """Return the ON DUPLICATE KEY UPDATE clause.
+
+    Assignments run from left to right and see the values that earlier ones assigned. The position is compared
+    in each of them, so it is assigned last.
+    """
     keys, target = ", ".join(f"s.{column.staged}" for column in merge.keys), merge.target
     sets = _sets(merge, target)
     if merge.sequence:
@@ -146,9 +161,11 @@ def _on_duplicate(merge: Merge) -> str:
 
 
 def updated_rows(cursor: Any, merge: Merge, where: str) -> int:
-    """Update existing rows. If they swap values of a unique column, do it by way of a copy.
+    """Update the existing rows of a batch, and return their number.
 
-    ``where``: selects staged rows ``s`` and stored rows ``t``.
+    If the update fails because rows swap values of a unique column, the rows are moved to a copy and back.
+
+    ``where``: SQL condition on staged rows ``s`` and stored rows ``t``.
     """
     rows = f"{merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on}"
     try:
@@ -162,7 +179,10 @@ def updated_rows(cursor: Any, merge: Merge, where: str) -> int:
 
 
 def _referenced(cursor: Any, merge: Merge) -> bool:
-    """Return True if other tables' rows refer to this table, so that deleting a row could delete them."""
+    """Return True if a foreign key of another table refers to this table.
+
+    Deleting rows could then cascade.
+    """
     cursor.execute(
         "SELECT COUNT(*) FROM information_schema.REFERENTIAL_CONSTRAINTS "
         "WHERE UNIQUE_CONSTRAINT_SCHEMA = %s AND REFERENCED_TABLE_NAME = %s",
@@ -172,7 +192,7 @@ def _referenced(cursor: Any, merge: Merge) -> bool:
 
 
 def is_computed(extra: str) -> bool:
-    """Return True if a column is computed, given the last field of SHOW COLUMNS.
+    """Return True if the server computes a column; ``extra``: the column's field ``Extra`` of SHOW COLUMNS.
 
     MySQL 8's DEFAULT_GENERATED only means that the default is an expression; such a column stores values.
     """
@@ -181,12 +201,16 @@ def is_computed(extra: str) -> bool:
 
 
 def _swapped(cursor: Any, merge: Merge, where: str) -> int:
-    """Move the rows to a copy, change them there and insert them again: uniqueness is checked row by row."""
+    """Update rows that swap values of a unique column, and return their number.
+
+    The server checks uniqueness row by row. So the rows are moved to a temporary table, changed there, and
+    inserted again.
+    """
     cursor.execute(f"SHOW COLUMNS FROM {merge.target}")
     stored = [merge.place.quote(name) for name, *_, extra in cursor.fetchall() if not is_computed(extra)]
     names = ", ".join(stored)
     keys = ", ".join(column.target for column in merge.keys)
-    # Creating and dropping a temporary table does not commit. Servers may require a primary key for it.
+    # Creating and dropping a temporary table does not commit. A server may require a primary key.
     cursor.execute(
         f"CREATE TEMPORARY TABLE {_SWAPPED} (PRIMARY KEY ({keys})) ENGINE=InnoDB AS SELECT "
         + ", ".join(f"t.{name}" for name in stored)
@@ -211,12 +235,13 @@ _FIXED: Final = re.compile(r"(char|binary)(\([0-9]+\))")
 
 
 def check_keys(cursor: Any, place: Place, keys: Collection[str], collation: str) -> None:
-    """Check the key's columns (quoted, in lower case).
+    """Check the types and collations of the key columns.
 
-    ``collation``: the collation to recommend.
+    ``keys``: the key columns' names, quoted and in lower case.
+    ``collation``: the collation that the message recommends.
 
     Raises:
-        SchemaRefusedError: a column treats different values as equal.
+        SchemaRefusedError: a key column treats different values as equal.
     """
     cursor.execute(f"SHOW FULL COLUMNS FROM {place.location}")
     for name, found, compared, *_ in cursor.fetchall():
@@ -260,7 +285,7 @@ def only_unique(cursor: Any, place: Place, keys: Collection[str]) -> bool:
 
 
 def _indexed(column: str | None, length: int | None) -> str:
-    """Return an index part's column, quoted and in lower case; "" for an expression or a column's prefix."""
+    """Return an index part's column, quoted and in lower case; "" for an expression or a prefix."""
     return fold_name(quote_mysql(column)) if column and length is None else ""
 
 
@@ -270,13 +295,14 @@ def check_kept(
     columns: Collection[str],
     keys: Collection[str],  # noqa: ARG001  (an AUTO_INCREMENT column accepts values)
 ) -> None:
-    """Check a table created by a user (``Dialect.check_kept``).
+    """Check that a table, possibly created by the user, stores every row as it is written.
 
-    The server may set a TIMESTAMP to the current time: whenever its row changes, and instead of NULL if
-    ``explicit_defaults_for_timestamp`` is off.
+    Among other things, the server must not set a TIMESTAMP column to the current time. It may do so whenever
+    a row changes, and, if ``explicit_defaults_for_timestamp`` is off, instead of NULL.
 
     Raises:
-        SchemaRefusedError: rows would not be stored as written.
+        SchemaRefusedError: the table would change or lose values. The message has the statement that fixes
+            it.
     """
     _check_engine(cursor, place)
     cursor.execute("SELECT @@explicit_defaults_for_timestamp")
@@ -297,7 +323,11 @@ def check_kept(
 
 
 def _check_engine(cursor: Any, place: Place) -> None:
-    """Refuse a table whose engine has no transactions: rows and progress must be committed together."""
+    """Check that the table's storage engine has transactions, so that rows and progress commit together.
+
+    Raises:
+        SchemaRefusedError: the engine has no transactions.
+    """
     cursor.execute(
         "SELECT t.ENGINE FROM information_schema.TABLES t JOIN information_schema.ENGINES e USING (ENGINE) "
         "WHERE t.TABLE_SCHEMA = %s AND t.TABLE_NAME = %s AND e.TRANSACTIONS = 'NO'",
@@ -316,7 +346,16 @@ def _check_engine(cursor: Any, place: Place) -> None:
 def _check_made(
     place: Place, column: tuple[str, str], *, null: str, default: Any, extra: str, columns: Collection[str]
 ) -> None:
-    """Refuse a source column that the server computes, and a required column that the source lacks."""
+    """Check one column of the table.
+
+    ``column``: its name and type.
+    ``null``, ``default``, ``extra``: the column's fields of SHOW COLUMNS.
+    ``columns``: the source's columns, in lower case.
+
+    Raises:
+        SchemaRefusedError: the server computes the values of a source column, or a column that the source
+            does not have is required.
+    """
     name, found = column
     quoted, written = quote_mysql(name), fold_name(name) in columns
     if written and is_computed(extra):
@@ -337,10 +376,10 @@ def _check_made(
 
 
 def default_of_key(found: str) -> str:
-    """Return a default for a key column, so that the server does not change a TIMESTAMP with its row.
+    """Return the DEFAULT clause of a key column of the type ``found``; empty unless it is a TIMESTAMP.
 
-    If ``explicit_defaults_for_timestamp`` is off, as in MariaDB before 10.10, the server does so to the first
-    TIMESTAMP column that is NOT NULL and has no default.
+    Without a default, the server would set the first NOT NULL TIMESTAMP column to the current time whenever
+    its row changes, if ``explicit_defaults_for_timestamp`` is off, as in MariaDB before 10.10.
     """
     return " DEFAULT '1970-01-01 00:00:01'" if found.startswith("timestamp") else ""
 
@@ -378,7 +417,12 @@ SHARDS_COLUMNS: Final[Mapping[str, str]] = MappingProxyType(
 def prepare_ledger(
     cursor: Any, location: str, present: Mapping[str, str], columns: Mapping[str, str], collation: str
 ) -> None:
-    """Create a ledger, or add the nullable columns that a ledger of an earlier version lacks."""
+    """Create a ledger table, or add the nullable columns that a ledger created by an earlier version lacks.
+
+    ``location``: the ledger's quoted name.
+    ``present``: its current columns; empty if it does not exist.
+    ``columns``: the columns and types that it should have.
+    """
     if not present:
         spelt = ", ".join(f"{name} {found}" for name, found in columns.items())
         keys = ", ".join(name for name in ("table_name", "shard") if name in columns)
@@ -393,7 +437,10 @@ def prepare_ledger(
 
 
 def _add(cursor: Any, statement: str) -> None:
-    """Add a column unless another worker has just added it: MySQL's ADD COLUMN has no IF NOT EXISTS."""
+    """Run an ADD COLUMN statement. Ignores the error if another worker has just added the column.
+
+    MySQL's ADD COLUMN has no IF NOT EXISTS.
+    """
     try:
         cursor.execute(statement)
     except cursor.connection.Error as exc:
@@ -401,14 +448,15 @@ def _add(cursor: Any, statement: str) -> None:
             raise
 
 
-# The connection was lost (4031: idle too long) or could not be made, or the server is shutting down.
+# Error numbers for a lost connection (4031: idle too long), a failed one, or a server that is shutting down.
 _CUT: Final = frozenset({"", "1053", "1152", "1158", "1159", "1160", "1161", "1927", "4031"}) | {
     str(number) for number in range(2000, 2062)
 }
 _LATER: Final = "Nothing of this batch was written, and it is tried again."
 _NOTHING: Final = "Nothing was written."
 
-# Error numbers of MySQL and MariaDB, our error class, the cause, and what to do next.
+# Error numbers of MySQL and MariaDB with their meaning: tidesink's error class, the cause, and what to do
+# next.
 NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
     (
         (1213, 1614),
@@ -438,7 +486,7 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         (1969, 3024, 1317),
         Meaning(
             TransientTargetError,
-            "The server cancelled a statement: a person did, or max_statement_time (MySQL: "
+            "The server cancelled a statement: an administrator stopped it, or max_statement_time (MySQL: "
             "max_execution_time) is too short for a batch",
             f"{_LATER} If it is the time limit, raise it for the user, or lower batch.max-records.",
         ),
@@ -488,7 +536,7 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         Meaning(
             TargetError,
             "A row has no value for a column that is NOT NULL at the target",
-            f"{_NOTHING} At the target: ALTER TABLE … MODIFY … NULL",
+            f"{_NOTHING} Run at the target: ALTER TABLE … MODIFY … NULL",
         ),
     ),
     (
@@ -496,24 +544,26 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         Meaning(
             TargetError,
             "A value does not fit its column at the target",
-            f"{_NOTHING} If the column's type was changed by hand, change it back. A key's text longer than "
-            "its varchar needs ALTER TABLE … MODIFY; target.key-length is the length in new tables.",
+            f"{_NOTHING} If the column's type was changed by hand, change it back. If a key's text is longer "
+            "than its varchar, make the column longer with ALTER TABLE … MODIFY; target.key-length sets the "
+            "length in new tables.",
         ),
     ),
     (
         (1451, 1452, 1216, 1217),
         Meaning(
             TargetError,
-            "A row breaks a foreign key of the table at the target",
-            f"{_NOTHING} Drop the foreign key at the target: tables are written one by one.",
+            "A row violates a foreign key of the table at the target",
+            f"{_NOTHING} Drop the foreign key at the target: tables are written independently, so a row can "
+            "arrive before the row that it refers to.",
         ),
     ),
     (
         (4025, 3819),
         Meaning(
             TargetError,
-            "A row breaks a CHECK of the table at the target",
-            f"{_NOTHING} Drop the CHECK at the target.",
+            "A row violates a CHECK constraint of the table at the target",
+            f"{_NOTHING} Drop the CHECK constraint at the target.",
         ),
     ),
     (
@@ -524,8 +574,8 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         (1044, 1142, 1143, 1227, 1370, 1410),
         Meaning(
             TargetError,
-            "The user {user} lacks a right at the target",
-            "Grant it. `tidesink validate --connect` prints the statements.",
+            "The user {user} lacks a privilege at the target",
+            "Grant it. `tidesink validate --connect` prints the GRANT statements.",
         ),
     ),
     (
@@ -538,7 +588,7 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         (1049,),
         Meaning(
             TargetError,
-            "There is no such database",
+            "The database does not exist",
             "Check the database's name in target.url, or create it: CREATE DATABASE",
         ),
     ),
@@ -556,11 +606,12 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         (1005,),
         Meaning(
             SchemaRefusedError,
-            "The server's storage engine cannot create the table. MariaDB refuses more than "
-            f"{MYSQL_LIMITS.columns:,} columns, and a name that another table's foreign key refers to "
-            "without a match",
-            "Other causes are a full disk and an existing file. SHOW ENGINE INNODB STATUS and the server's "
-            "log have the details.",
+            "The server's storage engine cannot create the table. In MariaDB, the table may have more than "
+            f"{MYSQL_LIMITS.columns:,} columns, or another table's foreign key refers to a table of this "
+            "name "
+            "with other columns",
+            "Other causes are a full disk and a leftover .ibd file of a dropped table. SHOW ENGINE INNODB "
+            "STATUS and the server's log have the details.",
         ),
     ),
     (
@@ -575,48 +626,49 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         (1146, 1051),
         Meaning(
             TransientTargetError,
-            "A table was dropped",
+            "A table at the target was dropped",
             f"{_LATER} If it lasts, find the program that drops tables at the target.",
         ),
     ),
     (
         (1060,),
-        Meaning(TransientTargetError, "Another worker of the table added a column at this moment", _LATER),
+        Meaning(TransientTargetError, "Another worker added the same column at the same time", _LATER),
     ),
-    # MariaDB passes on the engine's own numbers (126, 127, 144, 145).
+    # MariaDB also returns the storage engine's own numbers (126, 127, 144, 145).
     (
         (126, 127, 144, 145, 1034, 1194, 1195),
         Meaning(
             TransientTargetError,
             "A table is marked as crashed, which happens to Aria and MyISAM tables when the server is killed",
-            "The next try creates a staging table again; any other table needs REPAIR TABLE.",
+            "If it is a staging table, the next try creates it again. For any other table, run REPAIR TABLE.",
         ),
     ),
     (
         (3161,),
         Meaning(
             TargetError,
-            "The server refuses a storage engine (disabled_storage_engines)",
-            f"{_NOTHING} tidesink's tables are InnoDB, and in MariaDB staging tables Aria. Take these off "
-            "the variable's list.",
+            "The server does not allow a storage engine (disabled_storage_engines)",
+            f"{_NOTHING} tidesink needs InnoDB, and in MariaDB also Aria for staging tables. Remove these "
+            "engines from the variable's list.",
         ),
     ),
     (
         (3750, 1173),
         Meaning(
             TargetError,
-            "The server refuses a table without a primary key (sql_require_primary_key)",
-            f"{_NOTHING} Give the table one, or set the variable to OFF for tidesink's user.",
+            "The server does not allow a table without a primary key (sql_require_primary_key)",
+            f"{_NOTHING} Give the table a primary key, or set the variable to OFF for tidesink's user.",
         ),
     ),
     (
         (1785, 1786, 1787),
         Meaning(
             TargetError,
-            "The server refuses a statement that its GTIDs cannot carry (enforce_gtid_consistency)",
+            "The server does not allow a statement that GTID replication cannot log "
+            "(enforce_gtid_consistency)",
             f"{_NOTHING} Convert the table to InnoDB, and drop triggers that write to tables of other "
-            "engines. Rows that swap values of a unique column need MySQL 8.0.13 and binlog_format ROW; "
-            "otherwise drop the index.",
+            "engines. If rows swap values of a unique column, use MySQL 8.0.13 or newer with binlog_format "
+            "ROW, or drop that column's unique index.",
         ),
     ),
     (
@@ -631,7 +683,7 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         (1412, 1615),
         Meaning(
             TransientTargetError,
-            "Another session changed the table's columns at this moment",
+            "Another session changed the table's columns while the batch was merged",
             f"{_LATER} If it lasts, find the program that alters tables at the target.",
         ),
     ),
@@ -639,7 +691,8 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         (1047,),
         Meaning(
             TransientTargetError,
-            "The node takes no statements: it joins its Galera cluster, or has lost the majority",
+            "The Galera node accepts no statements: it is still joining its cluster, or the cluster has "
+            "lost its quorum",
             f"{_LATER} If it lasts, look at the node's wsrep_ready and wsrep_cluster_status.",
         ),
     ),
@@ -648,14 +701,16 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         Meaning(
             TargetError,
             "A trigger or a function at the target raises an error",
-            f"{_NOTHING} Its words may hold values and are not shown. Correct the trigger or drop it.",
+            f"{_NOTHING} Its message is not shown, because it may contain row values. Correct the trigger "
+            "or drop "
+            "it.",
         ),
     ),
     (
         (1054,),
         Meaning(
             TargetError,
-            "A column is gone that was there",
+            "A column of the table at the target no longer exists",
             f"{_NOTHING} If another program changed the table, undo its change.",
         ),
     ),
@@ -664,7 +719,7 @@ _MEANINGS: Final = {str(number): meaning for numbers, meaning in NUMBERS for num
 _UNKNOWN: Final = Meaning(
     TargetError,
     "The server refuses the statement",
-    f"{_NOTHING} MariaDB's or MySQL's list of error codes has the number; see the server's log too.",
+    f"{_NOTHING} Look up the number in MariaDB's or MySQL's list of error codes, and see the server's log.",
 )
 # Messages with these codes contain names of objects, settings and users, but no row values.
 _NAMES_ONLY: Final = frozenset(
@@ -681,7 +736,7 @@ RIGHTS: Final = frozenset({"1044", "1142", "1143", "1227", "1370", "1410"})
 
 
 class LoadRefusedError(Exception):
-    """LOAD DATA LOCAL reported a changed value, as a warning with this number."""
+    """LOAD DATA LOCAL changed a value. ``number``: the number of the server's warning."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -689,7 +744,7 @@ class LoadRefusedError(Exception):
 
 
 def code_of(exc: BaseException) -> str | None:
-    """Return an error's number; "" for a lost connection, None for other exceptions."""
+    """Return the error number of a PyMySQL exception; "" for a lost connection, None for other exceptions."""
     import pymysql
 
     if isinstance(exc, LoadRefusedError):
@@ -703,7 +758,7 @@ def code_of(exc: BaseException) -> str | None:
 
 
 def fault_of(exc: BaseException) -> Fault | None:
-    """Return a PyMySQL error without row values; None for other exceptions."""
+    """Convert a PyMySQL exception to a ``Fault``, which has no row values; None for other exceptions."""
     code = code_of(exc)
     if code is None:
         return None
@@ -714,13 +769,14 @@ def fault_of(exc: BaseException) -> Fault | None:
 def error_of(
     fault: Fault, *, table: str, committing: bool = False, user: str = "", grants: Sequence[str] = ()
 ) -> TidesinkError:
-    """Return the error to raise for a fault (``Dialect.error_of``)."""
+    """Return tidesink's error to raise for a fault (``Dialect.error_of``)."""
     code = fault.code
     if code in _CUT:
         if committing:
             return CommitUnknownError(
-                "The connection was lost during the commit, which may have happened. Read the committed "
-                "progress before anything else.",
+                "The connection was lost during the commit, so it is unknown whether the batch was "
+                "committed. "
+                "The worker reads the progress at the target to find out.",
                 table=table,
             )
         said = ": ".join(part for part in (code or "the connection was lost", fault.words) if part)

@@ -1,4 +1,7 @@
-"""Postgres tables: COPY from the executors, and one transaction for rows and progress."""
+"""The Postgres target.
+
+Executors load rows with COPY; one transaction merges them and records the progress.
+"""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -51,12 +54,12 @@ if TYPE_CHECKING:
     from tidesink.sinks.state.progress import StateStore
 
 
-# Sent as statements instead of connection options, which poolers pass on to other sessions.
+# Sent as statements, because connection poolers pass connection options on to other sessions.
 _SESSION: Final = (
     "SET TIME ZONE 'UTC'; SET datestyle TO 'ISO, YMD'; SET standard_conforming_strings TO on; "
     f"SET extra_float_digits TO 1; SET lock_timeout TO '{LOCK_SECONDS}s'"
 )
-# Nullable columns. They may be missing in the ledger of an earlier version, and are then added.
+# Nullable columns of the ledger. A ledger that an earlier version created may lack them; they are then added.
 _OPTIONAL: Final = MappingProxyType(
     {"progress": "text", "result": "text", "horizon": "bigint", "table_identity": "text"}
 )
@@ -72,7 +75,8 @@ _SHARDS: Final = _LEDGER.replace(
     "table_name text PRIMARY KEY",
     "table_name text NOT NULL, shard text NOT NULL, known_columns text, PRIMARY KEY (table_name, shard)",
 )
-# A column's type; the base type of a domain; whether the type is an enum, or an array of one.
+# For each column: its type, the base type if the type is a domain, and whether it is an enum or an array of
+# enums.
 _COLUMNS: Final = """
 SELECT c.relkind IN ('r', 'p'), a.attname,
 replace(format_type(a.atttypid, a.atttypmod), '(6) ', ' '),
@@ -83,18 +87,19 @@ JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type b ON b.oid = nullif(t.typ
 LEFT JOIN pg_type e ON e.oid = nullif(coalesce(b.typelem, t.typelem), 0)
 WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
-# Prefixes of types that can be cast to numbers, to times, and to JSON.
+# Prefixes of types whose values an ALTER can cast to a number, time or JSON type.
 _CAST: Final = ("smallint", "integer", "bigint", "numeric", "real", "double", "money", "bit(", "time", "json")
 _LENGTH: Final = re.compile(r"character varying\(([0-9]+)\)")
-# IF NOT EXISTS fails in Postgres if two sessions create the same object at the same moment.
+# This lock is taken before an object is created. Without it, IF NOT EXISTS fails in Postgres if two sessions
+# create the same object at the same moment.
 _ONE_MAKER: Final = f"SELECT pg_advisory_xact_lock({int.from_bytes(b'tidesink', 'big')})"
 
 
 def psycopg() -> Any:
-    """Import the driver.
+    """Import and return the driver psycopg.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the driver is not installed.
     """
     try:
         import psycopg as driver
@@ -106,10 +111,10 @@ def psycopg() -> Any:
 
 
 def connect(endpoint: Endpoint) -> Any:
-    """Open a connection with autocommit off.
+    """Open a connection with tidesink's session settings, and with autocommit off.
 
     Raises:
-        TransientTargetError: the connection failed for now; names the reason.
+        TransientTargetError: the server cannot be reached or accepts no connection for now.
         TargetError: the connection cannot be made as configured.
     """
     driver = psycopg()
@@ -123,7 +128,7 @@ def connect(endpoint: Endpoint) -> Any:
 
 
 def _parameters(endpoint: Endpoint) -> dict[str, Any]:
-    """Return libpq parameters. With these keepalives, a lost peer is noticed within a minute."""
+    """Return libpq's connection parameters. The keepalives detect a lost server within a minute."""
     files = {"sslrootcert": endpoint.ca, "sslcert": endpoint.certificate, "sslkey": endpoint.key}
     return {
         "host": endpoint.host,
@@ -144,7 +149,7 @@ def _parameters(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> int:
-    """COPY CSV into a staging table in one transaction. Returns the number of rows."""
+    """Load CSV lines with the COPY ``statement``, and commit. Returns the number of loaded rows."""
     with kept_connection(endpoint, connect, alive) as connection, connection.cursor() as cursor:
         with cursor.copy(statement) as copy:
             for chunk in chunks:
@@ -155,7 +160,7 @@ def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> in
 
 
 def read(endpoint: Endpoint, query: str) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield a query's rows with COPY, so that neither the server nor this process keeps all of them."""
+    """Run a query with COPY, and yield its rows in chunks. Neither side keeps all rows in memory."""
     with kept_connection(endpoint, connect, alive) as connection, connection.cursor() as cursor:
         with cursor.copy(f"COPY ({query}) TO STDOUT") as copy:
             rows = copy.rows()
@@ -165,7 +170,7 @@ def read(endpoint: Endpoint, query: str) -> Iterator[list[tuple[Any, ...]]]:
 
 
 def alive(connection: Any) -> bool:
-    """Return True if a connection answers."""
+    """Return True if the server still answers on a connection."""
     try:
         connection.execute("SELECT 1")
         connection.rollback()
@@ -174,7 +179,8 @@ def alive(connection: Any) -> bool:
     return True
 
 
-# With to_jsonb, because Postgres 11 does not have this column (nor such collations).
+# Finds key and index columns with a nondeterministic collation. Reads collisdeterministic by to_jsonb,
+# because Postgres 11 has neither this column nor such collations.
 _LOOSE: Final = (
     "WITH compared AS (SELECT attrelid, attnum, attcollation AS how, NULL AS of FROM pg_attribute UNION ALL "
     "SELECT i.indrelid, k.attnum, k.how, c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid, "
@@ -186,10 +192,12 @@ _LOOSE: Final = (
 
 
 def check_keys(cursor: Any, place: Place, keys: Collection[str]) -> None:
-    """Check the key's columns (quoted, in lower case) and their unique indexes.
+    """Check the collations of the key columns in the table and in its unique indexes.
+
+    ``keys``: the key columns' names, quoted and in lower case.
 
     Raises:
-        SchemaRefusedError: one of them treats different values as equal.
+        SchemaRefusedError: a collation treats different values as equal.
     """
     cursor.execute(_LOOSE, (place.location,))
     for name, compared, index in cursor.fetchall():
@@ -208,7 +216,7 @@ def check_keys(cursor: Any, place: Place, keys: Collection[str]) -> None:
 
 
 def view_text(cursor: Any, place: Place, name: str) -> str | None:
-    """Return the definition of the view ``name``; None if nothing has the name, empty if it is not a view."""
+    """Return the definition of the view ``name``; None if the name is free, empty if it is not a view."""
     cursor.execute(
         "SELECT CASE relkind WHEN 'v' THEN pg_get_viewdef(oid) ELSE '' END FROM pg_class "
         "WHERE oid = to_regclass(%s)",
@@ -218,7 +226,8 @@ def view_text(cursor: Any, place: Place, name: str) -> str | None:
     return None if found is None else str(found[0])
 
 
-# Properties that are lost with a dropped view: statements to restore them, each with its column or NULL.
+# Statements that restore the grants and the comment of a dropped view, each with the column it is for or
+# NULL.
 _RIGHTS: Final = """
 SELECT NULL, format('GRANT %%s ON %%s TO %%s%%s', a.privilege_type, c.oid::regclass, {grantee}, {option})
 FROM pg_class c, aclexplode(c.relacl) a WHERE c.oid = to_regclass(%(view)s) AND a.grantee <> c.relowner
@@ -237,13 +246,16 @@ FROM pg_class WHERE oid = to_regclass(%(view)s) AND obj_description(oid, 'pg_cla
 
 
 def view_in_the_way(cursor: Any, view: str) -> tuple[list[str], list[ForView]]:
-    """Drop the view before, because types of its columns cannot change, and restore its rights after."""
+    """Return the statement that drops a view, and the statements that later restore its grants and comment.
+
+    Postgres cannot change the type of a column that a view uses.
+    """
     cursor.execute(_RIGHTS, {"view": view})
     return [f"DROP VIEW IF EXISTS {view}"], [ForView(*found) for found in cursor.fetchall()]
 
 
 class PostgresDialect:
-    """The Postgres side of the SQL targets."""
+    """The Postgres implementation of ``Dialect``."""
 
     database: Database = "postgres"
     limits = POSTGRES_LIMITS
@@ -274,16 +286,19 @@ class PostgresDialect:
         return (psycopg().Error,)
 
     def is_of_rights(self, code: str) -> bool:
-        """Return True for the server's SQLSTATE of a missing right."""
+        """Return True for the SQLSTATE of a missing privilege."""
         return code == RIGHTS
 
     def literal(self, text: str, found: str) -> str:
-        """Return a value as a literal with its type."""
+        """Return a value as a quoted literal with a cast to its type."""
         shown = f"\\x{text}" if found == "bytea" else text
         return f"{text_postgres(shown)}::{found}"
 
     def text_of(self, column: str, found: str) -> str:
-        """Return SQL that reads a column as text; instants in UTC."""
+        """Return SQL that converts a column to text.
+
+        Bytes become hex digits, and instants become UTC times.
+        """
         plain = plain_type(found)
         if plain == "bytea":
             return f"encode({column}, 'hex')"
@@ -292,7 +307,10 @@ class PostgresDialect:
         return native_text(column, found, "postgres") or f"{column}::text"
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
-        """Create the schema and its ledger if missing. Existing ones need no right to create."""
+        """Create the table's schema and its ledger if missing.
+
+        The CREATE privilege is only needed for what is missing.
+        """
         cursor.execute("SELECT to_regnamespace(%s) IS NULL", (place.quote(place.schema),))
         (no_schema,) = cursor.fetchone()
         if no_schema:
@@ -303,7 +321,7 @@ class PostgresDialect:
             self._prepare_ledger(cursor, replace(place, name=SHARDS), _SHARDS, _SHARDS_OPTIONAL)
 
     def _prepare_ledger(self, cursor: Any, ledger: Place, create: str, optional: Mapping[str, str]) -> None:
-        """Create a ledger, or add the columns that a ledger of an earlier version lacks."""
+        """Create a ledger table, or add the columns that a ledger created by an earlier version lacks."""
         present = self.present(cursor, ledger)
         missing = [
             f"ADD COLUMN IF NOT EXISTS {n} {found}" for n, found in optional.items() if n not in present
@@ -314,7 +332,11 @@ class PostgresDialect:
             cursor.execute(way if present else create.format(ledger.location))
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
-        """Return the table's types by column. Refuses another object of this name."""
+        """Return the table's column types by name; empty if the table does not exist.
+
+        Raises:
+            SchemaRefusedError: the name belongs to a view or another object that is not a table.
+        """
         cursor.execute(_COLUMNS, (place.schema, place.name))
         found = cursor.fetchall()
         if found and not found[0][0]:
@@ -322,22 +344,26 @@ class PostgresDialect:
         return {name: FoundType(spelt, base, is_enum=is_enum) for _, name, spelt, base, is_enum in found}
 
     def folds_names(self, cursor: Any) -> bool:  # noqa: ARG002
-        """Return False: quoted names are case-sensitive."""
+        """Return False, because quoted names are case-sensitive in Postgres."""
         return False
 
     def identity(self, cursor: Any, place: Place) -> str | None:
-        """Return their OIDs. VACUUM FULL, CLUSTER, TRUNCATE and ALTER keep them; DROP and CREATE do not."""
+        """Return the OIDs of the ledger and the table as ``ledger:table``; None if one does not exist.
+
+        VACUUM FULL, CLUSTER, TRUNCATE and ALTER keep a table's OID. A table that is created again has a new
+        OID.
+        """
         query = "SELECT to_regclass(%s)::oid::text || ':' || to_regclass(%s)::oid::text"
         cursor.execute(query, (place.own_ledger, place.location))
         (found,) = cursor.fetchone()
         return None if found is None else str(found)
 
     def check_kept(self, cursor: Any, place: Place, columns: Collection[str], keys: Collection[str]) -> None:
-        """Check the table (``postgres_merge.check_kept``)."""
+        """Check that the table stores every row as it is written (``postgres_merge.check_kept``)."""
         check_kept(cursor, place, columns, keys)
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
-        """Create the table with its primary key and column comments."""
+        """Create the table if missing, with its primary key and column comments."""
         spelt = [f"{quote_postgres(name)} {found}{' NOT NULL' * key}" for name, found, key, _ in columns]
         keys = ", ".join(quote_postgres(name) for name, _, key, _ in columns if key)
         cursor.execute(_ONE_MAKER)
@@ -357,7 +383,10 @@ class PostgresDialect:
         widened: Mapping[str, str],
         keys: frozenset[str],  # noqa: ARG002  (key columns stay NOT NULL)
     ) -> list[str]:
-        """Return one ALTER for all columns. A constant default fills old rows without rewriting them."""
+        """Return an ALTER that adds and changes all columns, and one that removes the new columns' defaults.
+
+        A constant default fills existing rows without rewriting them.
+        """
         changes = [
             f"ALTER COLUMN {quote_postgres(name)} TYPE {found} USING {quote_postgres(name)}::{found}"
             for name, found in widened.items()
@@ -374,9 +403,12 @@ class PostgresDialect:
         return [f"ALTER TABLE {location} {', '.join(part)}" for part in (changes, dropped) if part]
 
     def retyped(self, location: str, name: str, found: str, wanted: str, keys: frozenset[str]) -> list[str]:
-        """Return one ALTER. A column whose values cannot be cast is dropped and added again, empty."""
+        """Return one ALTER that changes a column's type, for the user to run.
+
+        A column whose values cannot be cast is dropped and added again. Its values are then lost.
+        """
         quoted = quote_postgres(name)
-        if wanted == "text":  # in the source's form, which a cast does not always produce (inet, an array)
+        if wanted == "text":  # as the source writes it, which a cast does not always do (inet, arrays)
             text = self.text_of(quoted, found)
             return [f"ALTER TABLE {location} ALTER COLUMN {quoted} TYPE text USING {text}"]
         if fold_name(name) in keys or plain_type(found).startswith(_CAST):
@@ -384,11 +416,11 @@ class PostgresDialect:
         return [f"ALTER TABLE {location} DROP COLUMN {quoted}, ADD COLUMN {quoted} {wanted}"]
 
     def left_undone(self, cursor: Any, place: Place) -> list[str]:  # noqa: ARG002
-        """Return nothing, because DDL is part of the transaction."""
+        """Return no statements, because an interrupted transaction rolls back its DDL."""
         return []
 
     def staging_tables(self, cursor: Any, place: Place) -> list[str]:
-        """Find staging tables by their prefix."""
+        """Return the names of existing staging tables, found by their prefix."""
         cursor.execute(
             "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
             "WHERE n.nspname = %s AND starts_with(c.relname, %s) AND c.relkind = 'r'",
@@ -397,17 +429,17 @@ class PostgresDialect:
         return [name for (name,) in cursor.fetchall()]
 
     def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
-        """Create the table UNLOGGED and without autovacuum, because it exists for one batch only."""
+        """Create a staging table. It is UNLOGGED and without autovacuum, because only one batch uses it."""
         spelt = ", ".join(f"{name} {_held(name, found)}" for name, found in columns.items())
         cursor.execute(f"CREATE UNLOGGED TABLE {stage} ({spelt}) WITH (autovacuum_enabled = off)")
 
     def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
-        """Return a COPY statement. COPY reads prefixed hex digits as bytes."""
+        """Return the COPY statement that loads CSV. COPY itself converts prefixed hex digits to bytes."""
         names = ", ".join(name for name, _ in columns)
         return f"COPY {stage} ({names}) FROM STDIN (FORMAT csv, NULL 'NULL')"
 
     def required(self, cursor: Any, place: Place) -> dict[str, str]:
-        """Return the NOT NULL columns."""
+        """Return the NOT NULL columns: type by name."""
         cursor.execute(
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND attnotnull",
@@ -416,7 +448,7 @@ class PostgresDialect:
         return dict(cursor.fetchall())
 
     def nullable(self, cursor: Any, place: Place) -> list[str]:
-        """Return the nullable columns. A column's domain may also forbid NULL."""
+        """Return the names of columns that can be set to NULL. A domain may also forbid NULL."""
         cursor.execute(
             "SELECT attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND NOT attnotnull "
@@ -426,27 +458,33 @@ class PostgresDialect:
         return [name for (name,) in cursor.fetchall()]
 
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
-        """Return one ALTER for all columns."""
+        """Return one ALTER that makes all the columns nullable."""
         changes = ", ".join(f"ALTER COLUMN {quote_postgres(name)} DROP NOT NULL" for name in columns)
         return f"ALTER TABLE {place.location} {changes}"
 
     def view_statements(self, view: str, query: str) -> list[str]:
-        """Take a lock first, because creating the same view twice at the same time fails."""
+        """Return the statements that create a view or replace it.
+
+        The first takes a lock, because creation fails if another session creates the view at the same time.
+        """
         return [_ONE_MAKER, f"CREATE OR REPLACE VIEW {view} AS {query}"]
 
     def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
-        """Delete by key, because rows in different partitions can have the same ctid."""
+        """Delete at most ``most`` matching rows, and return their number.
+
+        The rows are chosen by key, because rows in different partitions can have the same ctid.
+        """
         names = ", ".join(keys)
         chosen = f"SELECT {names} FROM {location} WHERE {where} LIMIT {most}"
         cursor.execute(f"DELETE FROM {location} WHERE ({names}) IN ({chosen})")
         return int(cursor.rowcount)
 
     def hex_of(self, expression: str) -> str:
-        """Use a collation that sorts digits before letters."""
+        """Return SQL that converts bytes to hex digits, in a collation that sorts digits before letters."""
         return f"encode({expression}, 'hex') COLLATE \"C\""
 
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
-        """Use DELETE, because TRUNCATE does not count rows."""
+        """Delete or mark all matching rows, and return their number. TRUNCATE would not count the rows."""
         if mark is None:
             cursor.execute(f"DELETE FROM {location} WHERE {only}")
         else:
@@ -456,7 +494,10 @@ class PostgresDialect:
 
 
 def _held(name: str, found: str) -> str:
-    """Return the type of a staging column. A ``varchar`` would silently drop excess trailing spaces."""
+    """Return a staging column's type for a target type: ``text`` with a length check for ``varchar``.
+
+    COPY into a ``varchar`` would silently cut trailing spaces beyond its length.
+    """
     length = _LENGTH.fullmatch(found)
     return f"text CHECK (char_length({name}) <= {length[1]})" if length else found
 
@@ -471,19 +512,19 @@ _QUESTION: Final = (
 
 
 def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
-    """Open the Postgres tables of a config."""
+    """Return the Postgres target that a config describes."""
     return open_sql(PostgresDialect(), config)
 
 
 def place_of(settings: PostgresSettings, table: TableId) -> str:
-    """Return a table's server, schema and name."""
+    """Return the server, schema and name of a source table's target table, for display."""
     return shown_place(PostgresDialect(), settings, table)
 
 
 def try_target(settings: PostgresSettings) -> str:
-    """Return the server's version, and whether the user may create schemas.
+    """Connect, and return a text with the server's version and whether the user may create schemas.
 
     Raises:
-        ConfigError: the server cannot be used.
+        ConfigError: the server cannot be used. The message names the reason.
     """
     return try_connection(PostgresDialect(), endpoint_of(settings), _QUESTION)

@@ -1,4 +1,4 @@
-"""Merges a batch in Postgres, and maps Postgres errors by SQLSTATE."""
+"""Merges a batch in Postgres. Also: checks of existing tables, and Postgres's errors by SQLSTATE."""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -23,13 +23,20 @@ from tidesink.sinks.targets.sql.faults import Fault, Meaning, explained
 from tidesink.sinks.targets.sql.location import Place
 from tidesink.sinks.targets.sql.merge import check_left_alone
 
-# From this many rows on, a nested loop over the index is slower than reading the table. With outdated
-# statistics, such a loop may even scan the whole table for each row.
+# Number of rows from which a nested loop over the index is slower than reading the whole table. With outdated
+# statistics, a nested loop may even scan the whole table for each row.
 _MANY_ROWS: Final = 20_000
 
 
 def merged(cursor: Any, merge: Merge) -> Counts:
-    """Delete, then upsert. In the source's order do both at once, and check the count made before."""
+    """Merge a staged batch into its target table, and return the row counts.
+
+    In Kafka's order, deletes are carried out before upserts. In the source's order, both are one upsert,
+    because deletes are written as tombstones.
+
+    Raises:
+        AccountingError: the counts of changed rows do not match the batch.
+    """
     prepare(cursor, merge)
     if merge.sequence:
         stale = _not_newer(cursor, merge)
@@ -47,18 +54,21 @@ def merged(cursor: Any, merge: Merge) -> Counts:
 
 
 def _upserted(cursor: Any, merge: Merge, *, stale: int = 0) -> tuple[int, int]:
-    """Upsert the rows except the ``stale`` ones. Returns the numbers of inserted and updated rows."""
+    """Upsert the staged rows. Returns the numbers of inserted and updated rows.
+
+    ``stale``: number of staged rows that the statement skips, because they are not newer than the stored row.
+    """
     upsert = _upsert(merge)
     if not is_partitioned(cursor, merge):
-        # xmax is 0 for an inserted row. An updated row's xmax is set, because this transaction locked the old
-        # version.
+        # xmax is 0 for an inserted row, but not for an updated row, whose old version this transaction
+        # locked.
         cursor.execute(
             f"WITH merged AS ({upsert} RETURNING xmax = 0 AS is_new) "
             "SELECT count(*) FILTER (WHERE is_new), count(*) FILTER (WHERE NOT is_new) FROM merged"
         )
         inserted, updated = cursor.fetchone()
         return inserted, updated
-    # For a partitioned table, Postgres does not return the rows' system columns.
+    # Postgres does not return xmax for a partitioned table, so existing rows are counted before the upsert.
     cursor.execute(
         f"SELECT count(*) FROM {merge.stage} s JOIN {merge.target} t ON {merge.on} WHERE {merge.taken}"
     )
@@ -68,9 +78,9 @@ def _upserted(cursor: Any, merge: Merge, *, stale: int = 0) -> tuple[int, int]:
 
 
 def prepare(cursor: Any, merge: Merge) -> None:
-    """Set up the transaction.
+    """Change settings of the transaction for a merge.
 
-    Deferrable unique constraints are checked after all rows are written, so that rows may swap values.
+    Deferrable unique constraints are checked at the commit, so that rows may swap values.
     """
     cursor.execute("SET CONSTRAINTS ALL DEFERRED")
     if merge.upserts + merge.deletes > _MANY_ROWS:
@@ -88,15 +98,16 @@ def _deleted(cursor: Any, merge: Merge) -> int:
 
 
 def is_partitioned(cursor: Any, merge: Merge) -> bool:
-    """Return True if the target is partitioned. Then Postgres does not report which rows are new."""
+    """Return True if the target table is partitioned. Postgres then does not report which rows are new."""
     cursor.execute("SELECT relkind FROM pg_class WHERE oid = to_regclass(%s)", (merge.target,))
     return bool(cursor.fetchone()[0] != "r")
 
 
 def _upsert(merge: Merge) -> str:
-    """Return INSERT … ON CONFLICT. It has no join, so outdated statistics cannot cause a bad plan.
+    """Return the INSERT … ON CONFLICT statement of a merge.
 
-    Inserting in the order of the key takes a third less server time than in the order of arrival.
+    It has no join, so outdated statistics cannot cause a bad plan. Inserting in the order of the key takes a
+    third less server time than inserting in the order of arrival.
     """
     values = {column.target: f"s.{column.staged}" for column in merge.columns} | merge.own
     sets = {column.target: _written(merge, column) for column in merge.values}
@@ -116,7 +127,7 @@ def _upsert(merge: Merge) -> str:
 
 
 def _not_newer(cursor: Any, merge: Merge) -> int:
-    """Count the rows that are not newer than the stored row, with one index lookup for each."""
+    """Count the staged rows that are not newer than the stored row, with one index lookup for each row."""
     cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {merge.target})")
     if not cursor.fetchone()[0]:
         return 0
@@ -132,7 +143,7 @@ def _not_newer(cursor: Any, merge: Merge) -> int:
 
 
 def _written(merge: Merge, column: MergeColumn) -> str:
-    """Return a column's new value. A soft delete keeps stored values except ``on_delete`` columns."""
+    """Return the SQL of a column's new value. A soft delete changes only the columns of ``on_delete``."""
     stays = merge.sequence and merge.soft and column not in merge.on_delete
     value = f"EXCLUDED.{column.target}"
     return f"CASE WHEN EXCLUDED.{merge.mark} THEN t.{column.target} ELSE {value} END" if stays else value
@@ -162,10 +173,11 @@ GROUP BY i.indexrelid, i.indimmediate, o.conname
 
 
 def check_kept(cursor: Any, place: Place, columns: Collection[str], keys: Collection[str]) -> None:
-    """Check a table created by a user (``Dialect.check_kept``).
+    """Check that a table, possibly created by the user, stores every row as it is written.
 
     Raises:
-        SchemaRefusedError: rows would not be stored as written, or not be found again.
+        SchemaRefusedError: the table would change, hide or lose rows. The message has the statement that
+            fixes it.
     """
     _check_table(cursor, place)
     cursor.execute(_MADE, (place.location,))
@@ -192,7 +204,11 @@ def check_kept(cursor: Any, place: Place, columns: Collection[str], keys: Collec
 
 
 def _check_table(cursor: Any, place: Place) -> None:
-    """Refuse a table whose rows may be lost in a crash, hidden by a policy, or stored in a child table."""
+    """Check a table's properties.
+
+    Raises:
+        SchemaRefusedError: the table is UNLOGGED, has row level security, or has a child table.
+    """
     cursor.execute(_KIND, (place.location,))
     _, persistence, secured, child = cursor.fetchone()
     alter = f"ALTER TABLE {place.location}"
@@ -213,7 +229,11 @@ def _check_table(cursor: Any, place: Place) -> None:
 
 
 def _check_arbiter(cursor: Any, place: Place, keys: Collection[str]) -> None:
-    """Refuse a table whose only unique constraint on the key is DEFERRABLE, which ON CONFLICT cannot use."""
+    """Check the unique constraint on the key, which ON CONFLICT needs.
+
+    Raises:
+        SchemaRefusedError: all unique constraints on the key are DEFERRABLE, which ON CONFLICT cannot use.
+    """
     cursor.execute(_UNIQUE_INDEXES, (place.location,))
     found = [
         (immediate, name)
@@ -237,11 +257,11 @@ def _check_arbiter(cursor: Any, place: Place, keys: Collection[str]) -> None:
     )
 
 
-# The connection was lost, or the server is shutting down or starting up: class 08, and these.
+# SQLSTATEs, or beginnings of them, for a lost connection, or a server that is shutting down or starting up.
 _CUT: Final = ("", "08", "57P01", "57P02", "57P03", "57P05", "25P03", "40003")
 _LATER: Final = "Nothing of this batch was written, and it is tried again."
 
-# SQLSTATE or its class, our error class, the cause, and what to do next. The first match wins.
+# SQLSTATE or its class, tidesink's error class, the cause, and what to do next. The first match is used.
 STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
     (
         "40001",
@@ -283,14 +303,16 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
     (
         "53",
         TransientTargetError,
-        "The server has no room, memory or connections left",
+        "The server has no disk space, memory or connections left",
         f"{_LATER} Look into the server's log.",
     ),
     (
         "57014",
         TransientTargetError,
-        "The server cancelled a statement: a person did, or statement_timeout is too short for a batch",
-        f"{_LATER} If it is the timeout: ALTER ROLE {{user}} SET statement_timeout = 0, or lower "
+        "The server cancelled a statement: an administrator stopped it, or statement_timeout is too short "
+        "for a "
+        "batch",
+        f"{_LATER} If it is the timeout, run ALTER ROLE {{user}} SET statement_timeout = 0, or lower "
         "batch.max-records.",
     ),
     (
@@ -303,31 +325,33 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
         "23502",
         TargetError,
         "A row has no value for a column that is NOT NULL at the target",
-        "Nothing was written. At the target: ALTER TABLE … ALTER COLUMN … DROP NOT NULL",
+        "Nothing was written. Run at the target: ALTER TABLE … ALTER COLUMN … DROP NOT NULL",
     ),
     (
         "23503",
         TargetError,
-        "A row breaks a foreign key of the table at the target",
-        "Nothing was written. Drop the foreign key at the target: tables are written one by one.",
+        "A row violates a foreign key of the table at the target",
+        "Nothing was written. Drop the foreign key at the target: tables are written independently, so a row "
+        "can arrive before the row that it refers to.",
     ),
     (
         "23505",
         TargetError,
         "A row has a value that another row has, in a column with a unique index that is not the key",
-        "Nothing was written. Drop that index at the target. If rows swap such values, a constraint that is "
-        "DEFERRABLE is enough.",
+        "Nothing was written. Drop that index at the target. If rows only swap such values, replace the "
+        "index by "
+        "a unique constraint that is DEFERRABLE.",
     ),
     (
         "23514",
         TargetError,
-        "A value does not fit its column at the target, or a row breaks a CHECK of the table",
-        "Nothing was written. Make the column wider, or drop the CHECK.",
+        "A value does not fit its column at the target, or a row violates a CHECK constraint of the table",
+        "Nothing was written. Make the column wider, or drop the CHECK constraint.",
     ),
     (
         "23",
         TargetError,
-        "A row breaks a constraint of the table at the target",
+        "A row violates a constraint of the table at the target",
         "Nothing was written. Drop the constraint at the target.",
     ),
     (
@@ -345,31 +369,31 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
     (
         "3D000",
         TargetError,
-        "There is no such database",
+        "The database does not exist",
         "Check the database's name in target.url, or create it: CREATE DATABASE",
     ),
     (
         "42501",
         TargetError,
-        "The user {user} lacks a right at the target",
-        "Grant it. `tidesink validate --connect` prints the statements.",
+        "The user {user} lacks a privilege at the target",
+        "Grant it. `tidesink validate --connect` prints the GRANT statements.",
     ),
     (
         "42P10",
         SchemaRefusedError,
         "The table has no unique index on the key's columns",
-        "Make them its primary key.",
+        "Make the key's columns the table's primary key.",
     ),
     (
         "42P01",
         TransientTargetError,
-        "A table was dropped",
+        "A table at the target was dropped",
         f"{_LATER} If it lasts, find the program that drops tables at the target.",
     ),
     (
         "42701",
         TransientTargetError,
-        "Another worker of the table added a column at this moment",
+        "Another worker added the same column at the same time",
         _LATER,
     ),
     (
@@ -388,8 +412,9 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
     (
         "0A",
         TargetError,
-        "Postgres cannot change the table so. A view, a rule or a trigger of yours uses the column, or this "
-        "version lacks the feature",
+        "Postgres cannot make this change of the table. A view, a rule or a trigger of yours uses the "
+        "column, or "
+        "this version of Postgres lacks the feature",
         "Nothing was written. Drop that object at the target, and create it again after the change.",
     ),
     *(
@@ -397,28 +422,30 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
             state,
             TargetError,
             "A trigger or a function at the target raises an error",
-            "Nothing was written. Its words, which may hold values, are in the server's log. Correct the "
-            "trigger or drop it.",
+            "Nothing was written. Its message may contain row values, so it is only in the server's log. "
+            "Correct "
+            "the trigger or drop it.",
         )
         for state in ("P0", "38", "39")
     ),
     (
         "3F000",
         TransientTargetError,
-        "A schema is gone that was there",
+        "A schema at the target no longer exists",
         f"{_LATER} If it lasts, find the program that drops schemas at the target.",
     ),
     (
         "55",
         TargetError,
-        "The table's state does not allow the statement, as when a publication has the table and its REPLICA "
-        "IDENTITY is NOTHING",
+        "The table's state does not allow the statement. For example, a publication contains the table, "
+        "but its "
+        "REPLICA IDENTITY is NOTHING",
         "Nothing was written. The reason is in the server's log.",
     ),
     (
         "42703",
         TargetError,
-        "A column is gone that was there",
+        "A column of the table at the target no longer exists",
         "Nothing was written. If another program changed the table, undo its change.",
     ),
     (
@@ -436,7 +463,7 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
     (
         "XX",
         TargetError,
-        "The server reports a fault of its own, or damaged data",
+        "The server reports an internal error, or damaged data",
         "Nothing was written. Look into the server's log.",
     ),
 )
@@ -448,14 +475,14 @@ _NAMES_ONLY: Final = (
     "25006", "28", "2BP01", "3D000", "3F000", "40P01", "42501", "42703", "42704", "42809", "42P01", "42P07",
     "42P10", "53", "55006", "55P03", "57", "58",
 )  # fmt: skip
-# Source files of the procedural languages: their RAISE may give any words, a row's too, to any code.
+# Source files of the procedural languages. Their RAISE can use any code with any text, also with row values.
 _RAISING: Final = ("pl_exec", "plpy_", "plperl", "pltcl")
 _FIELDS: Final = ("table", "column", "constraint")
 RIGHTS: Final = "42501"
 
 
 def code_of(exc: BaseException) -> str | None:
-    """Return the SQLSTATE of a psycopg error; "" for a lost connection, None for other exceptions."""
+    """Return the SQLSTATE of a psycopg exception; "" for a lost connection, None for other exceptions."""
     import psycopg
 
     if not isinstance(exc, psycopg.Error):
@@ -466,7 +493,7 @@ def code_of(exc: BaseException) -> str | None:
 
 
 def fault_of(exc: BaseException) -> Fault | None:
-    """Return a psycopg error without row values; None for other exceptions."""
+    """Convert a psycopg exception to a ``Fault``, which has no row values; None for other exceptions."""
     code = code_of(exc)
     if code is None:
         return None
@@ -477,7 +504,9 @@ def fault_of(exc: BaseException) -> Fault | None:
 
 
 def _named(diag: Any) -> str:
-    """Return the objects that the server names in separate fields, whatever its language."""
+    """Return the table, column and constraint of an error, from its separate fields, such as ``column
+    total``.
+    """
     found = {name: getattr(diag, f"{name}_name", None) for name in _FIELDS}
     schema = getattr(diag, "schema_name", None)
     if schema and found["table"]:
@@ -488,13 +517,14 @@ def _named(diag: Any) -> str:
 def error_of(
     fault: Fault, *, table: str, committing: bool = False, user: str = "", grants: Sequence[str] = ()
 ) -> TidesinkError:
-    """Return the error to raise for a fault (``Dialect.error_of``)."""
+    """Return tidesink's error to raise for a fault (``Dialect.error_of``)."""
     code = fault.code
     if code.startswith(_CUT[1:]) or code == "":
         if committing:
             return CommitUnknownError(
-                "The connection was lost during the commit, which may have happened. Read the committed "
-                "progress before anything else.",
+                "The connection was lost during the commit, so it is unknown whether the batch was "
+                "committed. "
+                "The worker reads the progress at the target to find out.",
                 table=table,
             )
         said = ": ".join(part for part in (code or "the connection was lost", fault.words) if part)

@@ -122,15 +122,16 @@ class SqlReader(TableReader):
         return entry.progress if entry else None
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return a lazy frame of the current rows. They are read from the database when Spark runs the task."""
+        """Return a lazy frame of the current rows.
+
+        They are read from the database when Spark runs the task.
+        """
         from tidesink.sinks.spark.digests import ODD
 
         return self.compared_rows(columns).drop(ODD)
 
     def compared_rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return the frame of ``rows`` with the column ``ODD``: the texts of values that their Spark type
-        cannot hold.
-        """
+        """Return the frame of ``rows`` and a column ``ODD``: texts of values that do not fit their type."""
         from tidesink.sinks.spark.digests import ODD
 
         database = self._dialect.database
@@ -161,7 +162,10 @@ class SqlReader(TableReader):
         )
 
     def spelling(self, name: str) -> Spelling | None:
-        """Return how the database reformats a column's values. MySQL, for example, pads times and decimals."""
+        """Return how the database reformats a column's values.
+
+        MySQL, for example, pads times and decimals.
+        """
         fold = folding(self._present, (column.name for column in self._shape.columns))
         found = next((kind for one, kind in self._present.items() if fold(one) == fold(name)), "")
         column = self._shape.find(name)

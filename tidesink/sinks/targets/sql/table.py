@@ -1,7 +1,8 @@
-"""One table in a SQL database. The executors stage rows; a transaction merges them with their progress.
+"""An open table in a SQL database.
 
-Every transaction first locks the table's ledger row and checks the epoch, so a worker that lost the table
-writes nothing.
+The executors load a batch's rows into a staging table. One transaction then merges them into the target table
+and records the progress. It first locks the table's ledger row and checks the epoch, so a worker whose epoch
+is outdated writes nothing.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -81,7 +82,7 @@ _SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
 
 
 class SqlTable:
-    """One table of a SQL database, open for one worker thread."""
+    """A target table in a SQL database, and optionally its view. It is used by one worker thread."""
 
     def __init__(
         self,
@@ -96,8 +97,9 @@ class SqlTable:
     ) -> None:
         """Open the table, and create it if missing.
 
-        ``gathers``: changes wait for the next cut.
-        ``excluded``: where the pipeline records that a table is not part of the cut.
+        ``view``: name of the view of the table's current rows; None for no view.
+        ``excluded``: the list of tables that the pipeline's last cut does not include.
+        ``gathers``: True if the pipeline has cuts. Changes are then gathered until the next cut.
         """
         check_shape(shape)
         self.place = place
@@ -111,21 +113,24 @@ class SqlTable:
         self._epoch: int | None = None
         self._created = False
         self._changing = False
-        # The columns and types of the existing staging table; and of one that no batch has used yet.
+        # The columns and types of the staging table, if it exists; and again, if no batch has used it yet.
         self._staging: _Staging | None = None
         self._unused: _Staging | None = None
         self._ordered: TableShape | None = None
-        # The changes of the next cut, and the shape of their rows.
+        # The side table of changes gathered for the next cut, and the source's current columns and key.
         self._gathered, self._gathers = Gathered(self._dialect, place), gathers
         self._excluded = excluded
         self._shape = shape
         self._present = self._open(shape, soft=delete_mode == "soft")
         self._keys = frozenset(fold_name(self._dialect.quote(key)) for key in shape.keys)
-        # Not quoted: a name that the database does not allow matters only when the column is added.
+        # Not quoted, because quoting raises for names that the database does not allow. Adding a column
+        # checks its name.
         self._columns = frozenset(fold_name(column.name) for column in shape.columns)
 
     def claim(self) -> Claim:
-        """Take the next epoch with a commit. Workers with an older epoch are refused from now on."""
+        """Commit the next epoch in the ledger row, after checking the table. Fences workers with older
+        epochs.
+        """
         with self._transaction() as cursor:
             self._ledger.check_sharing(cursor)
             self._ledger.add_row(cursor)
@@ -136,22 +141,23 @@ class SqlTable:
             keys = frozenset(fold_name(key) for key in self._shape.keys)
             self._dialect.check_kept(cursor, self.place, self._columns, keys)
             check_natives(self._present, self._shape, self._dialect.database, self._mend)
-            # With the ledger's row locked, so that no other worker changes the columns now.
+            # The ledger row is locked, so no other worker changes the columns at the same time.
             self._change(cursor, self._dialect.left_undone(cursor, self.place))
             self._prepare_gathered(cursor, entry)
             self._ledger.write(cursor, entry)
         self._epoch = entry.epoch
-        self._staging = self._unused = None  # an earlier epoch's staging table is dropped below
+        self._staging = self._unused = None  # the staging table of an earlier epoch is dropped below
         with self._transaction(writes=False) as cursor:
             self._present = self._dialect.present(cursor, self.place)
-        # An older worker's tasks may still write to their own staging table. The next claim then drops it.
+        # If a fenced worker's tasks still write to a staging table, dropping it fails. The next claim drops
+        # it.
         with suppress(TransientTargetError), self._transaction() as cursor:
             for name in self._dialect.staging_tables(cursor, self.place):
                 cursor.execute(f"DROP TABLE IF EXISTS {self.place.beside(name)}")
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
-        """Return the progress in the ledger."""
+        """Return the progress that the ledger records; None if no batch was ever applied."""
         with self._transaction(writes=False) as cursor:
             entry = self._ledger.read(cursor)
             if entry is not None:
@@ -159,7 +165,10 @@ class SqlTable:
         return entry.progress if entry else None
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
-        """Merge a batch and its progress in one transaction."""
+        """Merge a batch into the table and record its progress, in one transaction.
+
+        Returns the row counts.
+        """
         with self._transaction(writes=False) as cursor:
             entry = self._held(cursor, self._claimed_epoch(), lock=False, batch=progress.epoch)
             done = done_before(progress, entry.progress, entry.result)
@@ -173,11 +182,11 @@ class SqlTable:
         finally:
             if batch.staged is None or any(part.rows for part in batch.staged):
                 self.forget_staged()
-            else:  # the next batch may use the staging table, so an empty batch causes no DDL
+            else:  # the staging table is still empty, so the next batch uses it without DDL
                 self._unused = self._staging
 
     def version_of(self, progress: Progress) -> TableVersion:
-        """Return the number of commits as the table's version."""
+        """Return the number of commits in the ledger as the table's version."""
         with self._transaction(writes=False) as cursor:
             entry = self._ledger.read(cursor)
         check_named(entry.progress if entry else None, progress)
@@ -187,7 +196,7 @@ class SqlTable:
         """Lock the table's ledger row in the transaction of a cut.
 
         Raises:
-            StaleProgressError: another worker holds the table, or it is no longer at ``version``.
+            StaleProgressError: another worker holds the table, or its version is no longer ``version``.
         """
         entry = self._held(cursor, self._claimed_epoch())
         if entry.commits != version:
@@ -197,26 +206,28 @@ class SqlTable:
             )
 
     def merge_gathered(self, cursor: Any) -> None:
-        """Merge the gathered changes in the transaction of a cut, which has locked the ledger row."""
+        """Merge the gathered changes into the table, in the transaction of a cut that holds the row lock."""
         self._gathered.merge(cursor, self._shape, self._present)
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
-        """Return the sink that writes rows into the staging table, in the tasks that reduce them."""
+        """Return the sink with which the tasks that reduce a batch load its rows into a staging table."""
         if self._changing:  # the columns are unknown until ``evolve`` has read them
             return None
         self._make_staging(rows)
         return loader_into(self._connections, self.place.staging(self._claimed_epoch()), rows)
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:  # noqa: ARG002  (all are in one table)
-        """Drop the staging table, whatever its batch's outcome was."""
+        """Drop the staging table, whether or not its batch was applied."""
         if self._staging is not None:
             drop_staging(self._connections, self.place.staging(self._claimed_epoch()), self._table)
         self._staging = self._unused = None
 
     def evolve(self, shape: TableShape) -> EvolveResult:
-        """Add columns, with their defaults for existing rows, and widen types."""
+        """Add and widen columns so that the table can store ``shape``. Existing rows get new columns'
+        defaults.
+        """
         check_sql_shape(shape, self._dialect.limits, self._dialect.quote)
-        if self._changing:  # the last change was interrupted, so read from the table how far it got
+        if self._changing:  # the last column change was interrupted: complete it and read the columns again
             with self._altering() as (cursor, _):
                 self._change(cursor, self._dialect.left_undone(cursor, self.place))
         needed = self._planned(shape).needed or bool(self._shard and self._shard.new(shape))
@@ -229,7 +240,7 @@ class SqlTable:
         return EvolveResult(created)
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return the difference from the columns when they were last read."""
+        """Return the difference between the columns, as they were last read, and those of ``shape``."""
         plan = self._planned(shape)
         widened = {name: (self._present[name], found) for name, found in plan.widened.items()}
         held = {
@@ -239,7 +250,7 @@ class SqlTable:
         return SchemaGap(tuple(self._present), tuple(c.name for c, _ in plan.added), widened, held)
 
     def rename_column(self, old: str, new: str) -> None:
-        """Rename a column."""
+        """Rename a column in the table, its view and its side table of gathered changes."""
         quote = self._dialect.quote
         self._altered(
             lambda location, present: (
@@ -250,7 +261,9 @@ class SqlTable:
         )
 
     def drop_columns(self, names: Sequence[str]) -> None:
-        """Drop columns. The database raises an error if another view or index needs one of them."""
+        """Drop columns of the table. The database raises an error if another view or an index uses one of
+        them.
+        """
         quote = self._dialect.quote
         self._altered(
             lambda location, present: [
@@ -259,13 +272,13 @@ class SqlTable:
         )
 
     def horizon(self) -> int | None:
-        """Return the commit_ts up to which deletes may be forgotten, from the ledger."""
+        """Return the commit_ts up to which tombstones may have been removed, from the ledger."""
         with self._transaction(writes=False) as cursor:
             entry = self._ledger.read(cursor)
         return entry.horizon if entry else None
 
     def collect(self, horizon: int) -> Collected:
-        """Forget deletes up to a commit_ts."""
+        """Remove the tombstones of deletes up to the commit_ts ``horizon``."""
         epoch = self._claimed_epoch()
         tombstones = SqlTombstones(
             self._dialect,
@@ -279,7 +292,7 @@ class SqlTable:
         return tombstones.collect(horizon, [there.get(fold(key), key) for key in self._ledger.keys])
 
     def close(self) -> None:
-        """Close the target's idle connections. Other tables open new ones when needed."""
+        """Drop the staging table, and close the idle connections of the target's pool."""
         self.forget_staged()
         self._connections.close()
 
@@ -306,7 +319,7 @@ class SqlTable:
             return present
 
     def _make(self, cursor: Any, shape: TableShape, *, soft: bool) -> None:
-        """Create the table. An existing table is not checked, because it may never get all of the columns."""
+        """Create the table, after checking that the database can store the shape's columns and key."""
         check_sql_shape(shape, self._dialect.limits, self._dialect.quote)
         database = self._dialect.database
         length = self._dialect.key_length
@@ -320,15 +333,15 @@ class SqlTable:
         self._created = True
 
     def _grown(self, shape: TableShape, *, created: bool) -> EvolveResult:
-        """Change the table to a shape, whatever others have changed since the change was planned."""
+        """Add and widen the columns that ``shape`` needs, planned again while the ledger row is locked."""
         with self._altering() as (cursor, entry):
-            if self._gathers:  # first, so that a change interrupted before the table's own is repeated
+            if self._gathers:  # the side table first, so an interrupted change is repeated
                 self._change(cursor, self._gathered.growing(cursor, shape))
                 self._gathered.look(cursor)
             plan = self._plan(self._present, shape)
             new = self._shard.new(shape) if self._shard else plan.added
             defaults, warnings = default_literals(new, shape)
-            # In a shared table, only our own rows get our defaults.
+            # In a shared table, only the rows of this shard get the defaults of its source table.
             statements = self._growing(plan, shape, {} if self._shard else defaults)
             self._alter(cursor, statements, widens=bool(plan.widened))
             if self._shard:
@@ -337,7 +350,9 @@ class SqlTable:
         return EvolveResult(created, names, tuple(plan.widened), tuple(defaults), warnings)
 
     def _growing(self, plan: SqlEvolution, shape: TableShape, defaults: Mapping[str, str]) -> list[str]:
-        """Return the statements of a plan; ``defaults`` are literal texts."""
+        """Return the statements that carry out a plan of column changes; ``defaults``: default texts by
+        column.
+        """
         added = {
             column.name: (found, self._literal(defaults.get(column.name), found))
             for column, found in plan.added
@@ -346,7 +361,11 @@ class SqlTable:
         return self._dialect.alter(self.place.location, added, plan.widened, keys)
 
     def _planned(self, shape: TableShape) -> SqlEvolution:
-        """Plan the columns' changes. A shared table's columns are read again if a change seems needed."""
+        """Plan the column changes that ``shape`` needs, from the cached columns.
+
+        If a shared table seems to need a change, its columns are read again, because other shards may have
+        changed them.
+        """
         plan = self._plan(self._present, shape)
         if self._shard and plan.needed:
             with self._transaction(writes=False) as cursor:
@@ -361,16 +380,18 @@ class SqlTable:
             raise self._shard.refused(exc) if self._shard else exc from None
 
     def _mend(self, name: str, wanted: str) -> list[str]:
-        """Return the statements that change a column's type to hold the source's values."""
+        """Return the statements that change the type of the column ``name`` to ``wanted``, for the user to
+        run.
+        """
         keys = frozenset(fold_name(key) for key in self._shape.keys)
         named = {fold_name(one): (one, found) for one, found in self._present.items()}
         own, found = named[fold_name(name)]
         return self._dialect.retyped(self.place.location, own, found, wanted, keys)
 
     def _altered(self, statements: Callable[[str, Mapping[str, str]], list[str]]) -> None:
-        """Run statements that are built from a table's quoted name and its current columns.
+        """Alter the columns of the table, of its view, and of the side table of gathered changes.
 
-        The table's view is changed with it, so that it does not block them.
+        ``statements``: takes a table's quoted name and its current columns, and returns the ALTER statements.
         """
         with self._transaction(writes=False) as cursor:
             self._held(cursor, self._claimed_epoch(), lock=False)
@@ -388,7 +409,7 @@ class SqlTable:
 
     @contextmanager
     def _altering(self) -> Iterator[tuple[Any, Entry]]:
-        """Lock our ledger row in a transaction, read the columns, and yield the cursor and the entry."""
+        """Yield a transaction's cursor and the ledger row, which is locked while the columns are changed."""
         with self._turns.mine(), self._transaction() as cursor:
             entry = self._held(cursor, self._claimed_epoch())
             self._changing = True
@@ -397,7 +418,10 @@ class SqlTable:
         self._changing = False
 
     def _alter(self, cursor: Any, statements: list[str], *, widens: bool) -> None:
-        """Change the table's columns, and its view with them."""
+        """Run statements that change the table's columns, and create its view again if needed.
+
+        ``widens``: True if the statements change existing columns, which the view may prevent.
+        """
         before, after = self._view.in_the_way(cursor) if self._view and widens else ([], [])
         self._change(cursor, [*before, *statements])
         self._present = self._dialect.present(cursor, self.place)
@@ -406,7 +430,7 @@ class SqlTable:
         self._change(cursor, [*shown, *rights])
 
     def _change(self, cursor: Any, statements: list[str]) -> None:
-        """Change the schema while the ledger's row is locked; on a second connection if DDL commits."""
+        """Run DDL statements while the ledger row stays locked."""
         if not statements:
             return
         with self._changer(cursor) as changing:
@@ -415,7 +439,10 @@ class SqlTable:
 
     @contextmanager
     def _changer(self, cursor: Any) -> Iterator[Any]:
-        """Yield a cursor for schema changes while another cursor holds the lock of the ledger's row."""
+        """Yield a cursor for DDL while ``cursor`` holds the lock on the ledger row.
+
+        In MySQL, DDL would commit that transaction and release the lock, so a second connection is used.
+        """
         if not self._dialect.ddl_commits:
             yield cursor
             return
@@ -436,7 +463,12 @@ class SqlTable:
             )
 
     def _take_order(self, batch: ReducedBatch) -> None:
-        """Add the columns that ordering by source needs, once. Refuse to go back to Kafka's order."""
+        """Check the table's order, and add the columns that the source's order needs.
+
+        Raises:
+            SchemaRefusedError: the table is ordered by the source and the batch is not, or a column that
+                tombstones set to NULL is NOT NULL.
+        """
         check_order(batch, self._present, table=self.place.source)
         if not batch.sequenced or batch.shape == self._ordered:
             return
@@ -450,7 +482,10 @@ class SqlTable:
         self._ordered = batch.shape
 
     def _staged(self, batch: ReducedBatch) -> tuple[int, ...] | None:
-        """Stage the batch's rows and return the attempts that count; None if the batch has no rows."""
+        """Load the batch's rows into the staging table, if they are not there yet.
+
+        Returns the ids of the task attempts whose rows make up the batch; None if the batch has no rows.
+        """
         if batch.empty or batch.truncates:
             return None
         if batch.staged is None:
@@ -458,7 +493,7 @@ class SqlTable:
         return staged(self._connections, self.place.staging(self._claimed_epoch()), batch)
 
     def _make_staging(self, rows: RowFormat) -> None:
-        """Create an empty staging table. An unused one with the same columns is kept."""
+        """Create an empty staging table, or use the existing one if it is empty and has the same columns."""
         wanted = staged_columns(rows), tuple(self._staging_types(rows.shape)), self._native_types(rows.shape)
         unused, self._unused = self._unused, None
         if unused != wanted:
@@ -466,10 +501,10 @@ class SqlTable:
             make_staging(self._connections, self.place.staging(self._claimed_epoch()), *wanted, self._table)
 
     def _staging_types(self, shape: TableShape) -> list[str]:
-        """Return the types of the shape's columns at the target.
+        """Return the types of the staging columns for the shape's columns.
 
         Raises:
-            SchemaRefusedError: the target lacks a column.
+            SchemaRefusedError: the target lacks a column of the shape.
         """
         fold = folding(self._present, (column.name for column in shape.columns))
         known = {fold(name): found for name, found in self._present.items()}
@@ -486,7 +521,7 @@ class SqlTable:
         ]
 
     def _native_types(self, shape: TableShape) -> tuple[tuple[str, str], ...]:
-        """Return names and types of the staging columns that are filled by a cast."""
+        """Return names and types of the additional staging columns that ``cast_staged`` fills."""
         found = self._natives(shape).items()
         return tuple((native_name(at), fit.kept) for at, fit in found if fit.kept is not None)
 
@@ -515,8 +550,7 @@ class SqlTable:
         if self._gathers and not batch.outside:
             return self._taken_in(cursor, batch, attempts)
         if self._gathers:
-            # Merge the gathered changes before the batch. Readers find the table excluded until a cut
-            # includes it.
+            # Cuts do not include this table now. Record this for readers, and merge what was gathered for it.
             self._excluded.add(cursor, [self.place.source])
             self._shape = batch.shape
             self._gathered.merge(cursor, batch.shape, self._present)
@@ -541,7 +575,7 @@ class SqlTable:
         return self._dialect.merge(cursor, merge)
 
     def _taken_in(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...] | None) -> Counts:
-        """Gather a batch for the next cut."""
+        """Write a batch to the side table of gathered changes, for the next cut. Returns the row counts."""
         self._shape = batch.shape
         if batch.truncates:
             return self._gathered.add_emptying(cursor, batch.shape.keys)
@@ -552,7 +586,7 @@ class SqlTable:
         return self._gathered.add(cursor, merge)
 
     def _check_staged(self, cursor: Any, batch: ReducedBatch, merge: Merge) -> None:
-        """Count the staged rows, and cast their values to the target's native types."""
+        """Check the number of staged rows, and cast their values to the types that the user chose."""
         check_staged(cursor, merge)
         cast_staged(cursor, self._dialect, merge, batch.shape, self._natives(batch.shape), self._mend)
 
@@ -573,11 +607,11 @@ class SqlTable:
         )
 
     def _prepare_gathered(self, cursor: Any, entry: Entry) -> None:
-        """Create the side table for gathered changes. Without cuts, merge what a worker with cuts left there.
+        """Prepare the side table of gathered changes, when the table is claimed and its ledger row is locked.
 
-        The ledger's row is locked. If nothing was ever applied, the side table's rows belong to an earlier
-        table of this name and are deleted. If the side table is missing, the last cut does not include the
-        table.
+        With cuts, create the side table if missing. The last cut then does not include the table. Without
+        cuts, merge the changes that an earlier worker with cuts gathered. If no batch was ever applied to the
+        table, the side table's rows belong to a dropped table of the same name, and are deleted.
         """
         if self._gathers:
             with self._changer(cursor) as changing:
@@ -585,7 +619,7 @@ class SqlTable:
                     self._excluded.add(changing, [self.place.source])
                 self._gathered.prepare(changing, self._shape, self._present, empty=entry.progress is None)
         elif self._gathered.look(cursor):
-            if self._excluded.is_there(cursor):  # from now on no cut includes the table
+            if self._excluded.is_there(cursor):  # cuts do not include the table from now on
                 self._excluded.add(cursor, [self.place.source])
             if entry.progress is None:
                 self._gathered.discard(cursor)
@@ -608,7 +642,11 @@ class SqlTable:
         return entry
 
     def _held(self, cursor: Any, epoch: int, *, lock: bool = True, batch: int | None = None) -> Entry:
-        """Return the ledger's entry. It must have our epoch (``check_held``)."""
+        """Return the ledger row, after checking that it has this worker's epoch.
+
+        Raises:
+            StaleProgressError: another worker claimed the table, or the batch is from another epoch.
+        """
         entry = self._read(cursor, lock=lock)
         check_held((entry.epoch,), (epoch,), table=self.place.source, batch=batch)
         return entry
@@ -620,26 +658,28 @@ class SqlTable:
 
 
 _OWN: Final = frozenset({SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, FROM_COLUMN, TO_COLUMN, READ_COLUMN})
-# Conditions that a current row meets. An ended version has an end, and so does the mark of a delete.
+# Conditions of a current row, by column. In a history, an ended version and a delete marker have an end.
 _LIVING: Final = MappingProxyType({SOFT_DELETE_COLUMN: "IS NOT TRUE", TO_COLUMN: "IS NULL"})
 _MARK: Final = "_tidesink_view_"
 
 
 @dataclass(frozen=True)
 class SqlView:
-    """The view ``name`` of one table, in the table's schema."""
+    """The view ``name`` of a table's current rows, in the table's schema."""
 
     dialect: Dialect
     place: Place
     name: str
 
     def statements(self, cursor: Any, present: Mapping[str, str]) -> list[str]:
-        """Return the statements that adapt the view to the table's columns; empty if nothing changed.
+        """Return the statements that create the view, or adapt it to the table's columns if they changed.
+
+        ``present``: the table's columns: type by name.
 
         A change log (``mode: append``) has no view, because its rows are neither current nor deleted.
 
         Raises:
-            SchemaRefusedError: the view's name belongs to a table, or to a view of someone else.
+            SchemaRefusedError: the view's name belongs to a table, or to a view that tidesink did not create.
         """
         if OP in present:
             return []
@@ -658,7 +698,7 @@ class SqlView:
         return self.dialect.view_statements(self.place.beside(self.name), query)
 
     def in_the_way(self, cursor: Any) -> tuple[list[str], list[ForView]]:
-        """Return the statements to run before and after changing types, if our view blocks the change."""
+        """Return the statements to run before and after column types change, so that the view allows it."""
         text = self.dialect.view_text(cursor, self.place, self.name)
         if text is None or _MARK not in text:
             return [], []
@@ -666,9 +706,11 @@ class SqlView:
 
 
 def living_query(place: Place, columns: Mapping[str, str], alias: str = "") -> str:
-    """Return a query of a table's current rows; ``alias`` is the table's alias in it.
+    """Return the SQL query of a table's current rows, without tombstones and soft-deleted rows.
 
-    In a table that keeps every version of a row, these are the current versions.
+    In a history, these are the current versions.
+
+    ``alias``: the table's alias in the query; empty for none.
     """
     named = ", ".join(place.quote(name) for name in columns if name not in _OWN)
     living = [f"{place.quote(name)} {said}" for name, said in _LIVING.items() if name in columns]
@@ -677,7 +719,7 @@ def living_query(place: Place, columns: Mapping[str, str], alias: str = "") -> s
 
 
 class SqlShard:
-    """The shard ``place.shard`` of an open table."""
+    """The rows and the ledger row of one shard (``place.shard``) of a shared table."""
 
     def __init__(self, connections: Connections, place: Place, ledger: SqlLedger) -> None:
         self._connections = connections
@@ -686,14 +728,14 @@ class SqlShard:
         self._ledger = ledger
 
     def rows(self, present: Mapping[str, str]) -> str:
-        """SQL: the row belongs to the shard; ``present`` are the table's columns with their types."""
+        """Return the SQL condition that a row belongs to the shard; ``present``: the table's column types."""
         assert self._place.shard is not None  # noqa: S101  (a shard's place has it)
         column, value = self._place.shard
         name, found = next(both for both in present.items() if fold_name(both[0]) == fold_name(column))
         return f"{self._dialect.quote(name)} = {self._dialect.literal(value, found)}"
 
     def new(self, shape: TableShape) -> tuple[tuple[ShapeColumn, str], ...]:
-        """Return the columns for which the shard's rows have no value yet, even if the table has them."""
+        """Return the shape's columns that the shard's rows do not have yet, even if the table has them."""
         with self._connections.transaction(str(self._place.source), writes=False) as cursor:
             entry = self._ledger.read(cursor)
         return tuple((column, "") for column in new_columns(shape, entry.known if entry else None))
@@ -707,7 +749,12 @@ class SqlShard:
         defaults: Mapping[str, str],
         present: Mapping[str, str],
     ) -> None:
-        """Set the shard's rows to the literals ``defaults``, and record that they have the new columns."""
+        """Write defaults into the shard's rows, and record in the ledger that the rows have the shape's
+        columns.
+
+        ``defaults``: default texts by column name.
+        ``present``: the table's columns: type by name.
+        """
         fold = folding(present, (column.name for column in shape.columns))
         given = {fold(name): text for name, text in defaults.items()}
         sets = [
@@ -720,11 +767,13 @@ class SqlShard:
         self._ledger.write(cursor, replace(entry, known=known_after(entry.known, shape)))
 
     def written(self, entry: Entry, shape: TableShape) -> Entry:
-        """Return the shard's entry after rows of a shape were written."""
+        """Return the ledger row with the columns of ``shape`` added to the columns of the shard's rows."""
         return replace(entry, known=known_after(entry.known or (), shape))
 
     def refused(self, error: SchemaRefusedError) -> SchemaRefusedError:
-        """Return the error of a change that the table cannot make, with the other shards."""
+        """Return ``error`` for a column change that the table cannot make, with the other shards' names
+        added.
+        """
         with self._connections.transaction(str(self._place.source), writes=False) as cursor:
             others = self._ledger.others(cursor)
         return also_of(error, self._place.shown, others) if others else error
