@@ -223,7 +223,7 @@ def test_validate_asks_an_endpoint_and_sends_nothing() -> None:
         assert receiver.taken == set()
         receiver.faults = [Fault(503)]
         with pytest.raises(
-            TransientTargetError, match=r"HTTP 503\. It, or the server that it forwards to, is down"
+            TransientTargetError, match=r"HTTP 503\. The endpoint, or the server that it forwards to, is down"
         ):
             http_target.try_target(settings)
     with pytest.raises(TransientTargetError, match=r"no connection: connection refused; check target\.url"):

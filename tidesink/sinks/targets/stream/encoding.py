@@ -1,4 +1,4 @@
-"""Encodes rows as messages of a codec, and checks a table before anything is sent."""
+"""Encodes rows as messages of a codec (such as canal-json), and checks tables before anything is sent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _OURS: Final = frozenset(row.name for row in TYPES)
-# Types that other databases' types are written as, by their reader.
+# TiDB types in which values of other databases are written, by the reader of their type.
 _WRITTEN_AS: Final[Mapping[str, ColumnType]] = {
     "boolean": ColumnType("tinyint"),
     "local_date": ColumnType("date"),
@@ -47,7 +47,8 @@ _WRITTEN_AS: Final[Mapping[str, ColumnType]] = {
     "binary": ColumnType("longblob"),
 }
 _TEXT: Final = ColumnType("longtext")
-# A value that every column of a type accepts, for the key of a trial message.
+# A value that every column of a type accepts, by the type's reader. ``prepare`` encodes a trial message with
+# it.
 _PROBES: Final[Mapping[str, Value]] = {
     "decimal": Decimal(0),
     "text": "",
@@ -68,10 +69,12 @@ _KEPT: Final = (
 
 
 def written_schema(shape: TableShape, protocol: str, options: CodecOptions) -> TableSchema:
-    """Return the schema of the messages: the source's types, or TiDB's nearest types for other databases.
+    """Return the table schema with which messages are encoded.
+
+    Its types are the source's if the source is TiDB or MySQL, and otherwise the nearest TiDB types.
 
     Raises:
-        SchemaRefusedError: the protocol cannot write a column; names it.
+        SchemaRefusedError: the protocol cannot write a column. The error names it.
     """
     for column in shape.columns:
         if _lacks_precision(column, protocol, options):
@@ -97,7 +100,7 @@ def written_schema(shape: TableShape, protocol: str, options: CodecOptions) -> T
 
 
 def written_type(column: ShapeColumn) -> ColumnType:
-    """Return the type that a column is written as."""
+    """Return the TiDB type with which a column's values are written in messages."""
     row = row_of(column.type)
     if row.name in _OURS:
         return column.type
@@ -112,14 +115,21 @@ def _lacks_precision(column: ShapeColumn, protocol: str, options: CodecOptions) 
 
 
 class RegisteredSchemas(MemorySchemaRegistry):
-    """Schema ids that the driver received, for use in tasks. Tasks neither ask nor register anything."""
+    """The schema ids that the driver got from the registry, for the encoders in Spark tasks.
+
+    Tasks send no request to the registry.
+    """
 
     def __init__(self, ids: Mapping[tuple[str, str], int]) -> None:
         super().__init__({schema_id: text for (_, text), schema_id in ids.items()})
         self._known = dict(ids)
 
     def register(self, subject: str, schema_text: str) -> int:
-        """Return the id that the driver received."""
+        """Return the id that the driver got for this schema.
+
+        Raises:
+            RegistryError: the driver did not register the schema.
+        """
         known = self._known.get((subject, schema_text))
         if known is None:
             raise RegistryError("The schema was not registered before its rows were sent.", subject=subject)
@@ -127,7 +137,7 @@ class RegisteredSchemas(MemorySchemaRegistry):
 
 
 class _Noting(MemorySchemaRegistry):
-    """Registers schemas in the real registry and records the ids."""
+    """Registers schemas at a schema registry, and remembers the ids for the tasks."""
 
     def __init__(self, registry: SchemaRegistry) -> None:
         super().__init__()
@@ -135,7 +145,7 @@ class _Noting(MemorySchemaRegistry):
         self.ids: dict[tuple[str, str], int] = {}
 
     def register(self, subject: str, schema_text: str) -> int:
-        """Register a schema in the registry and return its id."""
+        """Register a schema at the registry, and return its id."""
         found = self._registry.register(subject, schema_text)
         self.ids[subject, schema_text] = found
         return found
@@ -143,7 +153,12 @@ class _Noting(MemorySchemaRegistry):
 
 @dataclass(frozen=True)
 class Encoding:
-    """All that a task needs to encode a table's rows. ``prepare`` creates it."""
+    """Everything that a Spark task needs to encode a table's rows. ``prepare`` creates it.
+
+    ``schema``: the table schema with which messages are encoded.
+    ``topic``: the target topic.
+    ``ids``: schema ids by subject and schema text.
+    """
 
     protocol: str
     options: CodecOptions
@@ -153,11 +168,11 @@ class Encoding:
     ids: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def reader(self) -> MessageRows:
-        """Return a reader of a task's rows, for its encoder."""
+        """Return the reader that converts a task's Arrow batches to rows for the encoder."""
         return MessageRows(self.shape, self.options.time_zone)
 
     def encoder(self, sent_ms: int) -> Encoder:
-        """Return the encoder of one task. ``sent_ms``: the batch's wall clock, for rows without commit_ts."""
+        """Return an encoder for one task; ``sent_ms``: the time for canal-json rows without commit_ts."""
         registry = RegisteredSchemas(self.ids)
         return Encoder(self, open_codec(self.protocol, options=self.options, registry=registry), sent_ms)
 
@@ -165,10 +180,12 @@ class Encoding:
 def prepare(
     shape: TableShape, *, protocol: str, options: CodecOptions, topic: str, registry: SchemaRegistry | None
 ) -> Encoding:
-    """Register a table's schemas and return its encoding.
+    """Check that a table can be encoded, register its message schemas, and return its encoding.
+
+    ``registry``: the schema registry; None if the protocol needs none.
 
     Raises:
-        SchemaRefusedError: the protocol or the registry refuses the table; names what to do.
+        SchemaRefusedError: the protocol or the registry cannot accept the table. The message has the remedy.
         RegistryError: the registry does not answer, or refuses access.
     """
     options = _zoned(protocol, options)
@@ -197,7 +214,10 @@ def prepare(
 
 
 def _zoned(protocol: str, options: CodecOptions) -> CodecOptions:
-    """Use UTC for Debezium, whose messages have UTC times. Local time would lose an hour each autumn."""
+    """Return the options with the time zone UTC for Debezium's protocols, whose messages have UTC times.
+
+    With local times, the hour that occurs twice each autumn would be ambiguous.
+    """
     return replace(options, time_zone="UTC") if protocol.startswith("debezium") else options
 
 
@@ -209,7 +229,7 @@ def _probe(column_type: ColumnType) -> Value:
 
 
 class Encoder:
-    """Encodes the rows of one table."""
+    """Encodes the rows of one table as messages."""
 
     def __init__(self, encoding: Encoding, codec: Codec, sent_ms: int) -> None:
         self._protocol = encoding.protocol
@@ -233,7 +253,7 @@ class Encoder:
 
         Raises:
             EncodeError: the row has no key, or a value that the protocol cannot write.
-            ValueNotStoredError: a value was omitted, and the protocol cannot express that.
+            ValueNotStoredError: the source omitted a value, and the protocol cannot express that.
         """
         self._check(row)
         key, after = self._written(row.key), row.after and self._written(row.after)
@@ -253,7 +273,7 @@ class Encoder:
         )
         record = self._codec.encode(event, topic=self._topic)
         if record is None:
-            raise EncodeError(f"{self._protocol} has no message for a row.")
+            raise EncodeError(f"{self._protocol} cannot write a row as a message.")
         return record
 
     def _check(self, row: MessageRow) -> None:
@@ -265,7 +285,7 @@ class Encoder:
             )
 
     def _deleted(self, key: Row) -> Row:
-        """Return the row before a delete. Only its key is known."""
+        """Return the before image of a delete, of which only the key is known."""
         return (
             {column.name: key.get(column.name) for column in self._schema.columns}
             if self._fills_deletes
@@ -289,7 +309,11 @@ class Encoder:
 
 
 def _local(text: str, zone: ZoneInfo, column: str) -> str:
-    """Convert a UTC time to a TIMESTAMP's text: local time of the zone, without an offset."""
+    """Convert a UTC time to the text of a TIMESTAMP, which is the local time in ``zone`` without an offset.
+
+    Raises:
+        EncodeError: the local time is outside the years 1 to 9999.
+    """
     if zone.key == "UTC":
         return text
     whole, fraction = text[:_SECONDS], text[_SECONDS:]
@@ -301,52 +325,56 @@ def _local(text: str, zone: ZoneInfo, column: str) -> str:
             column=column,
         ) from error
     local = moment.replace(tzinfo=None).isoformat(sep=" ", timespec="seconds") + fraction
-    return FoldedTime(local, 1) if moment.fold else local  # for a row's checksum
+    return (
+        FoldedTime(local, 1) if moment.fold else local
+    )  # the second of two equal local times, for row checksums
 
 
 NO_TRUNCATE: Final = (
-    "The source emptied the table, but no message that every reader understands can express that. Configure "
-    "the connector to skip truncates (skipped.operations: t, its default), delete the rows at the source "
+    "The source truncated the table, but no message that every reader understands can express that. "
+    "Configure "
+    "the connector to skip truncates (skipped.operations: t, its default) and delete the rows at the source "
     "instead, or send the table again to another topic."
 )
 _MAY_TRUNCATE: Final = (
-    "No message can express that a table was emptied. A truncate at the source stops its table, unless the "
+    "No message can express that a table was truncated. A truncate at the source stops its table, unless the "
     "connector skips it (skipped.operations: t, its default)."
 )
 _OMITTED: Final = (
-    "No message can express that a value was omitted. An unchanged TOAST value stops its table. Set REPLICA "
-    "IDENTITY FULL at the source, or write debezium-json or debezium-avro."
+    "No message of this protocol can express that the source omitted a value. A change that omits an "
+    "unchanged "
+    "TOAST value stops its table. Set REPLICA IDENTITY FULL at the source, or set target.protocol to "
+    "debezium-json or debezium-avro."
 )
 
 
 class HttpPreflight(PreflightChecks):
-    """Checks of tables that are sent as JSON."""
+    """Checks of tables whose rows are sent to an HTTP endpoint as JSON."""
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
-        """Return the JSON type of a column's values."""
+        """Return the JSON type with which a column's values are sent."""
         return json_type(column.type)
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """Check the table. There are no limits beyond the capabilities."""
+        """Check that the table has a key and no soft deletes. Returns no limits."""
         check_shape(shape, config.table_config(shape.source).deletes)
         return PreflightResult()
 
 
 class KafkaPreflight(PreflightChecks):
-    """Checks of tables that are written with one of our codecs."""
+    """Checks of tables whose rows are written to Kafka topics with one of tidesink's codecs."""
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
-        """Return the TiDB type that a column is written as, whatever the protocol converts it to."""
+        """Return the TiDB type with which a column is written. The protocol may convert it further."""
         return type_words(written_type(column))
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """Return the limits of the protocol."""
+        """Check that the protocol can encode the table, and return the protocol's limits."""
         check_shape(shape, config.table_config(shape.source).deletes)
         settings = cast("KafkaSettings", config.target)
         topic = settings.rule.topic_for(shape.table)
         check_topic(topic, reads_of(config), shape.table)
-        # Encode a trial row with a registry in memory. The real registry's answer is known only when it is
-        # asked.
+        # ``prepare`` encodes a trial row. An in-memory registry is enough for it, and needs no connection.
         prepare(
             shape,
             protocol=settings.protocol,
@@ -355,26 +383,32 @@ class KafkaPreflight(PreflightChecks):
             registry=MemorySchemaRegistry(),
         )
         if not CODECS[config.source.protocol].leaves_out:
-            return PreflightResult()  # TiCDC's rows are whole, and its TRUNCATE is DDL
+            return PreflightResult()  # TiCDC sends whole rows, and TRUNCATE as a DDL event
         tells = CODECS[settings.protocol].leaves_out
         omitted = () if tells else (Limit("left-out-values", _OMITTED),)
         return PreflightResult((Limit("truncate", _MAY_TRUNCATE), *omitted))
 
 
 def reads_of(config: Config) -> Callable[[str], bool] | None:
-    """Return a check for topics that the pipeline itself reads; None if it reads from other brokers."""
+    """Return a function that is True for topics which the pipeline itself reads.
+
+    Returns None if the pipeline reads from other brokers than it writes to.
+    """
     settings = cast("KafkaSettings", config.target)
     return config.reads_topic if set(settings.brokers) & set(config.source.brokers) else None
 
 
 def check_topic(topic: str, reads: Callable[[str], bool] | None, table: TableId) -> None:
-    """Refuse to write a topic that the pipeline reads.
+    """Check that the pipeline does not read the topic that it writes to.
+
+    ``reads``: the function that ``reads_of`` returned.
 
     Raises:
         ConfigError: the pipeline reads this topic.
     """
     if reads is not None and reads(topic):
         raise ConfigError(
-            f"The pipeline reads the topic {topic} that it would write. Add a prefix to `target.topic`.",
+            f"The pipeline would write to the topic {topic}, which it also reads. Add a prefix to "
+            "`target.topic`.",
             table=str(table),
         )

@@ -1,4 +1,4 @@
-"""HTTP services as targets: parts of a batch are sent as requests with an idempotency key."""
+"""The HTTP target: sends a batch's rows to an endpoint in requests with an idempotency key."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ _DOWN: Final = frozenset({500, 502, 503, 504})
 
 
 def open_target(config: Config, _spark: SparkSession, store: StateStore) -> HttpTarget:
-    """Open the endpoint of a config, with its ledger in the state store."""
+    """Return the HTTP target that a config describes. Its progress is recorded in the state store."""
     return HttpTarget(cast("HttpSettings", config.target), store)
 
 
 def place_of(settings: HttpSettings, table: TableId) -> str:
-    """Return a table's URL, without secrets."""
+    """Return the URL to which a table's rows are sent, without secrets, for display."""
     return safe_url(table_url(settings.url, table))
 
 
 def try_target(settings: HttpSettings) -> str:
-    """Send HEAD to the endpoint and return its answer. Sends no row.
+    """Send a HEAD request to the endpoint, and return a text with the status. Sends no row.
 
     Raises:
         TidesinkError: the endpoint does not answer, or refuses access.
@@ -92,24 +92,28 @@ def try_target(settings: HttpSettings) -> str:
         )
     if status in _DOWN:
         raise TransientTargetError(
-            f"The endpoint answers HTTP {status}. It, or the server that it forwards to, is down.",
+            f"The endpoint answers HTTP {status}. The endpoint, or the server that it forwards to, is down.",
             url=endpoint.shown,
         )
     return f"{urlsplit(endpoint.url).netloc} answers (HTTP {status} to HEAD)"
 
 
 def table_url(template: str, table: TableId) -> str:
-    """Return the URL of a table. Names are quoted, so that none is a step in the path."""
+    """Return the URL of a table's rows.
+
+    ``template``: the URL with ``{schema}`` and ``{table}``. The names are percent-encoded, so that a slash or
+        dots in a name do not change the path.
+    """
     return template.replace("{schema}", _quoted(table.schema)).replace("{table}", _quoted(table.name))
 
 
 def _quoted(name: str) -> str:
-    # A path segment of only dots is a step upwards, even if quoted.
+    # A path segment that consists of dots means the parent folder, even if it is percent-encoded.
     return quote(name, safe="") if name.strip(".") else "~" * len(name)
 
 
 def endpoint_of(settings: HttpSettings, table: TableId) -> Endpoint:
-    """Return the endpoint of a table's rows.
+    """Return the endpoint to which a table's rows are sent.
 
     Raises:
         ConfigError: a certificate file is missing.
@@ -129,18 +133,18 @@ def endpoint_of(settings: HttpSettings, table: TableId) -> Endpoint:
 
 @dataclass(frozen=True)
 class HttpTarget:
-    """The endpoint of ``settings``."""
+    """The HTTP endpoint to which a pipeline sends rows."""
 
     settings: HttpSettings
     store: StateStore
 
     @property
     def capabilities(self) -> Capabilities:
-        """The abilities of an endpoint."""
+        """The abilities of an HTTP target."""
         return CAPABILITIES
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> HttpTable:
-        """Open the URL of ``shape``'s table. Does not connect to it.
+        """Open a table that is sent to its URL. Does not connect yet.
 
         Raises:
             ConfigError: a certificate file is missing.
@@ -155,7 +159,7 @@ class HttpTarget:
 
 
 class HttpTable(MessageTable):
-    """One table's URL, open for one worker thread."""
+    """A table whose rows are sent to its URL. It is used by one worker thread."""
 
     def __init__(self, settings: HttpSettings, shape: TableShape, *, ledger: StoreLedger) -> None:
         super().__init__(shape, ledger=ledger)
@@ -177,7 +181,10 @@ class HttpTable(MessageTable):
 
 
 def _in_order(frame: DataFrame, shape: TableShape, tasks: int) -> DataFrame:
-    """Sort the rows by key, so that requests that are sent again contain the same rows."""
+    """Partition and sort the rows by key, so that a batch that is sent again has the same requests.
+
+    ``tasks``: number of tasks that send requests in parallel.
+    """
     keys = [F.col("key").getField(column.name) for column in shape.key_columns]
     return frame.repartition(tasks, *keys).sortWithinPartitions(*keys)
 
@@ -186,13 +193,19 @@ _MEDIA_TYPES: Final = {"json-lines": "application/x-ndjson", "array": "applicati
 _PASSING: Final = frozenset({408, 425, 429})
 _EXCERPT: Final = 200
 _FIRST_WAIT: Final = 0.3
-# A shorter part of a header or a query (a number, a flag) is not a secret, and would be hidden in any text.
+# Shortest part of a header or a query that is hidden as a secret. Shorter parts, such as numbers and flags,
+# occur in many texts.
 _LEAST_SECRET: Final = 4
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The destination of a table's rows. It is sent to the executors. Times are in seconds."""
+    """The HTTP endpoint of a table's rows. It is pickled and sent to the executors.
+
+    ``timeout``: seconds to wait for an answer.
+    ``attempts``: most attempts of one request.
+    ``longest_wait``: most seconds between two attempts.
+    """
 
     url: str = field(repr=False)  # its query may be a secret
     method: str
@@ -210,7 +223,7 @@ class Endpoint:
         return safe_url(self.url)
 
     def secrets(self) -> tuple[str, ...]:
-        """Return texts that must never be shown, in all forms in which an answer may repeat them."""
+        """Return the texts to hide in messages: secrets, in all forms in which an answer may repeat them."""
         _, _, query = self.url.partition("?")
         parts = (*(part for value in self.headers.values() for part in _header_parts(value)), *_values(query))
         whole = (*self.auth.secrets(), *self.headers.values(), query)
@@ -218,7 +231,7 @@ class Endpoint:
 
 
 def _header_parts(value: str) -> Iterator[str]:
-    """Yield the token without its scheme, and the values of a cookie."""
+    """Yield the secret parts of a header's value: the token after a scheme, or the values of a cookie."""
     first, *rest = re.split(r"[\s;,]+", value)
     for part in (first, *rest) if "=" in first else rest:
         yield part
@@ -226,7 +239,7 @@ def _header_parts(value: str) -> Iterator[str]:
 
 
 def _values(query: str) -> Iterator[str]:
-    """Yield the values of a query as written, decoded, and encoded again."""
+    """Yield the values of a URL's query in each form: as written, decoded, and encoded again."""
     for pair in query.split("&"):
         name, _, value = pair.partition("=")
         written = value or name
@@ -242,7 +255,7 @@ class _PassingFault(Exception):  # noqa: N818  # never leaves this module
 
 
 class Requests:
-    """Sends requests to one endpoint one by one, over one connection. Close it after use."""
+    """Sends requests to one endpoint, one after the other over one connection. A context manager."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -255,11 +268,12 @@ class Requests:
         self._session.close()
 
     def send(self, body: bytes, headers: Mapping[str, str]) -> None:
-        """Send a body and return when the endpoint has accepted it.
+        """Send a request, and repeat it until the endpoint has accepted it.
 
         Raises:
-            TargetError: the endpoint refuses it permanently; names status and beginning of the answer.
-            TransientTargetError: no attempt was accepted or refused permanently.
+            TargetError: the endpoint's answer is an error that repeating the request does not solve. The
+                message has the status and the beginning of the answer.
+            TransientTargetError: the endpoint did not accept the request in any attempt.
         """
         retrying = Retrying(
             retry=retry_if_exception_type(_PassingFault), wait=self._wait, stop=self._gives_up, reraise=True
@@ -276,11 +290,11 @@ class Requests:
             ) from fault.__cause__
 
     def ask(self) -> int:
-        """Return the status of the answer to HEAD.
+        """Send a HEAD request, and return the HTTP status of the answer.
 
         Raises:
-            TargetError: the endpoint's certificate is not trusted, or the request cannot be sent.
-            TransientTargetError: there is no answer.
+            TargetError: the endpoint's certificate is not trusted, or the URL or a header is invalid.
+            TransientTargetError: the endpoint does not answer.
         """
         try:
             return self._request("HEAD", b"", {}).status_code
@@ -343,7 +357,11 @@ class Requests:
                 url=self._endpoint.shown,
             ) from error
         if isinstance(error, requests.exceptions.InvalidHeader | requests.exceptions.InvalidURL):
-            raise TargetError("target.url or a header cannot be sent.", url=self._endpoint.shown) from error
+            raise TargetError(
+                "The request cannot be sent, because target.url or a header under target.headers is invalid. "
+                "Correct it in the config.",
+                url=self._endpoint.shown,
+            ) from error
         if isinstance(error, requests.Timeout):
             return f"no answer within {self._endpoint.timeout:g} s; target.timeout sets how long"
         return f"no connection: {_reason_of(error)}; check target.url, and that the endpoint runs"
@@ -361,7 +379,7 @@ class Requests:
 
 
 def _reason_of(error: BaseException) -> str:
-    """Return why there is no connection, from the socket error behind a library's error."""
+    """Return the reason of a failed connection, from the socket error that caused the library's error."""
     for cause in causes_of(error):
         if isinstance(cause, ConnectionRefusedError):
             return "connection refused"
@@ -374,7 +392,7 @@ def _reason_of(error: BaseException) -> str:
 
 _REMEDIES: Final = {
     401: "Check target.auth.",
-    403: "Allow target.auth's user to write there.",
+    403: "Allow the user of target.auth to write to the endpoint.",
     404: "Check target.url.",
     405: "Check target.method.",
     413: "Lower target.batch-rows.",
@@ -394,7 +412,10 @@ BATCH_HEADER: Final = "Tidesink-Batch"
 
 
 def request_headers(stamp: Stamp, body: bytes) -> dict[str, str]:
-    """Return the headers of a request with this body."""
+    """Return the headers of a request: the idempotency key, the epoch and the batch number.
+
+    The idempotency key is a hash of the batch and the body, so a request that is sent again has the same key.
+    """
     place = orjson.dumps([stamp.pipeline, *stamp.table, stamp.batch, stamp.cut])
     return {
         IDEMPOTENCY_HEADER: hashlib.sha256(place + b"\n" + body).hexdigest(),
@@ -404,10 +425,12 @@ def request_headers(stamp: Stamp, body: bytes) -> dict[str, str]:
 
 
 def body_of(rows: Sequence[Mapping[str, Any]], form: str) -> bytes:
-    """Return the body of a request: one JSON object per line, or one array.
+    """Return the body of a request: one JSON object per line, or one JSON array.
+
+    ``form``: ``json-lines`` or ``array``.
 
     Raises:
-        EncodeError: a value that JSON cannot represent.
+        EncodeError: a row has a value that JSON cannot represent.
     """
     try:
         if form == "array":
@@ -419,7 +442,11 @@ def body_of(rows: Sequence[Mapping[str, Any]], form: str) -> bytes:
 
 @dataclass(frozen=True)
 class Slices:
-    """A task's work: sends its rows in requests of ``batch_rows`` rows. It is sent to the executors."""
+    """The work of a Spark task: sends its rows in requests. It is pickled and sent to the executors.
+
+    ``stamp``: identifies the batch in headers and idempotency keys.
+    ``batch_rows``: number of rows in each request.
+    """
 
     endpoint: Endpoint
     shape: TableShape
@@ -427,11 +454,11 @@ class Slices:
     batch_rows: int
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sent]:
-        """Send the rows of a task, request by request. Yields each count after the endpoint accepted it.
+        """Send the rows of a task in requests. Yields the row counts of each request that was accepted.
 
         Raises:
             TargetError: a row has no key, or the endpoint refuses a request permanently.
-            TransientTargetError: the endpoint did not accept a request for now.
+            TransientTargetError: the endpoint did not accept a request, but may accept it later.
         """
         with Requests(self.endpoint) as sending:
             for rows in self._slices(batches):
@@ -441,18 +468,19 @@ class Slices:
                 yield Sent(len(rows) - deletes, deletes)
 
     def truncate(self) -> None:
-        """Send the event that the source emptied the table.
+        """Send a request that reports that the source truncated the table.
 
         Raises:
-            TargetError: the endpoint refuses it permanently.
-            TransientTargetError: the endpoint did not accept it for now.
+            TargetError: the endpoint refuses the request permanently.
+            TransientTargetError: the endpoint did not accept the request, but may accept it later.
         """
         body = body_of([{**self._head("truncate"), "key": None, "after": None}], self.endpoint.format)
         with Requests(self.endpoint) as sending:
             sending.send(body, request_headers(self.stamp, body))
 
     def _slices(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[MessageRow]]:
-        # Slices have a fixed number of rows, wherever Arrow's batches end, so a slice sent again is the same.
+        # Requests have a fixed number of rows, regardless of Arrow's batches, so a batch sent again has the
+        # same requests.
         reader = MessageRows(self.shape, self.shape.time_zone)
         waiting: list[MessageRow] = []
         for batch in batches:

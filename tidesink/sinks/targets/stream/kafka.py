@@ -1,4 +1,4 @@
-"""Kafka topics as targets: topic management, and rows produced by the tasks."""
+"""The Kafka target: creates and checks topics, and produces a batch's rows as messages in Spark tasks."""
 
 from __future__ import annotations
 
@@ -63,20 +63,22 @@ PREFLIGHT: Final = KafkaPreflight()
 
 
 def open_target(config: Config, _spark: SparkSession, store: StateStore) -> KafkaTarget:
-    """Open the topics of a config, with their ledger in the state store."""
+    """Return the Kafka target that a config describes. Its progress is recorded in the state store."""
     return KafkaTarget(cast("KafkaSettings", config.target), store, reads=reads_of(config))
 
 
 def place_of(settings: KafkaSettings, table: TableId) -> str:
-    """Return a table's topic."""
+    """Return the name of a table's topic, for display."""
     return f"kafka:{settings.rule.topic_for(table)}"
 
 
 def try_target(settings: KafkaSettings) -> str:
-    """Ask the brokers, and the registry if configured, and return their answers. Creates nothing.
+    """Connect to the brokers, and to the schema registry if configured, and return a text about them.
+
+    Creates nothing there.
 
     Raises:
-        TidesinkError: they do not answer, or refuse access.
+        TidesinkError: the brokers or the registry do not answer, or refuse access.
     """
     found = len(TargetTopics(settings).names())
     answer = f"{settings.bootstrap_servers} answers with {found} topics"
@@ -91,7 +93,10 @@ def try_target(settings: KafkaSettings) -> str:
 
 @dataclass(frozen=True)
 class KafkaTarget:
-    """The topics of ``settings``. ``reads``: returns True if the pipeline reads a topic of these brokers."""
+    """The Kafka brokers and topic rule to which a pipeline writes.
+
+    ``reads``: returns True if the pipeline itself reads a topic; None if it reads from other brokers.
+    """
 
     settings: KafkaSettings
     store: StateStore
@@ -99,11 +104,11 @@ class KafkaTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The abilities of a topic."""
+        """The abilities of a Kafka target."""
         return CAPABILITIES
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> KafkaTable:
-        """Open the topic of ``shape``'s table, and create it if missing.
+        """Open the topic of a table, and create it if missing.
 
         Raises:
             ConfigError: the pipeline reads this topic.
@@ -127,7 +132,7 @@ class KafkaTarget:
 
 
 class KafkaTable(MessageTable):
-    """One table's topic, open for one worker thread."""
+    """The topic of one table. It is used by one worker thread."""
 
     def __init__(
         self,
@@ -146,13 +151,13 @@ class KafkaTable(MessageTable):
         self._encoding: Encoding | None = None
 
     def close(self) -> None:
-        """Close the registry."""
+        """Close the client of the schema registry."""
         if self._registry is not None:
             self._registry.close()
             self._registry = None
 
     def _prepare(self, shape: TableShape) -> None:
-        """Register the schemas of a shape."""
+        """Register the message schemas of a shape's columns and key at the schema registry, if configured."""
         self._encode_as(shape)
 
     def _send(self, batch: ReducedBatch, stamp: Stamp) -> Sent:
@@ -191,15 +196,16 @@ BATCH_HEADER: Final = "tidesink-batch"
 SOURCE_HEADER: Final = "tidesink-source"
 Place = tuple[str, int, int]
 Headers = list[tuple[str, str | bytes | None]]
-# A message fails if no broker accepts it for this long. Then its batch is tried again.
+# Milliseconds after which a message that no broker has accepted fails. Its batch is then tried again.
 _DELIVERY_MS: Final = 60_000
 _POLL_SECONDS: Final = 0.2
 _QUIET: Final[Mapping[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
 
-# Errors that the same batch would meet again, with the remedy. Any other error may pass.
+# Errors that occur again if the same batch is sent again, with the remedy. All other errors are temporary.
 _PERMANENT: Final = {
     KafkaError.MSG_SIZE_TOO_LARGE: "The topic's max.message.bytes must be at least target.max-message-bytes, "
-    "because messages are sent together up to that size. Raise the one, or lower the other.",
+    "because messages are sent together up to that size. Raise max.message.bytes, or lower "
+    "target.max-message-bytes.",
     KafkaError.RECORD_LIST_TOO_LARGE: "Raise the topic's max.message.bytes.",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow target.kafka's user to write to the topic.",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow target.kafka's user to write with idempotence.",
@@ -208,21 +214,26 @@ _PERMANENT: Final = {
     KafkaError.TOPIC_EXCEPTION: "Kafka does not allow a topic of this name. Change target.topic.",
     KafkaError.INVALID_RECORD: "The broker refuses the record. A topic with cleanup.policy compact needs "
     "messages with keys, and canal-json has none.",
-    KafkaError.POLICY_VIOLATION: "A policy of the broker refuses it.",
+    KafkaError.POLICY_VIOLATION: "A policy of the broker refuses the message.",
     KafkaError._INVALID_ARG: "Check target.kafka.",
 }
-# Errors of the client itself, before a broker is asked: the topic's limit was not reached yet.
+# Errors of the Kafka client, before the message is sent. For size, its own limit applies instead of the
+# topic's.
 _UNSENT: Final = {
     **_PERMANENT,
     KafkaError.MSG_SIZE_TOO_LARGE: "With its headers it exceeds target.max-message-bytes. "
-    "Raise target.max-message-bytes, and the topic's max.message.bytes with it.",
+    "Raise target.max-message-bytes, and the topic's max.message.bytes to at least the same value.",
 }
 
 
 def delivery_error(
     error: KafkaError, topic: str, which: str = "a message", *, sent: bool = True
 ) -> TargetError:
-    """Return a failed delivery as our error, by its code. ``sent`` False: no broker was asked."""
+    """Return the error to raise for a message that was not delivered.
+
+    ``which``: describes the message.
+    ``sent``: False if the client rejected the message before sending it.
+    """
     remedy = (_PERMANENT if sent else _UNSENT).get(error.code())
     if remedy is not None:
         return TargetError(f"Kafka did not accept {which} ({error.name()}). {remedy}", topic=topic)
@@ -232,7 +243,11 @@ def delivery_error(
 
 
 class Parcel(NamedTuple):
-    """A message in flight without its bytes: its operation, its size, and its row's origin."""
+    """A sent message that is not acknowledged yet.
+
+    ``size``: length of key and value in bytes.
+    ``place``: topic, partition and offset of the row's event at the source; None if unknown.
+    """
 
     op: str
     size: int
@@ -240,17 +255,17 @@ class Parcel(NamedTuple):
 
     @classmethod
     def of(cls, row: MessageRow, record: EncodedRecord) -> Parcel:
-        """Return the parcel of a row's message."""
+        """Return the parcel of the message that a row was encoded to."""
         return cls(row.op, len(record.key or b"") + len(record.value or b""), row.place)
 
     @property
     def shown(self) -> str:
-        """The message, described for a user who looks for its row."""
+        """The message's size and origin, for errors."""
         return f"the message of {self.size} bytes{_origin(self.place)}"
 
 
 def shown_place(place: Place) -> str:
-    """Return a place in the source as one text."""
+    """Return topic, partition and offset of a source record as one text, joined by slashes."""
     return "/".join(map(str, place))
 
 
@@ -259,7 +274,14 @@ def _origin(place: Place | None) -> str:
 
 
 def partition_of(key: Row, names: Sequence[str], partitions: int) -> int:
-    """Return a row's partition. It depends on the key's values, so a new key schema moves no row."""
+    """Return the target partition of a row, from a hash of its key's values.
+
+    The hash does not depend on the key's schema, so a schema change leaves every key in its partition.
+
+    ``key``: the row's key.
+    ``names``: the key columns, in order.
+    ``partitions``: number of partitions of the topic.
+    """
     text = json.dumps([json_value(key.get(name)) for name in names], ensure_ascii=False)
     return zlib.crc32(text.encode("utf-8", "surrogatepass")) % partitions
 
@@ -278,10 +300,12 @@ def message_headers(stamp: Stamp, row: MessageRow) -> Headers:
 
 @dataclass(frozen=True)
 class Delivery:
-    """A task's work: encodes and sends rows. It is sent to the executors.
+    """The work of a Spark task: encodes its rows and produces them. It is pickled and sent to the executors.
 
-    ``properties``: settings of confluent-kafka, which may hold secrets.
-    ``sent_ms``: the batch's wall clock.
+    ``properties``: settings of confluent-kafka. They may contain secrets.
+    ``partitions``: number of partitions of the target topic.
+    ``stamp``: identifies the batch in message headers.
+    ``sent_ms``: time when the batch is sent, in milliseconds since 1970.
     """
 
     encoding: Encoding
@@ -291,11 +315,11 @@ class Delivery:
     sent_ms: int
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sent]:
-        """Send the rows of a task, and yield the number of acknowledged rows once.
+        """Send the rows of a task, and yield the numbers of acknowledged rows when all are acknowledged.
 
         Raises:
-            TargetError: a row cannot be written, or Kafka refuses it permanently.
-            TransientTargetError: Kafka did not accept a message for now.
+            TargetError: a row cannot be encoded, or Kafka does not accept its message and never will.
+            TransientTargetError: Kafka did not accept a message, but may accept it later.
         """
         sending = _Sending(self)
         for batch in batches:
@@ -356,7 +380,7 @@ class _Sending:
             if error is None:
                 self._acknowledged[parcel.op] += 1
             elif self._failed is None or self._failed[0].code() == error.code():
-                # A broker may refuse many messages at once. The largest is the most useful to report.
+                # A broker may refuse many messages at once. The largest one is reported.
                 refused = [parcel] if self._failed is None else [self._failed[1], parcel]
                 self._failed = error, max(refused, key=lambda one: one.size)
 
@@ -370,7 +394,7 @@ class _Sending:
 
 
 def producer_settings(delivery: Delivery) -> dict[str, Any]:
-    """Return the settings of an idempotent producer, in addition to the user's properties."""
+    """Return the producer settings that override the user's properties, such as ``enable.idempotence``."""
     return {
         **_QUIET,
         "linger.ms": 20,
@@ -382,7 +406,7 @@ def producer_settings(delivery: Delivery) -> dict[str, Any]:
 
 _TIMEOUT: Final = 15.0
 _PAUSE: Final = 0.2
-# Kafka's permanent errors about a topic, and what to do.
+# Errors of requests about a topic that occur again if the request is repeated, with the remedy.
 _REFUSED: Final[Mapping[int, str]] = MappingProxyType(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow target.kafka's user to describe and write the topic, "
@@ -393,16 +417,20 @@ _REFUSED: Final[Mapping[int, str]] = MappingProxyType(
         KafkaError._AUTHENTICATION: "Check sasl.username, sasl.password and "
         "sasl.mechanism under target.kafka.",
         KafkaError.TOPIC_EXCEPTION: "Kafka does not allow a topic of this name. Change target.topic.",
-        KafkaError.INVALID_REPLICATION_FACTOR: "There are fewer brokers. Lower target.replication-factor.",
+        KafkaError.INVALID_REPLICATION_FACTOR: "Lower target.replication-factor to the number of brokers.",
         KafkaError.INVALID_PARTITIONS: "Change target.partition-num.",
-        KafkaError.POLICY_VIOLATION: "A policy of the brokers refuses it. Create the topic yourself.",
+        KafkaError.POLICY_VIOLATION: "A policy of the brokers does not allow it. Create the topic yourself.",
         KafkaError._INVALID_ARG: "Check target.kafka.",
     }
 )
 
 
 class OpenTopic(NamedTuple):
-    """An existing topic with Kafka's id. A topic that is created again has another id."""
+    """An existing topic.
+
+    ``topic_id``: Kafka's id of the topic. A topic that is deleted and created again gets another id.
+    ``partitions``: number of partitions.
+    """
 
     name: str
     topic_id: str
@@ -410,7 +438,7 @@ class OpenTopic(NamedTuple):
 
 
 class TargetTopics:
-    """Queries and creates topics at the target's brokers. Used by one thread at a time."""
+    """Finds and creates topics at the target's brokers. It is used by one thread at a time."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -421,7 +449,7 @@ class TargetTopics:
         """Return a topic, and create it if missing.
 
         Raises:
-            TargetError: the topic is missing and may not be created, or Kafka refuses access.
+            TargetError: the topic is missing and ``auto-create-topic`` is false, or Kafka refuses access.
             TransientTargetError: no broker answers.
         """
         try:
@@ -431,7 +459,7 @@ class TargetTopics:
             raise self._error(exc, topic) from exc
 
     def check(self, opened: OpenTopic) -> None:
-        """Check that a topic was not replaced after it was opened.
+        """Check that a topic was not deleted, or deleted and created again, since ``open`` returned it.
 
         Raises:
             StaleProgressError: the topic was deleted or created again.
@@ -451,7 +479,7 @@ class TargetTopics:
             )
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of all topics.
+        """Return the names of all topics of the brokers.
 
         Raises:
             TargetError: Kafka refuses access.
@@ -478,7 +506,11 @@ class TargetTopics:
         return self._admin
 
     def _error(self, exc: KafkaException, topic: str | None) -> TargetError:
-        """The error for an answer; of a request without one, for what the connections came to."""
+        """Return the error to raise for a failed request.
+
+        If no broker answered, this is the error of the failed connection (TLS or login) instead of the
+        timeout.
+        """
         self._admin.poll(0)
         newest = self._errors.taken()
         if newest is not None and exc.args[0].code() in _UNANSWERED and newest.code() in _LET_IN:
@@ -503,24 +535,25 @@ class TargetTopics:
             found = self._find(topic)
             if found is not None:
                 return found
-            time.sleep(_PAUSE)  # brokers learn of the topic at different times
+            time.sleep(_PAUSE)  # not every broker lists a new topic at once
         raise TransientTargetError("The topic was created, but Kafka does not list it yet.", topic=topic)
 
 
-# Requests that no broker answered, and why a connection is not made although something listens.
+# Error codes of requests that no broker answered, and of connections that failed at TLS or at the login.
 _UNANSWERED: Final = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN)
 _LET_IN: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 
 def admin_error(exc: KafkaException, topic: str | None, brokers: str = "") -> TargetError:
-    """Return Kafka's answer about a topic as our error, by its code. ``brokers``: their addresses."""
+    """Return the error to raise for a failed request about a topic; ``brokers``: the brokers' addresses."""
     error: KafkaError = exc.args[0]
     if error.code() == KafkaError._SSL:
         # A certificate may be renewed at the broker.
         return TransientTargetError(
-            "no TLS connection to the target's Kafka (_SSL): check security.protocol and ssl.ca.location "
-            "under target.kafka, that the brokers' certificates name their hosts, and, with mutual TLS, "
-            "ssl.certificate.location and ssl.key.location",
+            "The TLS connection to the target's Kafka failed (_SSL). Check security.protocol and "
+            "ssl.ca.location "
+            "under target.kafka, and that the brokers' certificates contain their host names. With mutual "
+            "TLS, also check ssl.certificate.location and ssl.key.location.",
             topic=topic,
         )
     remedy = _REFUSED.get(error.code())

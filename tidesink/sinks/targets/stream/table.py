@@ -1,13 +1,13 @@
-"""A table that is sent as messages: its ledger, batches and rows, and the results of sending tasks.
+"""A table whose rows are sent as messages (Kafka and HTTP targets): its ledger, batches and rows.
 
-The ledger is a document in the state store for each table. A topic or an HTTP endpoint cannot be part of a
-transaction with our progress, so the ledger is written after everything that a batch sends is acknowledged.
-Messages that were sent but not recorded are sent again. Every change is a compare-and-set in the store, so
-only one of two workers holds the table. A worker that lost the table notices it before and after sending, but
-messages that it was just sending are still delivered.
+Each table's ledger is a JSON document in the state store. A topic or an HTTP endpoint cannot be part of a
+transaction with the progress, so the ledger is written after all messages of a batch are acknowledged. If the
+worker stops between the two, the batch is sent again. Every change of the ledger is a compare-and-set in the
+store, so only one of two workers holds the table. A fenced worker notices this before and after it sends a
+batch. Messages that it sends in between are still delivered.
 
-The store may be lost or restored from a backup, and its epoch counter with it. So the epoch that readers
-receive uses the clock: milliseconds since 1970, or one more than the last epoch sent.
+The store may be lost or restored from a backup, and its epoch counter with it. So the epoch in messages is
+taken from the clock: milliseconds since 1970, or one more than the last epoch in messages if that is greater.
 """
 
 from __future__ import annotations
@@ -80,13 +80,17 @@ _APART: Final = "send it to a place of its own (target.topic, target.url or rout
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """The store's record of one table.
+    """The ledger entry of one table in the state store.
 
-    ``columns``: Spark types by name, of all columns that were ever sent.
-    ``sent_epoch``: the epoch in messages. It rises with each claim, even if the store is lost.
-    ``follows``: ``sent_epoch`` at the time when the previous batch was recorded; the first claim's for the
-        first batch. It stays the same however often a batch is sent again. It differs if the store was lost
-        and a batch number was used again.
+    ``keys``: the key columns under which rows were sent.
+    ``epoch``: the number of claims.
+    ``sent_epoch``: the epoch in messages. It rises with each claim, even if the store was lost in between.
+    ``follows``: the ``sent_epoch`` under which the previous batch was recorded, or that of the first claim if
+        no batch was recorded. It is part of idempotency keys: it does not change when a batch is sent again,
+        but it differs if the store was lost and a batch number is used a second time.
+    ``columns``: all columns that were ever sent: Spark type by name. None before the first claim.
+    ``progress``: the recorded progress; None if no batch was ever sent.
+    ``result``: the last batch's result; None after a claim.
     """
 
     pipeline: str
@@ -100,7 +104,11 @@ class LedgerEntry:
 
     @property
     def hold(self) -> Hold:
-        """Both numbers, because a store that was lost or restored hands out the same epochs again."""
+        """The two epochs that identify the worker that holds the table.
+
+        ``epoch`` alone is not enough, because a store that was lost or restored issues the same numbers
+        again.
+        """
         return self.epoch, self.sent_epoch
 
     def as_document(self) -> dict[str, Any]:
@@ -119,10 +127,10 @@ class LedgerEntry:
         }
 
     def claimed(self, now: int) -> LedgerEntry:
-        """Return the entry of the next claim; ``now`` is the clock's time."""
+        """Return the entry with the next epochs, for a claim; ``now``: milliseconds since 1970."""
         epoch, reported = self.epoch + 1, max(self.sent_epoch + 1, now)
         progress = self.progress and replace(self.progress, epoch=epoch)
-        # The result belongs to a batch of the earlier epoch.
+        # The result is dropped, because it belongs to a batch of the previous epoch.
         return replace(
             self,
             epoch=epoch,
@@ -133,19 +141,20 @@ class LedgerEntry:
         )
 
     def done(self, progress: Progress) -> ApplyResult | None:
-        """Return the result of this batch if it is recorded; None if it must be sent.
+        """Return the recorded result of a batch that was already sent; None if the batch must be sent.
+
+        ``progress``: the progress that includes the batch.
 
         Raises:
-            StaleProgressError: a later batch is applied already, or the progress does not follow the recorded
-                one.
+            StaleProgressError: a later batch is recorded, or ``progress`` does not follow the recorded one.
         """
         return done_before(progress, self.progress, self.result)
 
     def cut(self, progress: Progress) -> str:
-        """Return a hash of a batch's boundaries, for idempotency keys.
+        """Return a hash of the offsets at which a batch ends, for idempotency keys.
 
-        It is the same if the batch is sent again. It differs if a batch with the same number ends at other
-        offsets, because more records had arrived and its rows may be newer than those sent before.
+        The hash is the same if the batch is sent again. It differs if a batch with the same number ends at
+        other offsets, because the rows of such a batch may be newer than those that were sent first.
         """
         ends = [
             [
@@ -160,12 +169,13 @@ class LedgerEntry:
 
 @dataclass(frozen=True)
 class Stamp:
-    """Identifies a batch in messages. The epoch is not part of idempotency keys.
+    """Identifies a batch in message headers and idempotency keys.
 
-    A batch that is sent again after a restart has another epoch, but its messages have the same keys. A batch
-    cut at other offsets has other keys, because its rows may be newer even if they look the same. So has a
-    batch whose number is used again after the store was lost (``LedgerEntry.follows``), because batches in
-    between may be older.
+    ``epoch``: the epoch in messages. It is not part of idempotency keys, because a batch that is sent again
+        after a restart has another epoch, but must have the same keys.
+    ``batch``: the batch number.
+    ``cut``: the hash that ``LedgerEntry.cut`` returns. It gives a batch other keys if it ends at other
+        offsets, or if its number is used a second time after the store was lost.
     """
 
     pipeline: str
@@ -176,7 +186,7 @@ class Stamp:
 
     @classmethod
     def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
-        """Return the stamp of a batch that is sent while the ledger has this entry."""
+        """Return the stamp of the batch that ``progress`` includes; ``entry``: the table's current ledger."""
         return cls(entry.pipeline, progress.table, entry.sent_epoch, progress.batch, entry.cut(progress))
 
 
@@ -192,7 +202,7 @@ def _read(document: Any) -> LedgerEntry:
             pipeline=document["pipeline"],
             keys=tuple(document["keys"]),
             epoch=int(document["epoch"]),
-            # Older ledgers lack these two. 0 is below any clock.
+            # Ledgers of earlier versions lack these two fields. 0 is below any time of the clock.
             sent_epoch=int(document.get("sent_epoch", 0)),
             follows=int(document.get("follows", 0)),
             columns=None if columns is None else dict(columns),
@@ -201,17 +211,22 @@ def _read(document: Any) -> LedgerEntry:
         )
     except (KeyError, TypeError, ValueError) as exc:
         raise ProgressError(
-            f"The ledger in the state store is damaged ({type(exc).__name__}: {exc})."
+            f"The ledger in the state store is damaged ({type(exc).__name__}: {exc}). Restore the state "
+            "store from "
+            "a backup."
         ) from exc
 
 
 def sent_result(upserts: int, deletes: int, version: str) -> ApplyResult:
-    """Return the result of sent rows. It is unknown which rows existed before, so none counts as absent."""
+    """Return the result of a sent batch. All upserts count as inserted, because stored rows are unknown."""
     return ApplyResult(upserts, 0, deletes, 0, version)
 
 
 def ledger_name(place: tuple[str, ...], table: TableId) -> str:
-    """Return the document's name: the destination and the table. A long destination is hashed."""
+    """Return the name of a table's ledger document, from the destination and the table.
+
+    ``place``: the type of target and the destination. A long destination is replaced by its hash.
+    """
     shown = [
         part if len(part) <= _LONGEST_PLACE else hashlib.sha256(part.encode()).hexdigest() for part in place
     ]
@@ -224,11 +239,12 @@ def now_ms() -> int:
 
 
 class StoreLedger:
-    """The ledger of one table. Used by one thread at a time.
+    """Reads and writes the ledger of one table in the state store. It is used by one thread at a time.
 
-    ``place``: the kind of target, and the destination.
-    ``table``: the table's name there.
-    ``source``: the source table, if a route gave it another name.
+    ``place``: the type of target and the destination, such as topic name and topic id.
+    ``table``: the table's name at the target.
+    ``source``: the source table, if its name differs.
+    ``clock``: returns the time in milliseconds since 1970.
     """
 
     def __init__(
@@ -249,23 +265,23 @@ class StoreLedger:
         self._claimed: Hold | None = None
 
     def claim(self) -> Claim:
-        """Take the next epoch, then return what is applied.
+        """Record the next epoch, which fences older workers, and return it with the applied progress.
 
         Raises:
             StaleProgressError: the table belongs to another pipeline, or another source table was sent there.
             SchemaRefusedError: the rows were sent under another key.
-            TransientTargetError: other workers kept claiming.
+            TransientTargetError: other workers kept changing the ledger.
         """
         entry = self._changed(lambda entry: entry.claimed(self._clock()))
         self._claimed = entry.hold
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
-        """Return the recorded progress."""
+        """Return the recorded progress; None if no batch was ever sent."""
         return self.entry().progress
 
     def entry(self) -> LedgerEntry:
-        """Return the store's current entry; a new one if there is none.
+        """Return the table's ledger entry in the store, or a new entry if the store has none.
 
         Raises:
             StaleProgressError: the table belongs to another pipeline, or another source table was sent there.
@@ -274,7 +290,9 @@ class StoreLedger:
         return self._checked(self._store.load_document(KIND, self._name))
 
     def held(self, epoch: int | None = None) -> LedgerEntry:
-        """Return the store's current entry, which must be ours.
+        """Return the table's ledger entry, after checking that this worker still holds the table.
+
+        ``epoch``: the epoch of the batch to send, which must be the claimed one; None to skip this check.
 
         Raises:
             StaleProgressError: another worker holds the table, or ``epoch`` is not the claimed one.
@@ -282,10 +300,10 @@ class StoreLedger:
         return self._mine(self.entry(), epoch)
 
     def write(self, progress: Progress, result: ApplyResult) -> None:
-        """Record a batch after all of it was acknowledged.
+        """Record a batch's progress and result, once all its messages are acknowledged.
 
         Raises:
-            StaleProgressError: another worker claimed the table meanwhile.
+            StaleProgressError: another worker claimed the table after this worker did.
         """
 
         def written(entry: LedgerEntry) -> LedgerEntry:
@@ -294,10 +312,10 @@ class StoreLedger:
         self._changed(written)
 
     def write_columns(self, columns: Mapping[str, str]) -> None:
-        """Record which columns rows may have.
+        """Record the columns of the rows that are sent: Spark type by name.
 
         Raises:
-            StaleProgressError: another worker claimed the table meanwhile.
+            StaleProgressError: another worker claimed the table after this worker did.
         """
         self._changed(lambda entry: replace(self._mine(entry), columns=dict(columns)))
 
@@ -323,7 +341,7 @@ class StoreLedger:
 
 
 class MessageTable(TargetTable, ABC):
-    """One table, open for one worker thread. Its progress is in the ledger."""
+    """A table whose rows are sent as messages. It is used by one worker thread."""
 
     def __init__(self, shape: TableShape, *, ledger: StoreLedger) -> None:
         self._shape = shape
@@ -331,7 +349,7 @@ class MessageTable(TargetTable, ABC):
         self._created = False
 
     def claim(self) -> Claim:
-        """Take the table's next epoch in the ledger, then return what is applied."""
+        """Record the table's next epoch in the ledger, and return it with the applied progress."""
         self._created = self._ledger.entry().columns is None
         claim = self._ledger.claim()
         if self._created:
@@ -339,16 +357,16 @@ class MessageTable(TargetTable, ABC):
         return claim
 
     def committed(self) -> Progress | None:
-        """Return the progress in the ledger."""
+        """Return the progress that the ledger records; None if no batch was ever sent."""
         return self._ledger.committed()
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return the difference between a shape and the columns sent until now."""
+        """Return the difference between the columns that were sent until now and those of ``shape``."""
         present = dict(self._ledger.entry().columns or {})
         return gap_of(present, plan_evolution(present, shape))
 
     def evolve(self, shape: TableShape) -> EvolveResult:
-        """Prepare for rows of ``shape``. Messages sent before do not change."""
+        """Register the message schemas of ``shape``, and record its columns. Sent messages do not change."""
         present = dict(self._ledger.held().columns or {})
         plan = plan_evolution(present, shape)
         self._prepare(shape)
@@ -359,7 +377,9 @@ class MessageTable(TargetTable, ABC):
         return EvolveResult(created, tuple(column.name for column in plan.added), tuple(plan.widened))
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
-        """Send a batch, wait until all of it is acknowledged, and record its progress."""
+        """Send a batch, wait until all messages are acknowledged, and record its progress. Returns the row
+        counts.
+        """
         entry = self._ledger.held(progress.epoch)
         done = entry.done(progress)
         if done is not None:
@@ -371,17 +391,17 @@ class MessageTable(TargetTable, ABC):
         return result
 
     def _prepare(self, shape: TableShape) -> None:
-        """Prepare what must exist before rows of a shape are sent."""
+        """Do what is necessary before rows of ``shape`` are sent, such as registering schemas."""
 
     @abstractmethod
     def _send(self, batch: ReducedBatch, stamp: Stamp) -> Sent:
-        """Send a batch that is not empty. Returns what was acknowledged."""
+        """Send a batch that has rows or is a TRUNCATE. Returns the numbers of acknowledged rows."""
 
 
 _NO_WORD: Final = (
     "The source did not send the value of {columns}, because it did not change, and {protocol} cannot "
-    "express that. Set REPLICA IDENTITY FULL on the table, or write debezium-json or debezium-avro, which "
-    "can."
+    "express that. Set REPLICA IDENTITY FULL on the table, or set target.protocol to debezium-json or "
+    "debezium-avro, which can express it."
 )
 _AGAIN: Final = (
     "The source did not send the value of {columns}, and the row was deleted earlier in the same batch, "
@@ -390,10 +410,10 @@ _AGAIN: Final = (
 
 
 def check_shape(shape: TableShape, delete_mode: DeleteMode) -> None:
-    """Refuse a table that cannot be sent as messages.
+    """Check that a table's rows can be sent as messages.
 
     Raises:
-        SchemaRefusedError: it has no key, or uses soft deletes.
+        SchemaRefusedError: the table has no key, or is configured with soft deletes.
     """
     if not shape.keys:
         raise SchemaRefusedError(
@@ -410,10 +430,10 @@ def check_shape(shape: TableShape, delete_mode: DeleteMode) -> None:
 
 
 def batch_frame(batch: ReducedBatch) -> DataFrame:
-    """Return a batch's frame with the columns that tasks read.
+    """Return a batch's frame, reduced to the columns that the sending tasks read.
 
     Raises:
-        TargetError: the batch has rows instead of a frame, or is sequenced.
+        TargetError: the batch has rows instead of a frame, or is in the source's order.
     """
     if batch.frame is None:
         raise TargetError(
@@ -421,19 +441,22 @@ def batch_frame(batch: ReducedBatch) -> DataFrame:
         )
     if batch.sequenced:
         raise TargetError(
-            "This target stores no rows whose position could be compared. Set `sequence_by: kafka`.",
+            "This target stores no rows, so it cannot compare positions with `sequence_by: source`. Set "
+            "`sequence_by: kafka`.",
             table=str(batch.shape.table),
         )
     return batch.frame.select(*message_columns(batch, batch.frame.columns))
 
 
 def check_kept(frame: DataFrame, batch: ReducedBatch, protocol: str, *, tells: bool) -> None:
-    """Refuse omitted values that the messages cannot express. Nothing was sent yet.
+    """Check, before anything is sent, that messages can express the values that rows omit.
 
-    ``tells``: the protocol can express them, except for a row that is not the stored one.
+    ``tells``: True if the protocol can express an omitted value. Even then, it cannot for a row that was
+        deleted earlier in the batch, because readers no longer have the value.
 
     Raises:
-        ValueNotStoredError: names the columns and the row's origin.
+        ValueNotStoredError: a row omits a value that cannot be expressed. The error names the columns, and
+            topic, partition and offset of the row.
     """
     if not batch.keeps or batch.frame is None:
         return
@@ -455,8 +478,9 @@ ToSource = Callable[[Any], Value]
 class MessageRow(NamedTuple):
     """One row to send.
 
-    ``after``: None for a delete. It does not contain ``kept`` columns.
-    ``place``: topic, partition and offset of the row's event, if the frame has them.
+    ``after``: the row's column values without the ``kept`` columns; None for a delete.
+    ``kept``: columns whose values the source omitted.
+    ``place``: topic, partition and offset of the row's event; None if the frame does not have them.
     """
 
     op: ReducedOp
@@ -467,10 +491,10 @@ class MessageRow(NamedTuple):
     place: tuple[str, int, int] | None
 
     def check_key(self) -> None:
-        """Check that the row has a key.
+        """Check that all key columns of the row have values.
 
         Raises:
-            EncodeError: a key column is NULL, or there is no key.
+            EncodeError: a key column is NULL, or the row has no key.
         """
         empty = [name for name, value in self.key.items() if value is None]
         if empty or not self.key:
@@ -480,20 +504,23 @@ class MessageRow(NamedTuple):
 
 
 def message_columns(batch: ReducedBatch, present: Sequence[str]) -> list[str]:
-    """Return the frame's columns that are sent to the tasks."""
+    """Return the columns of a batch's frame that the sending tasks read; ``present``: the frame's columns."""
     more = ["_kept"] if batch.keeps else []
     return ["_op", "key", "after", *more, *(name for name in (COMMIT_TS, *PLACE_COLUMNS) if name in present)]
 
 
 class MessageRows:
-    """Reads rows from Arrow batches. ``time_zone``: zone in which TIMESTAMP texts are written."""
+    """Converts Arrow batches to rows with the source's values.
+
+    ``time_zone``: zone of the local times to which TIMESTAMP values are converted.
+    """
 
     def __init__(self, shape: TableShape, time_zone: str) -> None:
         zone = ZoneInfo(time_zone)
         self._readers = {column.name: _to_source(column, zone) for column in shape.columns}
 
     def read(self, batch: pa.RecordBatch) -> Iterator[MessageRow]:
-        """Yield the rows of one batch of a frame with ``message_columns``."""
+        """Yield the rows of an Arrow batch that has the columns which ``message_columns`` returns."""
         names = batch.schema.names
         count = batch.num_rows
         kept = _listed(batch, "_kept", names) or [None] * count
@@ -509,7 +536,7 @@ class MessageRows:
             yield MessageRow(op, key, None if op == "delete" else after, commit_ts[at], omitted, known[at])
 
     def _rows(self, structs: pa.StructArray) -> list[dict[str, Value] | None]:
-        # Payloads may have columns that the target does not get.
+        # Payloads may have columns that are not in the shape. They are not sent.
         names = [member.name for member in structs.type if member.name in self._readers]
         columns = [self._values(structs.field(name), name) for name in names]
         there = structs.is_valid().to_pylist()
@@ -531,7 +558,7 @@ def _listed(batch: pa.RecordBatch, name: str, names: Sequence[str]) -> list[Any]
 
 
 def _to_source(column: ShapeColumn, zone: ZoneInfo) -> ToSource | None:
-    """Return a function that converts a target's value back to the source's; None if they are equal."""
+    """Return a function that converts a column's Spark value to the source's; None if they are equal."""
     reader = row_of(column.type).reader
     if reader in ("integer", "unsigned64", "bit") and column.spark.startswith("decimal"):
         return int
@@ -551,7 +578,7 @@ def _to_source(column: ShapeColumn, zone: ZoneInfo) -> ToSource | None:
 
 
 def _number_or_label(text: str) -> Value:
-    """Convert an ENUM or SET value of unknown members: canal-json sends numbers for them."""
+    """Convert a value of an ENUM or SET column with unknown members. canal-json sends numbers for them."""
     return int(text) if _NUMBER.fullmatch(text) else text
 
 
@@ -560,13 +587,16 @@ def _in_zone(value: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _folded(local: datetime, column_type: ColumnType) -> str:
-    """Return a TIMESTAMP's text. If the local time occurs twice, it records which one, for row checksums."""
+    """Return a TIMESTAMP's text. For row checksums, it is marked if it is the second of two equal times."""
     text = _clock(local, column_type)
     return FoldedTime(text, 1) if local.fold else text
 
 
 def _clock(value: datetime, column_type: ColumnType) -> str:
-    """Return a time's text with as many fraction digits as the type has, or as few as it needs."""
+    """Return a time's text with the fraction digits of its type, or with all six if the value needs more.
+
+    If the type has no number of fraction digits, the text has six of them, or none if they are all zero.
+    """
     text = value.isoformat(sep=" ", timespec="microseconds")
     whole, _, fraction = text.partition(".")
     if column_type.fsp is not None:
@@ -585,18 +615,20 @@ Task = Callable[[Iterator[pa.RecordBatch]], Iterator["Sent"]]
 
 
 class Sent(NamedTuple):
-    """Number of acknowledged rows of each kind."""
+    """The numbers of acknowledged upserts and deletes."""
 
     upserts: int
     deletes: int
 
 
 def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
-    """Pass every Spark task's Arrow batches to ``task``. Returns the rows that all tasks sent.
+    """Run ``task`` on the Arrow batches of every Spark task of a frame.
+
+    Returns the numbers of rows that all tasks sent.
 
     Raises:
-        TidesinkError: reading the rows failed in a task.
-        TargetError: the first error that a task reported, in its own class.
+        TidesinkError: a task could not read the frame's rows.
+        TargetError: ``task`` raised an error. The first one is raised again with its own class.
         TransientTargetError: Spark could not finish the tasks.
     """
 
@@ -620,11 +652,14 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
 
 
 def send_rows(batch: ReducedBatch, task: Task) -> Sent:
-    """Pass a batch's rows to ``task``: its packed payloads if it has any, otherwise its frame.
+    """Run ``task`` on a batch's rows, from its payloads (Arrow IPC streams) if it has any, else from its
+    frame.
+
+    Returns the numbers of rows that all tasks sent.
 
     Raises:
-        TidesinkError: reading the rows failed in a task.
-        TargetError: the batch has no frame, is sequenced, or a task reported an error.
+        TidesinkError: a task could not read the batch's rows.
+        TargetError: the batch has no frame, is in the source's order, or ``task`` raised an error.
         TransientTargetError: Spark could not finish the tasks.
     """
     frame, table = batch_frame(batch), str(batch.shape.table)
@@ -635,13 +670,13 @@ def send_rows(batch: ReducedBatch, task: Task) -> Sent:
 
 @dataclass(frozen=True)
 class PayloadTask:
-    """Runs a task on packed payloads: it gets their applied rows, with the columns that it reads."""
+    """Runs ``task`` on payloads: unpacks their upserts and deletes, and selects ``columns``."""
 
     task: Task
     columns: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sent]:
-        """Run the task."""
+        """Run ``task`` on the rows in the payloads, and return its results."""
         return self.task(self._rows(batches))
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
