@@ -25,7 +25,7 @@ def test_a_path_that_can_be_used_is_left_as_it_is(tmp_path: Path) -> None:
     before = _everything(tmp_path)
     assert (
         try_path(str(lake / "deep"))
-        == f"{lake}/deep is created by the first batch: {tmp_path} can be written to"
+        == f"{lake}/deep does not exist yet and is created by the first batch: {tmp_path} can be written to"
     )
     (lake / "shop").mkdir(parents=True)
     assert _everything(tmp_path) != before

@@ -1,4 +1,7 @@
-"""Writes a batch as files of a lake's table, on the driver: the decision, the tasks, and their results."""
+"""Writes a batch as files of a lake's table: the part that runs on the driver.
+
+It decides whether a batch is written as files or merged by Spark, runs the tasks, and checks their results.
+"""
 
 from __future__ import annotations
 
@@ -60,13 +63,15 @@ if TYPE_CHECKING:
     from tidesink.config.targets import LakeSettings
 
 
-# Most keys of a batch. All of them are sent to each task that locates them.
+# A batch with more keys is merged by Spark, because all keys are sent to each task that searches for stored
+# rows.
 _MOST_KEYS: Final = 2_000_000
-# A task that locates keys reads those of about this many rows.
+# Number of stored rows that one task searches for the batch's keys.
 _ROWS_A_TASK: Final = 500_000
-# A range with fewer records than this is not written to files of its own.
+# If the smallest offset range of a batch has fewer records, the batch is not written to files while it is
+# reduced.
 FEWEST_STAGED: Final = 50_000
-# Compression of Parquet files -> Arrow's name for it.
+# Arrow's name of each compression of Parquet files.
 COMPRESSIONS: Final[Mapping[str, str]] = {
     "zstd": "zstd",
     "snappy": "snappy",
@@ -74,17 +79,23 @@ COMPRESSIONS: Final[Mapping[str, str]] = {
     "uncompressed": "none",
     "none": "none",
 }
-# Types whose values can be equal with different bits.
+# Types in which equal values can have different bits (0.0 and -0.0).
 _FLOATS: Final = ("float", "double")
 _WIDER: Final = frozenset({("int", "bigint"), ("float", "double")})
-# Key columns of these types skip files by the range of a batch's keys.
+# For key columns of these types, files outside the range of the batch's keys are skipped.
 RANGES: Final = ("int", "bigint", "string")
 
 
 def written(
     batch: ReducedBatch, files: Sequence[DataFile], rows: RowsTask, marks: Marks, *, session: SparkSession
 ) -> tuple[list[WrittenFile], BatchCounts]:
-    """Write the rows of a batch to new files, and mark the rows in ``files`` that it replaces and deletes.
+    """Write the rows of a batch to new files, and mark the stored rows that it replaces or deletes.
+
+    Returns the lines of the tasks about the written files, and the row counts. Nothing is committed yet.
+
+    ``files``: the table's files in which stored rows are searched for.
+    ``rows``: the task that writes the rows.
+    ``marks``: writes which rows of ``files`` are deleted.
 
     Raises:
         AccountingError: the written rows do not match the batch, or the table has several rows of a key.
@@ -127,7 +138,8 @@ def _written(
         if not compares:
             on_written()
         if groups:
-            # The values of all versions that end would be too much for the driver.
+            # Versions that end are written by these tasks, because their values would be too much for the
+            # driver.
             ends, locate = rows if versions else None, locating(locate, rows.rules, lines)
             locate = replace(locate, batch_keys=stream_of(joined_keys(lines)), ends=ends)
             lines += _run(session.range(0, len(groups), 1, len(groups)), locate)
@@ -141,13 +153,13 @@ def _written(
 
 
 def new_paths(batch: ReducedBatch, lines: Iterable[WrittenFile]) -> tuple[str, ...]:
-    """Return the files written for an attempt to commit a batch, without its staged files."""
+    """Return the paths of files written for one attempt to commit a batch, without files staged earlier."""
     staged = {line.path for part in batch.staged or () for line in part.files}
     return tuple(one.path for one in lines if one.path is not None and one.path not in staged)
 
 
 def paths_of(parts: Iterable[StagedPart]) -> tuple[str, ...]:
-    """Return the files of staged rows."""
+    """Return the paths of the files that staged rows were written to."""
     return tuple(line.path for part in parts for line in part.files if line.path is not None)
 
 
@@ -156,9 +168,12 @@ def _run(frame: DataFrame, task: RowsTask | KeysTask | LocateTask | SmallBatchTa
 
 
 class BatchCounts(NamedTuple):
-    """A batch's result without a version, the rows in its files, and the rows that it marks as deleted.
+    """The row counts of a batch that is written as files.
 
-    ``versions``: the counts of a history.
+    ``result``: the batch's result, whose ``version`` is still empty.
+    ``rows``: number of rows in new files.
+    ``marked``: number of rows in existing files that are marked as deleted.
+    ``versions``: the counts of a history; None in another mode.
     """
 
     result: ApplyResult
@@ -168,10 +183,10 @@ class BatchCounts(NamedTuple):
 
 
 def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
-    """Return a batch's counts from the lines of its tasks.
+    """Compute a batch's row counts from the lines that its tasks returned.
 
     Raises:
-        AccountingError: the lines do not match the batch, or a key has several rows.
+        AccountingError: the lines do not match the batch, or the table has several rows of a key.
     """
     keys, wanted = joined_keys(lines).num_rows, batch.upserts + batch.deletes
     if batch.mode == "history":
@@ -186,7 +201,7 @@ def counted(batch: ReducedBatch, lines: Sequence[WrittenFile]) -> BatchCounts:
         raise AccountingError(
             f"{rows} rows of {keys} keys were written to files, but the batch has {batch.upserts} upserts "
             f"and {batch.deletes} deletes. {counts.marked} of them replace a stored row, and "
-            f"{counts.result.stale} have a newer stored row. Nothing is visible."
+            f"{counts.result.stale} have a newer stored row. Nothing was committed."
         )
     return counts
 
@@ -202,15 +217,15 @@ def _counted_rows(batch: ReducedBatch, keys: int, found: Mask, stale: Mask) -> B
     return BatchCounts(result, batch.upserts + marks, replaced + deleted)
 
 
-# The decision between files and MERGE. Each function returns the reason for a MERGE.
+# The decision between files and MERGE. Each function returns the reason for a MERGE, or None.
 
 
 class FilePlan(Protocol):
-    """A format's plan for a batch that can be written as files."""
+    """A table format's plan for writing a batch as files."""
 
     @property
     def rows(self) -> RowsTask:
-        """The task that writes the rows."""
+        """The task that writes the batch's rows."""
 
     @property
     def files(self) -> Sequence[DataFile]:
@@ -222,18 +237,24 @@ Done = TypeVar("Done")
 
 
 def planned_as_staged(batch: ReducedBatch, plan: Plan | str, sink: FileSink | None) -> Plan | str:
-    """Return the plan of a batch; a reason if its rows are staged in files that would be different now."""
+    """Return the plan of a batch, unless its rows are already staged in files that no longer fit the table.
+
+    ``plan``: the batch's plan, or the reason for a MERGE. In this case the reason is returned.
+    ``sink``: the sink that wrote the staged files.
+    """
     if batch.staged is None or isinstance(plan, str):
         return plan
     if sink is None or not plan.rows.is_like(sink.rows):
-        return "the table's columns or properties changed meanwhile"
+        return "the table's columns or properties changed after the rows were written to files"
     return plan
 
 
 class FilesOrMerge:
-    """Decides whether a table's batches are written as files or by Spark. Logs the reason when it changes.
+    """Writes a table's batches as files if possible. Logs the reason for a MERGE when the reason changes.
 
-    ``reason``: why the last batch was left to Spark; None if it was written as files.
+    ``fewest``: least number of records per offset range for which rows are written while they are reduced.
+    ``forget``: removes staged files.
+    ``reason``: why the last batch was merged by Spark; None if it was written as files.
     """
 
     def __init__(
@@ -246,16 +267,17 @@ class FilesOrMerge:
     ) -> None:
         self._table, self._log, self._fewest, self._forget = table, log, fewest, forget
         self.reason: str | None = None
-        # Files of the table that were refused. Trying again would write the batch's rows for nothing.
+        # The table's files that Python cannot read, with the reason. A batch that needs such a file is merged
+        # by Spark.
         self._refused: dict[str, str] = {}
 
     def write(self, batch: ReducedBatch, plan: Plan | str, write: Callable[[Plan], Done]) -> Done | str:
-        """Write a batch as planned and return the result; or, as text, the reason for a MERGE.
+        """Write a batch with ``write`` and return its result, or return the reason for a MERGE as a text.
 
-        ``plan``: may already be such a reason.
+        ``plan``: the batch's plan, or the reason for a MERGE.
 
         Raises:
-            StagedRowsRefusedError: the rows are in files already.
+            StagedRowsRefusedError: the batch needs a MERGE, but its rows are already staged in files.
         """
         done = plan if isinstance(plan, str) else self._tried(plan, write)
         if not isinstance(done, str):
@@ -270,15 +292,18 @@ class FilesOrMerge:
         if batch.staged is not None:
             self._forget(batch.staged)
             raise StagedRowsRefusedError(
-                f"The rows that were written cannot be committed as files: {done}.", table=str(self._table)
+                f"The rows that were written cannot be committed as files: {done}. The batch is written "
+                "again by "
+                "Spark.",
+                table=str(self._table),
             )
         return done
 
     def stages(self, rows: RowFormat, *, soft: bool) -> bool:
-        """Return True if the next batch's rows should be written while they are read.
+        """Return True if the next batch's rows should be written to files by the tasks that reduce them.
 
-        Not if the written rows depend on stored ones, or if a range has so few rows that its file would be
-        small.
+        Returns False if the rows depend on stored rows, or if an offset range has so few records that its
+        file would be small.
         """
         depends = rows.sequenced or rows.keeps or rows.mode == "history" or soft
         return not depends and self.reason is None and rows.fewest >= self._fewest
@@ -300,15 +325,16 @@ class FilesOrMerge:
 
 
 def batch_reason(batch: ReducedBatch) -> str | None:
-    """Return why a batch needs a MERGE in any table; None if it does not.
+    """Return why a batch needs a MERGE whatever the table's properties are; None if it does not.
 
     Raises:
-        TargetError: a history cannot apply such a batch.
+        TargetError: the table is a history, and a history cannot apply such a batch.
     """
     if batch.mode == "history":
         check_versions(batch)
     reasons = {
-        # In these orders, several ranges may have events of one key, and the frame reduces them once more.
+        # In the source's order and in a history, several ranges may have events of one key. Then the batch
+        # has only a frame, which reduces them again.
         "the batch has no payloads": batch.payloads is None
         and batch.staged is None
         and not ((batch.sequenced or batch.mode == "history") and batch.frame),
@@ -321,12 +347,15 @@ def batch_reason(batch: ReducedBatch) -> str | None:
 
 
 def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | None:
-    """Return why the table's columns need a MERGE; None if they do not. ``present``: types by name."""
+    """Return why a batch needs a MERGE because of the table's columns; None if it does not.
+
+    ``present``: the table's columns: Spark type by name.
+    """
     wanted = {fold_name(column.name): column for column in batch.shape.columns}
     own = {SEQUENCE_COLUMN: SEQUENCE_DDL} if batch.sequenced else {}
     if batch.history is not None:
         own |= {column.name: column.spark for column in own_columns(batch.history)}
-    # The mark also exists after a change back to hard deletes.
+    # The deletion mark still exists if the table had soft deletes earlier.
     if batch.sequenced or batch.delete_mode == "soft" or SOFT_DELETE_COLUMN in present:
         own[SOFT_DELETE_COLUMN] = "boolean"
     unlike = next((name for name, ddl in own.items() if present.get(name) != ddl), None)
@@ -345,7 +374,7 @@ def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | Non
 
 
 def _is_widened(narrow: str, wide: str) -> bool:
-    """Return True if every value of a type is also a value of the other, as Arrow converts it."""
+    """Return True if Arrow can convert every value of the Spark type ``narrow`` to ``wide`` unchanged."""
     if narrow == wide or (narrow, wide) in _WIDER:
         return True
     if not (narrow.startswith("decimal") and wide.startswith("decimal")):
@@ -356,15 +385,15 @@ def _is_widened(narrow: str, wide: str) -> bool:
 
 _MERGED: Final = (
     "{} are merged by Spark's MERGE, which takes several times as long as writing files. An existing "
-    "table may have more reasons; the log, status and plan show them after its first batch."
+    "table may have other reasons for a MERGE. The log, `status` and `plan` show them after its first batch."
 )
 
 
 class LakePreflight(PreflightChecks):
     """Checks of a lake's tables before the first run.
 
-    ``check``: refuses a shape that no table can have.
-    ``properties``: table properties, and the values that allow batches to be written as files.
+    ``check``: raises SchemaRefusedError for a shape that the format cannot store.
+    ``properties``: table properties with the values under which batches can be written as files.
     """
 
     def __init__(
@@ -373,11 +402,11 @@ class LakePreflight(PreflightChecks):
         self._check, self._properties = check, properties
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
-        """Return the Spark type."""
+        """Return the column's Spark type."""
         return column.spark
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """Return which batches need MERGE, according to the config and the source's table."""
+        """Check that the format can store the table, and return as limits which batches will need a MERGE."""
         self._check(shape)
         return PreflightResult(tuple(self._merged(config, shape)))
 
@@ -396,7 +425,10 @@ class LakePreflight(PreflightChecks):
 
 
 def groups_of(files: Sequence[DataFile], *, most: int, rows: int) -> tuple[tuple[DataFile, ...], ...]:
-    """Divide files into ``most`` groups of about equal rows, or fewer if a group had less than ``rows``."""
+    """Divide files into groups with about equal numbers of rows.
+
+    ``most``: most groups. There are fewer if a group would have fewer than ``rows`` rows.
+    """
     total = sum(file.rows for file in files)
     count = max(1, min(most, len(files), total // rows)) if files else 0
     groups: list[list[DataFile]] = [[] for _ in range(count)]

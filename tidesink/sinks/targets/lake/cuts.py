@@ -1,7 +1,8 @@
-"""A lake's table of cuts: which version of each table has the source's rows as of one instant (ADR 36).
+"""A lake's table of cuts, which lists the version of each table that belongs to a cut (ADR 36).
 
-A cut is one commit to this table, with a row for each table of the pipeline. It is written when every table
-is at the cut, and names existing versions. A table that did not change is listed with its earlier version.
+A cut shows all tables of a pipeline at one commit_ts. It is one commit to the table of cuts, with a row for
+each table of the pipeline. It is written when all tables have reached the commit_ts. A table that did not
+change since the previous cut is listed with the same version as before.
 """
 
 from __future__ import annotations
@@ -38,18 +39,19 @@ COLUMNS: Final = {
     "version": "bigint",
     "changes": "bigint",
 }
-# Old cuts are removed once per this many new ones, because that rewrites files.
+# Old cuts are removed after each time this many cuts were added, because removing them rewrites files.
 _CUTS_BETWEEN: Final = 100
-# Number of a version's files that are checked before it is read. They are checked one by one.
+# Most files of a version whose existence is checked before it is read.
 _LOOKED_FOR: Final = 100
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One cut: all tables as of ``commit_ts``, which is a TSO of TiDB or a commit position of a connector.
+    """A cut, which shows all tables as of one commit_ts.
 
-    ``time``: the source's time.
-    ``published``: when the cut was written.
+    ``commit_ts``: a TSO of TiDB, or a connector's commit position.
+    ``time``: the source's time at ``commit_ts``.
+    ``published``: the time when the cut was written.
     """
 
     commit_ts: int
@@ -59,11 +61,13 @@ class Cut:
 
 
 class CutLog:
-    """The cuts of one pipeline, in a lake's table ``location`` (quoted), which need not exist yet.
+    """Reads and publishes the cuts of one pipeline in a lake's table of cuts.
 
-    ``namespace``: quoted; created before the table.
+    ``location``: the quoted name of the table of cuts, which is created with the first cut.
+    ``namespace``: the quoted namespace, which is created before the table; empty for none.
+    ``exists``: returns True if the table exists.
     ``maintain``: compacts the table's files.
-    ``translate``: converts Spark's errors to ours.
+    ``translate``: converts Spark's errors to tidesink's.
     """
 
     def __init__(  # noqa: PLR0913  (what differs between the lakes)
@@ -108,7 +112,7 @@ class CutLog:
         without: Collection[TableId],  # noqa: ARG002  (a cut lists only its own tables)
         keep: float,
     ) -> None:
-        """Write a cut in one commit. Now and then, remove cuts older than ``keep`` seconds.
+        """Write a cut in one commit. From time to time, also remove cuts older than ``keep`` seconds.
 
         Raises:
             TargetError: the cut was not written, or the outcome is unknown.
@@ -140,13 +144,13 @@ class CutLog:
         for row in found:
             tables = cuts.setdefault(row["commit_ts"], {})
             name = TableId(row["schema"], row["table"])
-            # Two workers may publish one cut. Both entries are right.
+            # Two workers may publish the same cut, with different versions. Both versions are right.
             if name not in tables or row["version"] > tables[name]["version"]:
                 tables[name] = row
         return [_cut(commit_ts, cuts[commit_ts]) for commit_ts in sorted(cuts, reverse=True)]
 
     def tag_of(self, table: CutTable) -> str | None:
-        """Return the tag that keeps a cut's version of a table; None if there is no tag.
+        """Return the Iceberg tag that protects a cut's version of a table from expiry; None if there is none.
 
         Raises:
             TargetError: the table cannot be read.
@@ -183,7 +187,7 @@ class CutLog:
             yield pipeline, f"{cut.commit_ts}L", *times, *names, f"{one.version}L", changes
 
     def _remove(self, before: float) -> None:
-        """Remove cuts published before a time. If that fails, it is tried again after as many new cuts."""
+        """Remove cuts published before a time. A failure is ignored, because removal is tried again later."""
         try:
             old = f"unix_micros(published) < {round(before * 1_000_000)}L"
             self.session.sql(f"DELETE FROM {self.location} WHERE {self._mine} AND {old}")  # noqa: S608
@@ -202,12 +206,12 @@ def _cut(commit_ts: int, tables: dict[TableId, Any]) -> Cut:
 
 
 def frame_of(log: CutLog, table: CutTable) -> DataFrame:
-    """Return a table's rows as of a cut.
+    """Return a frame of the version of a table that belongs to a cut.
 
     Raises:
-        TargetError: another program removed the version, or some of its files.
+        TargetError: the version, or some of its files, no longer exist.
     """
-    # A reader keeps the options that are set on it.
+    # Two readers, because a Spark reader keeps the options that are set on it.
     read, at = log.session.read, log.session.read
     try:
         if log.provider == "delta":
@@ -229,10 +233,10 @@ def frame_of(log: CutLog, table: CutTable) -> DataFrame:
 
 
 class CutReader(TableReader):
-    """Reads one table of a lake as of a cut, whatever is applied meanwhile. It has no progress.
+    """Reads the version of a lake's table that belongs to a cut. Later batches do not change it.
 
     Raises:
-        TargetError: the version was removed.
+        TargetError: the version no longer exists.
     """
 
     def __init__(self, log: CutLog, table: CutTable, shape: TableShape) -> None:
@@ -240,22 +244,25 @@ class CutReader(TableReader):
         self._frame, self._shape = frame_of(log, table), shape
 
     def columns(self) -> Mapping[str, str]:
-        """Return the version's columns."""
+        """Return the columns of the cut's version: Spark type by name."""
         return {one.name: one.dataType.simpleString() for one in self._frame.schema.fields}
 
     def committed(self) -> None:
-        """Return None, because a cut does not change."""
+        """Return None, because the progress of a cut's version is not needed."""
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return the version's rows."""
+        """Return the current rows of the cut's version, with ``columns`` in this order."""
         return rows_that_live(self._frame, columns, self._shape.shard)
 
 
 def likely_lost(files: Sequence[str], now: Iterable[str]) -> list[str]:
-    """Choose some of a version's files to check. ``now``: the files of the table's newest version.
+    """Choose files of a version whose existence is checked. Those that may have been removed come first.
 
-    Files that are not in the newest version come first: programs that remove old versions remove only those,
-    and all of those that left the table before some time.
+    Programs that remove old versions only remove files that the newest version does not have. They remove all
+    such files that left the table before some time, so a sample is enough.
+
+    ``files``: the version's files.
+    ``now``: the files of the table's newest version.
     """
     there = {*now}
     left = [name for name in files if name not in there]
@@ -265,7 +272,7 @@ def likely_lost(files: Sequence[str], now: Iterable[str]) -> list[str]:
 
 
 def _lost(session: SparkSession, files: Iterable[str], *, encoded: bool) -> str | None:
-    """Return the first file that does not exist. ``encoded``: the names are URIs."""
+    """Return the first file that does not exist; None if all exist. ``encoded``: the names are URIs."""
     jvm: Any = session._jvm
     conf = session._jsparkSession.sessionState().newHadoopConf()
     path_of = jvm.org.apache.hadoop.fs.Path

@@ -1,12 +1,13 @@
-"""Computes what a batch's rows write to a lake's files, given the table's stored rows of their keys.
+"""Computes which rows a batch writes to a lake's files, from its own rows and the table's stored rows.
 
-Under some ``RowRules``, stored rows must be known before a batch's own rows are written:
+Some batches depend on the stored rows with the same keys:
 
-- in the source's order, their position: a row that is not newer than the stored one changes nothing;
-- for values that the source omitted, the stored values;
-- under ``deletes: soft``, the whole rows that are to be marked.
+- in the source's order, on their positions, because a row that is not newer than the stored row is skipped;
+- if the source omitted values, on the stored values;
+- under ``deletes: soft``, on the whole rows, which are written again with the deletion mark.
 
-The rules are the same as in the statements of ``lake.merge``. ``Split`` divides rows into partitions.
+The results are the same as those of the MERGE statements of ``lake.merge``. ``Split`` divides rows into
+partitions.
 """
 
 from __future__ import annotations
@@ -38,24 +39,28 @@ from tidesink.typemap.arrow import canonical_floats
 FIELD_ID: Final = b"PARQUET:field_id"
 Places = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-# In a table of keys: True if the row needs values of the stored row.
+# Column of a table of keys: True if the row with this key needs values of the stored row.
 NEEDS_STORED: Final = "_tidesink_needs_stored"
-# A task leaves a batch to Spark if it would write to more partitions than this.
+# If a task would write to more partitions than this, the batch is merged by Spark instead.
 MOST_PARTITIONS: Final = 1_000
-# Most integers are skipped by their hash, of at least 16 bits. The hash table must fit in the processor's
-# cache.
+# When integers are searched for in a few, most are skipped by a hash of at least 16 bits. The table of hashes
+# must fit in the processor's cache.
 _FEWEST_BITS: Final = 16
 _MOST_HASHES: Final = 1 << 21
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def field_of(name: str, kind: pa.DataType, number: int | None, *, nullable: bool = True) -> pa.Field:
-    """Return a field with its field id in Parquet files, if it has one."""
+    """Return an Arrow field; ``number``: its field id in Parquet files, or None."""
     return pa.field(name, kind, nullable, None if number is None else {FIELD_ID: str(number).encode()})
 
 
 def sequence_type(members: Sequence[tuple[str, int | None]], element: int | None = None) -> pa.DataType:
-    """Return the type of ``SEQUENCE_COLUMN`` in files, given the names and field ids of its members."""
+    """Return the Arrow type of ``SEQUENCE_COLUMN`` in files.
+
+    ``members``: name and field id of each member of the struct.
+    ``element``: field id of the elements of its list.
+    """
     types = (
         pa.list_(field_of("element", pa.int64(), element)),
         pa.bool_(),
@@ -69,9 +74,11 @@ def sequence_type(members: Sequence[tuple[str, int | None]], element: int | None
 class FileColumn(NamedTuple):
     """A column of a table's Parquet files.
 
+    ``name``: its name in the files.
     ``source``: its name in the batch.
-    ``field_id``: None if the table has no field ids.
-    ``key``: the value comes from the batch's key.
+    ``field_id``: its field id in the files; None if the table has no field ids.
+    ``required``: True if the column is NOT NULL.
+    ``key``: True if the column is part of the key.
     """
 
     name: str
@@ -87,7 +94,7 @@ class FileColumn(NamedTuple):
         return field_of(self.name, self.type, self.field_id, nullable=not self.required)
 
     def cast(self, values: pa.Array) -> pa.Array:
-        """Convert values to the column's type, from a narrower one or a struct with other member names."""
+        """Convert values to the column's type, from a narrower type or a struct with other member names."""
         if not pa.types.is_struct(self.type):
             return values.cast(self.type)
         whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
@@ -96,14 +103,14 @@ class FileColumn(NamedTuple):
 
 
 class NotAsFilesError(TargetError):
-    """A batch cannot be written as files, but MERGE may still work. The message is the reason."""
+    """A batch cannot be written as files, but Spark's MERGE may work. The message is the reason."""
 
 
 class StoredRows(NamedTuple):
-    """The table's rows of a batch's keys. Both tables have the key columns.
+    """The stored rows on which a batch depends, as two Arrow tables with the key columns.
 
-    ``stale``: keys whose stored row is newer.
-    ``rows``: the stored values that the batch needs.
+    ``stale``: keys whose stored row is at least as new as the batch's row.
+    ``rows``: keys with the stored values that the batch needs.
     """
 
     stale: pa.Table
@@ -112,10 +119,11 @@ class StoredRows(NamedTuple):
 
 @dataclass(frozen=True)
 class RowRules:
-    """The rules by which a batch's rows become rows of a table. The settings are those of ``ReducedBatch``.
+    """The settings of a batch (``ReducedBatch``) that determine which rows it writes.
 
     ``soft``: the batch has soft deletes.
-    ``appends``: each row is new, so its key is not looked up.
+    ``on_delete``: lower-case names of the columns that a soft delete updates in addition to the mark.
+    ``appends``: all rows have new keys, so no stored row is searched for.
     """
 
     sequenced: bool = False
@@ -127,7 +135,7 @@ class RowRules:
 
     @classmethod
     def of(cls, batch: ReducedBatch) -> RowRules:
-        """Return the rules of a batch. ``soft`` is only set if the batch has deletes."""
+        """Return the rules of a batch. ``soft`` is False if the batch has no deletes."""
         return cls(
             batch.sequenced,
             batch.delete_mode == "soft" and batch.deletes > 0,
@@ -138,17 +146,17 @@ class RowRules:
         )
 
     def compares(self, files: Collection[object]) -> bool:
-        """Return True if stored rows must be known before rows are written. ``files``: the table's files."""
+        """Return True if the written rows depend on stored rows; ``files``: the table's files, if any."""
         return bool(files) and (self.sequenced or self.soft or self.keeps)
 
     @property
     def fields(self) -> list[str]:
-        """The columns of a payload that are used."""
+        """The columns of a payload (Arrow IPC stream of rows) that are read."""
         kept = ("_kept", "_after_delete", *PLACE_COLUMNS) if self.keeps else ()
         return ["_op", "key", "after", *(("_seq",) if self.sequenced else ()), *kept]
 
     def stored_columns(self, columns: Sequence[FileColumn], kept: Collection[str]) -> tuple[FileColumn, ...]:
-        """Return the columns whose stored values are needed if rows omit the ``kept`` columns."""
+        """Return the columns whose stored values the batch needs; ``kept``: columns that some rows omit."""
         return tuple(
             column
             for column in columns
@@ -166,10 +174,12 @@ class RowRules:
         return found
 
     def keys(self, rows: pa.Table, columns: Sequence[FileColumn]) -> tuple[pa.Table, pa.Table]:
-        """Return the keys to upsert and the keys to delete, with the columns to compare stored rows by.
+        """Return the keys to upsert and the keys to delete, for the tasks that search for stored rows.
+
+        Depending on the rules, the tables also have the position, and whether the row needs stored values.
 
         Raises:
-            TargetError: a key has no value.
+            TargetError: a key column has no value.
         """
         found = keys_of(rows, columns)
         if self.sequenced:
@@ -186,7 +196,9 @@ class RowRules:
     def written(
         self, rows: pa.Table, columns: Sequence[FileColumn], stored: tuple[pa.Table, pa.Table] | None = None
     ) -> pa.Table:
-        """Return the rows to write to files for a batch. ``stored``: a ``StoredRows``, or None if not needed.
+        """Return the rows that the batch writes to files.
+
+        ``stored``: the members of a ``StoredRows``; None if the batch does not depend on stored rows.
 
         Raises:
             ValueNotStoredError: a row omits a value that the table does not have.
@@ -227,10 +239,11 @@ class RowRules:
 
 
 class _Found(NamedTuple):
-    """Rows to write, and the stored row of each.
+    """Rows to write, each with its stored row.
 
-    ``at``: number of the stored row, or -1.
-    ``kept``: the stored row exists, and was not deleted in between.
+    ``at``: index of the stored row in ``stored``, or -1.
+    ``deletes``: True for rows that are deletes.
+    ``kept``: True if stored values can be kept: the stored row exists and was not deleted before this row.
     """
 
     rows: pa.Table
@@ -241,7 +254,11 @@ class _Found(NamedTuple):
     rules: RowRules
 
     def values(self, column: FileColumn) -> pa.Array:
-        """Return the values to write to a column."""
+        """Return the values that the rows have in a column.
+
+        Raises:
+            ValueNotStoredError: a row omits a value that the table does not have.
+        """
         if column.source == SOFT_DELETE_COLUMN:
             return pa.array(self.deletes)
         if column.source == SEQUENCE_COLUMN:
@@ -262,7 +279,7 @@ class _Found(NamedTuple):
         return sent
 
     def _omitted(self, name: str) -> Mask:
-        """Return which rows omit the value of a column."""
+        """Return a mask of the rows that omit the value of a column."""
         found = np.zeros(self.rows.num_rows, bool)
         if self.rules.keeps:
             names = self.rows["_kept"].combine_chunks()
@@ -271,14 +288,17 @@ class _Found(NamedTuple):
         return found
 
     def _not_stored(self, row: int) -> ValueNotStoredError:
-        """Return the error of a row."""
+        """Return the error for a row that omits a value which no stored row has."""
         names = ", ".join(self.rows["_kept"][row].as_py())
         place = {name.removeprefix("_"): self.rows[name][row].as_py() for name in PLACE_COLUMNS}
         return ValueNotStoredError(NOT_STORED.format(columns=names), **place)
 
 
 def newer(ours: pa.StructArray, stored: pa.StructArray) -> Mask:
-    """Return which positions (``SEQUENCE_DDL``) are greater than the stored one, or have no stored one."""
+    """Return a mask of the positions that are newer than the stored position, or have no stored position.
+
+    ``ours``, ``stored``: arrays of the type ``base.SEQUENCE_DDL``, with the same length.
+    """
     longest = max(_longest(ours), _longest(stored))
     order = np.zeros(len(ours), np.int8)
     for one, other in zip(_numbers(ours, longest), _numbers(stored, longest), strict=True):
@@ -292,7 +312,12 @@ def _longest(positions: pa.StructArray) -> int:
 
 
 def _numbers(positions: pa.StructArray, longest: int) -> Iterator[npt.NDArray[Any]]:
-    """Yield the numbers that positions are compared by, in order. A list is greater than its prefix."""
+    """Yield the columns of numbers by which positions are compared, in order.
+
+    A list of source numbers is greater than any list that it starts with.
+
+    ``longest``: number of source numbers of the longest list.
+    """
     source, *others = positions.flatten()
     starts, counts = source.offsets.to_numpy()[:-1], _integers(pc.list_value_length(source))
     values = _integers(source.values)
@@ -305,13 +330,17 @@ def _numbers(positions: pa.StructArray, longest: int) -> Iterator[npt.NDArray[An
 
 
 def _integers(numbers: pa.Array) -> Places:
-    """Return numbers that are not negative, with -1 for null."""
+    """Return an array of non-negative integers as numpy numbers, with -1 for null."""
     found: Places = pc.fill_null(numbers.cast(pa.int64()), -1).to_numpy()
     return found
 
 
 def keys_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
-    """Return the keys. They are never null even in a nullable column: no batch would find a null key."""
+    """Return the key columns of a batch's rows.
+
+    Raises:
+        TargetError: a key column has no value. A row with a null key would never be found again.
+    """
     keys = [column._replace(required=True) for column in columns if column.key]
     arrays = [column.cast(pc.struct_field(rows["key"], [column.source])) for column in keys]
     for column, values in zip(keys, arrays, strict=True):
@@ -322,7 +351,7 @@ def keys_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
 def check_values(column: FileColumn, values: pa.Array) -> None:
     if column.required and values.null_count:
         raise TargetError(
-            f"A row has no value in the column {column.source}, which is NOT NULL. Nothing was written."
+            f"A row has no value in the column {column.source}, which is NOT NULL. Nothing was committed."
         )
 
 
@@ -332,15 +361,16 @@ def _taken(values: pa.ChunkedArray, at: Places) -> pa.ChunkedArray:
 
 
 def _mask(flags: pa.Array) -> Mask:
-    """Return flags as a mask, with False for null."""
+    """Return boolean values as a mask, with False for null."""
     found: Mask = np.asarray(pc.fill_null(flags, False), bool)
     return found
 
 
 def matched(rows: pa.Table, keys: pa.Table) -> Places:
-    """Return for each row the number of the key that it has, or -1. Both tables have the same columns.
+    """Return the index of each row's key in ``keys``, or -1. Both tables have only the key columns.
 
-    Columns are compared one by one: the values of two columns are combined into one number.
+    Raises:
+        AccountingError: ``keys`` has a key twice.
     """
     at, of = np.zeros(rows.num_rows, np.int64), np.zeros(keys.num_rows, np.int64)
     known = of[:1]
@@ -356,14 +386,17 @@ def matched(rows: pa.Table, keys: pa.Table) -> Places:
         place = np.minimum(np.searchsorted(known, both), max(0, len(known) - 1))
         at = np.where(known[place] == both, place, -1) if len(known) else np.full(rows.num_rows, -1)
     if len(known) != keys.num_rows:
-        raise AccountingError("A batch has one key twice. Nothing was written.")
+        raise AccountingError("A batch has one key twice. Nothing was committed.")
     number = np.empty(len(known), np.int64)
     number[of] = np.arange(len(known))
     return np.where(at >= 0, number[at], -1) if len(known) else at
 
 
 def numbered(columns: Iterable[pa.ChunkedArray], rows: int) -> Places:
-    """Number rows so that rows that are equal in all columns have the same number. NULL is a value."""
+    """Return a number for each row.
+
+    Rows that are equal in all columns, including NULLs, get the same number.
+    """
     found = np.zeros(rows, np.int64)
     for values in columns:
         encoded = pc.dictionary_encode(pa.chunked_array(values).combine_chunks(), null_encoding="encode")
@@ -373,7 +406,7 @@ def numbered(columns: Iterable[pa.ChunkedArray], rows: int) -> Places:
 
 
 def codes(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
-    """Return for each value its index in ``distinct``, or -1."""
+    """Return the index of each value in ``distinct``, or -1."""
     if not _is_sparse(values, distinct):
         return _looked_up(values, distinct)
     found = np.full(len(values), -1, np.int64)
@@ -388,10 +421,10 @@ def _looked_up(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
 
 
 def _is_sparse(values: pa.ChunkedArray, distinct: pa.Array) -> bool:
-    """Return True if only few of many integers can be in ``distinct``, so that hashes can skip most of them.
+    """Return True if hashes can skip most values, because they are many integers and ``distinct`` has few.
 
-    Looking a value up takes several times as long as hashing it, and a small batch searches for its keys
-    among those of all rows of the table.
+    This is the case when the keys of a small batch are searched for in a large table. A lookup takes several
+    times as long as a hash.
     """
     fits = pa.types.is_signed_integer(values.type) or pa.types.is_timestamp(values.type)
     few = 0 < 64 * len(distinct) <= min(len(values), _MOST_HASHES)
@@ -399,7 +432,7 @@ def _is_sparse(values: pa.ChunkedArray, distinct: pa.Array) -> bool:
 
 
 def _may_be_among(values: pa.ChunkedArray, distinct: pa.Array) -> Mask:
-    """Return False for values that are not in ``distinct``, except for a few that share a hash."""
+    """Return a mask of the values whose hash is also the hash of a value in ``distinct``."""
     bits = max(_FEWEST_BITS, int(64 * len(distinct)).bit_length())
     taken = np.zeros(1 << bits, bool)
     taken[_hashes(distinct, bits)] = True
@@ -408,7 +441,9 @@ def _may_be_among(values: pa.ChunkedArray, distinct: pa.Array) -> Mask:
 
 
 def _hashes(values: pa.Array, bits: int) -> npt.NDArray[np.uint64]:
-    """Return a hash of ``bits`` bits for each value: the upper bits of its product with 2^64 / phi."""
+    """Return a hash of each value: the upper ``bits`` bits of its product with 2^64 divided by the golden
+    ratio.
+    """
     numbers = values.cast(pa.int64()).to_numpy().view(np.uint64)
     found: npt.NDArray[np.uint64] = (numbers * _GOLDEN) >> np.uint64(64 - bits)
     return found
@@ -418,30 +453,38 @@ def _hashes(values: pa.Array, bits: int) -> npt.NDArray[np.uint64]:
 
 
 class Partition(NamedTuple):
-    """A partition: the folder of its files, and its values in the form that the format's commit needs."""
+    """A partition of a table.
+
+    ``folder``: the folder of its files, relative to the table's data folder.
+    ``values``: its partition values, as the table format's commit needs them.
+    """
 
     folder: str = ""
     values: str = ""
 
 
-# Splits rows by partition, and drops the columns that files do not store.
+# A function that splits rows by partition. It drops partition columns that the format does not store in
+# files.
 Split = Callable[[pa.Table], Iterator[tuple[Partition, pa.Table]]]
 
 
 class TooManyPartitionsError(ValueError):
-    """Rows belong to more than ``MOST_PARTITIONS`` partitions."""
+    """The rows belong to more than ``MOST_PARTITIONS`` partitions."""
 
 
 def unpartitioned(rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
-    """The ``Split`` of a table without partitions."""
+    """Yield all rows in one partition: the ``Split`` of a table without partitions."""
     yield Partition(), rows
 
 
 def grouped(rows: pa.Table, by: Sequence[pa.ChunkedArray]) -> Iterator[tuple[int, pa.Table]]:
-    """Yield groups of rows that are equal in all of ``by`` (NULL is a value), with their first row's number.
+    """Yield groups of rows that are equal in all columns of ``by``, each with the index of its first row.
+
+    NULLs are equal to each other.
 
     Raises:
-        TooManyPartitionsError: raised before the first group.
+        TooManyPartitionsError: there are more than ``MOST_PARTITIONS`` groups. It is raised before the first
+            group.
     """
     codes = numbered(by, rows.num_rows)
     _, firsts, counts = np.unique(codes, return_index=True, return_counts=True)
@@ -456,12 +499,12 @@ def grouped(rows: pa.Table, by: Sequence[pa.ChunkedArray]) -> Iterator[tuple[int
 
 
 def folder_of(names: Iterable[str]) -> str:
-    """Join folder names to a path, cut to the longest name of a file system. Readers ignore the names."""
+    """Join folder names to a path. Each is cut to ``LONGEST_FOLDER`` bytes; readers ignore the names."""
     return "/".join(name.encode()[:LONGEST_FOLDER].decode(errors="ignore") for name in names)
 
 
 def iso_text(value: pa.Scalar) -> str:
-    """Format a date, or a timestamp in microseconds, as ISO 8601, with any year and all six digits."""
+    """Format a date or timestamp as ISO 8601, with six fraction digits, and for any year."""
     is_date = pa.types.is_date(value.type)
     number = value.cast(pa.int32() if is_date else pa.int64()).as_py()
     text = str(np.datetime64(number, "D" if is_date else "us"))

@@ -1,9 +1,9 @@
 """Opens the files of a lake's table in Python tasks with pyarrow, on a local disk or in an S3 bucket.
 
-Delta and Iceberg open a table's files in the JVM, with Hadoop's ``S3AFileSystem`` or Iceberg's ``S3FileIO``.
-``hadoop_storage`` and ``iceberg_storage`` copy their settings: endpoint, region, and the current credentials
-of the JVM's providers. If a setting has no exact equivalent, they return a reason in words, and the table's
-files are left to Spark.
+In the JVM, Delta and Iceberg open a table's files with Hadoop's ``S3AFileSystem`` or Iceberg's ``S3FileIO``.
+``hadoop_storage`` and ``iceberg_storage`` copy the settings of these: endpoint, region, and the current
+credentials. If a setting has no exact equivalent in pyarrow, they return the reason as a text. Spark's MERGE
+then writes the table instead of Python tasks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ R = TypeVar("R")
 
 _S3A: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _SESSION: Final = "software.amazon.awssdk.auth.credentials.AwsSessionCredentials"
-# Hadoop's settings under fs.s3a. that change what is stored or how S3 is reached, with the values for which
-# pyarrow does the same.
+# Hadoop's settings under fs.s3a. that change how files are stored or how S3 is reached, with the values under
+# which pyarrow behaves the same.
 _HADOOP_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "encryption.algorithm": ("",),
     "server-side-encryption-algorithm": ("",),
@@ -51,7 +51,8 @@ _HADOOP_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "object.content.encoding": ("",),
     "client.s3.custom.headers": ("",),
 }
-# Settings of Iceberg's S3FileIO that are copied or can be ignored. Any other setting is a reason for Spark.
+# Settings of Iceberg's S3FileIO that are copied or can be ignored. With any other setting, Python opens no
+# files.
 _ICEBERG_SETTINGS: Final = frozenset(
     {
         "client.region",
@@ -67,7 +68,7 @@ _ICEBERG_SETTINGS: Final = frozenset(
         "s3.staging-dir",
     }
 )
-# S3 error codes for missing rights or a wrong bucket. A later attempt would get the same answer.
+# S3 error codes for missing privileges or a wrong bucket. A later attempt would get the same answer.
 _FOR_GOOD: Final = frozenset(
     {
         "ACCESS_DENIED",
@@ -80,19 +81,21 @@ _FOR_GOOD: Final = frozenset(
 )
 _AWS_CODE: Final = re.compile(r"AWS Error ([A-Z_]+)")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
-# Number of files that a task requests from a bucket at the same time, because each waits for several answers.
+# Number of files that a task opens in a bucket at the same time, because each takes several requests.
 _AT_ONCE: Final = 16
 _CONNECT_SECONDS: Final = 10.0
-# Seconds after which a bucket that pyarrow could not reach is tried again.
+# Seconds after a failure during which Python does not try to reach the bucket again.
 _TRY_AGAIN_SECONDS: Final = 300.0
 
 
 class StorageError(TransientTargetError):
-    """Python could not read or write a file, but Spark may be able to. Nothing of the batch is visible."""
+    """Python could not read or write a file, but Spark may be able to. Nothing of the batch was committed."""
 
 
 def local_path(location: str) -> Path:
-    """Return the path of a local file from its location in the table. Hadoop's paths are not encoded."""
+    """Return the path of a local file from its location, which may begin with ``file:``. It is not
+    URL-encoded.
+    """
     return Path("/" + location.removeprefix("file:").lstrip("/"))
 
 
@@ -103,7 +106,7 @@ def is_local(location: str) -> bool:
 
 @dataclass(frozen=True)
 class Bucket:
-    """An S3 bucket and its connection settings. Sent to tasks by pickle; its repr shows no secret."""
+    """An S3 bucket and its connection settings. It is pickled and sent to tasks; its repr shows no secret."""
 
     name: str
     region: str
@@ -115,14 +118,14 @@ class Bucket:
     path_style: bool = False
 
     def filesystem(self) -> pafs.FileSystem:
-        """Return the file system. It is opened once per process."""
+        """Return pyarrow's file system for the bucket. Each process creates it once."""
         return _s3_filesystem(self)
 
 
 @lru_cache(maxsize=16)
 def _s3_filesystem(bucket: Bucket) -> pafs.FileSystem:
     parts = urlsplit(bucket.endpoint or "https:")
-    # One request for a small file instead of three. Older releases have the option only in C++.
+    # With this option, a small file takes one request instead of three. Older releases have it only in C++.
     delayed = {"allow_delayed_open": True} if int(pa.__version__.partition(".")[0]) >= 21 else {}
     return pafs.S3FileSystem(
         access_key=bucket.access_key,
@@ -140,12 +143,15 @@ def _s3_filesystem(bucket: Bucket) -> pafs.FileSystem:
 
 @dataclass(frozen=True)
 class Storage:
-    """Opens files of a table by their locations; on the local disk if there is no bucket."""
+    """Opens a table's files by their locations, on the local disk or in a bucket.
+
+    ``bucket``: the S3 bucket; None for the local disk.
+    """
 
     bucket: Bucket | None = None
 
     def holds(self, location: str) -> bool:
-        """Return True if this storage can open a location."""
+        """Return True if a file's location is on this disk or in this bucket."""
         if self.bucket is None:
             return is_local(location)
         scheme, _, path = location.partition("://")
@@ -154,12 +160,12 @@ class Storage:
 
     @contextmanager
     def reading(self, location: str) -> Iterator[pa.NativeFile]:
-        """Open an existing file.
+        """Open an existing file for reading.
 
         Raises:
-            TargetError: S3 refuses access to it.
-            TransientTargetError: it does not exist.
-            StorageError: it cannot be read for now.
+            TargetError: S3 refuses access to the file.
+            TransientTargetError: the file does not exist.
+            StorageError: the file cannot be read for now.
         """
         if self.bucket is None:
             with pa.memory_map(str(local_path(location))) as file:
@@ -170,11 +176,11 @@ class Storage:
 
     @contextmanager
     def writing(self, location: str) -> Iterator[pa.NativeFile]:
-        """Open a new file. In a bucket it appears, complete, when it is closed.
+        """Open a new file for writing. A file in a bucket becomes visible when it is closed.
 
         Raises:
-            TargetError: S3 refuses access to it.
-            StorageError: it cannot be written for now.
+            TargetError: S3 refuses access to the file.
+            StorageError: the file cannot be written for now.
         """
         if self.bucket is None:
             local = local_path(location)
@@ -186,16 +192,21 @@ class Storage:
                 yield file
 
     def each(self, function: Callable[[T], R], files: Sequence[T]) -> list[R]:
-        """Return a function's result for each file, in order. Files of a bucket are processed in parallel."""
+        """Call a function for each file, and return the results in order.
+
+        Files of a bucket run in parallel.
+        """
         if self.bucket is None or len(files) < 2:
             return [function(file) for file in files]
         with ThreadPoolExecutor(min(_AT_ONCE, len(files))) as pool:
             return [*pool.map(function, files)]
 
     def reason_unreachable(self, location: str) -> str | None:
-        """Return why Python cannot reach the bucket, tested with a folder in it; None if it can.
+        """Return why Python cannot reach the bucket; None if it can.
 
-        Tested once, and again some minutes after a failure.
+        The result is cached. A failure is tested again after some minutes.
+
+        ``location``: a folder in the bucket, used for the test.
         """
         if self.bucket is None:
             return None
@@ -209,7 +220,7 @@ class Storage:
         return reason
 
     def leave(self, error: StorageError) -> str:
-        """Leave the bucket's files to Spark for some minutes, and return the reason."""
+        """Record that Python cannot use the bucket for some minutes, and return the error's message."""
         return str(self._remember(error.message))
 
     def _remember(self, reason: str | None) -> str | None:
@@ -219,24 +230,24 @@ class Storage:
 
 
 LOCAL: Final = Storage()
-# Bucket -> time of the last attempt, and why it was not reached.
+# By bucket name: the time of the last attempt to reach it, and the reason of a failure or None.
 _reached: dict[str, tuple[float, str | None]] = {}
 
 
 def _key(location: str) -> str:
-    """Return ``bucket/key`` of a URL. Its characters are not encoded."""
+    """Return ``bucket/key`` from a file's URL, which is not URL-encoded."""
     return location.partition("://")[2]
 
 
 def _code(exc: Exception) -> str:
-    """Return S3's code in a pyarrow error, which has no class for it. Its text may contain secrets."""
+    """Return S3's error code in the text of a pyarrow error. The whole text may contain secrets."""
     found = _AWS_CODE.search(str(exc))
-    return f"S3 says {found[1]}" if found else type(exc).__name__
+    return f"S3 error {found[1]}" if found else type(exc).__name__
 
 
 @contextmanager
 def _reported(location: str) -> Iterator[None]:
-    """Raise pyarrow's errors as those of ``Storage.reading``."""
+    """Convert pyarrow's errors inside the block to those that ``Storage.reading`` documents."""
     try:
         yield
     except FileNotFoundError:
@@ -247,17 +258,22 @@ def _reported(location: str) -> Iterator[None]:
         found = _AWS_CODE.search(str(exc))
         if found and found[1] in _FOR_GOOD:
             raise TargetError(
-                f"{location} cannot be used from Python ({_code(exc)}). Check that the worker's credentials "
-                "may read and write there."
+                f"Python cannot use {location} ({_code(exc)}). Check that the worker's credentials may read "
+                "and "
+                "write there."
             ) from None
-        raise StorageError(f"{location} cannot be used from Python now ({_code(exc)})") from None
+        raise StorageError(f"Python cannot use {location} now ({_code(exc)})") from None
 
 
-# Settings from the JVM. Each function returns the storage, or the reason why only Spark can open the files.
+# Settings from the JVM. Each function returns the storage, or the reason as a text why only Spark can open
+# the files.
 
 
 def hadoop_storage(location: str, configuration: Any, jvm: Any) -> Storage | str:
-    """Return the storage with which Hadoop opens a location by its Java ``Configuration``, or a reason."""
+    """Return the storage for a location that Hadoop opens, or the reason why Python cannot open it.
+
+    ``configuration``: Hadoop's Java ``Configuration``.
+    """
     hadoop = jvm.org.apache.hadoop.fs
     named = _SCHEME.match(location)
     scheme = named[1] if named else str(hadoop.FileSystem.getDefaultUri(configuration).getScheme())
@@ -275,7 +291,7 @@ def _s3a_storage(location: str, filesystem: Any) -> Storage | str:
     kind = str(filesystem.getClass().getName())
     if kind != _S3A:
         return f"only Spark reads and writes files by {kind}: {location}"
-    # Includes the settings of fs.s3a.bucket.NAME, which replace the general ones.
+    # Hadoop has merged the settings under fs.s3a.bucket.NAME into these.
     settings = filesystem.getConf()
     for name, allowed in _HADOOP_SETTINGS.items():
         value = str(settings.getTrimmed(f"fs.s3a.{name}", ""))
@@ -309,7 +325,10 @@ _regions: dict[str, str | None] = {}
 
 
 def _region_of(filesystem: Any, internals: Any) -> str | None:
-    """Return the region of an AWS bucket, which the JVM's client finds by itself; None if AWS omits it."""
+    """Return the region of a bucket in AWS; None if AWS does not report it.
+
+    The JVM's client finds the region by itself, but pyarrow must know it.
+    """
     name = str(filesystem.getUri().getHost())
     if name not in _regions:
         _regions[name] = internals.getBucketMetadata().bucketRegion()
@@ -317,7 +336,10 @@ def _region_of(filesystem: Any, internals: Any) -> str | None:
 
 
 def iceberg_storage(location: str, properties: Mapping[str, str]) -> Storage | str:
-    """Return the storage with which Iceberg's ``S3FileIO`` opens a location, or a reason."""
+    """Return the storage for a location that Iceberg's ``S3FileIO`` opens, or the reason why Python cannot.
+
+    ``properties``: the catalog's properties.
+    """
     unknown = sorted(
         name for name in properties if name.startswith(("s3.", "client.")) and name not in _ICEBERG_SETTINGS
     )

@@ -1,4 +1,4 @@
-"""Shared parts of Delta and Iceberg: locations, statements, and a Spark session for each table."""
+"""Shared parts of Delta and Iceberg: table locations, SQL statements, and each table's Spark session."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from tidesink.sinks.targets.base import ReducedBatch
 
 
-# In bytes. The limit of the file systems of Linux, Hadoop and Azure.
+# Longest folder name in bytes, in the file systems of Linux, Hadoop and Azure.
 LONGEST_FOLDER: Final = 255
-# Errors of Linux, HDFS, and the databases of catalogs. Java's local file system reports only that the folder
-# is missing: the last two alternatives are the words of Delta and Hadoop for that.
+# Texts in the errors of Linux, HDFS, and the databases of catalogs for a name that is too long. Java's local
+# file system only reports a missing folder, for which the last two alternatives are the texts of Delta and
+# Hadoop.
 _TOO_LONG: Final = re.compile(
     r"name (is )?too long|NAMETOOLONG|ComponentTooLong|too long for (type|column)"
     r"|Cannot create file:/|Mkdirs failed to create",
@@ -37,16 +38,16 @@ _REMEDY: Final = "Set {} to a directory that the worker's user may write to, or 
 
 
 def table_path(root: str, template: str, table: TableId) -> str:
-    """Return the path of a table: ``template`` under ``root`` with ``{schema}`` and ``{table}`` filled."""
+    """Return a table's path under ``root``; ``template``: such as ``{schema}/{table}``."""
     place = template.format(schema=path_segment(table.schema), table=path_segment(table.name))
     return f"{root.rstrip('/')}/{place}"
 
 
 def table_names(template: str, table: TableId) -> tuple[str, ...]:
-    """Return the levels of a table's name: ``template`` split at its dots, with placeholders filled in.
+    """Return the parts of a table's name in a catalog, from a template such as ``{schema}.{table}``.
 
-    Names are encoded as path segments, and their dots too, because catalogs use them as folder names and join
-    them with dots.
+    Source names are encoded as path segments, including their dots, because catalogs use the parts as folder
+    names and join them with dots.
     """
     schema, name = (path_segment(part).replace(".", "~2e") for part in table)
     return tuple(level.format(schema=schema, table=name) for level in template.split("."))
@@ -54,12 +55,14 @@ def table_names(template: str, table: TableId) -> tuple[str, ...]:
 
 @contextmanager
 def long_names_refused(names: Iterable[str], table: TableId) -> Iterator[None]:
-    """Report a folder name that is too long, if that is why a table cannot be opened.
+    """Convert an error inside the block if its cause is a folder name that is too long.
 
-    Other errors pass through: object stores allow folders of any length, and their errors may be temporary.
+    Other errors are not changed. Names are not checked in advance, because object stores allow any length.
+
+    ``names``: the table's folder names.
 
     Raises:
-        SchemaRefusedError: names the folder.
+        SchemaRefusedError: a folder name is too long. The message has the name.
     """
     try:
         yield
@@ -79,17 +82,19 @@ def long_names_refused(names: Iterable[str], table: TableId) -> Iterator[None]:
 
 
 def try_path(path: str, *, setting: str = "target.path") -> str:
-    """List and write under a lake's path, and return the result as text.
+    """Check that a lake's local path can be listed and written to, and return the result as text for display.
 
-    An unnamed file is written in the path, or in its nearest existing parent directory. It disappears when it
-    is closed. Paths in other file systems are not tried: only Spark, with the worker's jars, can open them.
+    A temporary file is written in the path, or in its nearest existing parent directory. A path in another
+    file system is not tried, because only Spark with the worker's jars can open it.
+
+    ``setting``: the config setting with the path, for the message.
 
     Raises:
-        ConfigError: the path cannot be listed or written to; names the system's reason.
+        ConfigError: the path cannot be listed or written to. The message has the system's reason.
     """
     scheme = "file" if path.startswith("file:") else scheme_of(path)
     if scheme not in ("", "file"):
-        return f"{path} is not tried here: the worker opens {scheme} through Spark when it starts"
+        return f"{path} is not checked here: the worker opens {scheme} through Spark when it starts"
     root = Path(unquote(urlsplit(path).path) if scheme else path)
     try:
         there = next(place for place in (root, *root.parents) if place.exists())
@@ -101,15 +106,15 @@ def try_path(path: str, *, setting: str = "target.path") -> str:
             f"{setting} {root} cannot be used ({error.strerror}). {_REMEDY.format(setting)}"
         ) from error
     if there != root:
-        return f"{root} is created by the first batch: {there} can be written to"
+        return f"{root} does not exist yet and is created by the first batch: {there} can be written to"
     return f"{root} can be written to, and holds {tables} directories"
 
 
 def try_path_of(session: SparkSession, path: str, *, setting: str = "target.path") -> None:
-    """Run ``try_path`` when a worker starts, unless Spark opens the path in another file system.
+    """Check a lake's path with ``try_path`` when a worker starts, if Spark opens it on the local disk.
 
     Raises:
-        ConfigError: the path cannot be listed or written to; names the system's reason.
+        ConfigError: the path cannot be listed or written to. The message has the system's reason.
     """
     java: Any = session.sparkContext._jsc
     usual = str(java.hadoopConfiguration().get("fs.defaultFS") or "file:")
@@ -129,7 +134,7 @@ def create_statement(
     properties: Mapping[str, str],
     soft_deletes: bool,
 ) -> str:
-    """Return the CREATE TABLE of a shape; ``location`` is the quoted table."""
+    """Return the CREATE TABLE statement for a shape's columns; ``location``: the table's quoted name."""
     columns = [column_words(column) for column in shape.columns]
     if soft_deletes:
         columns.append(soft_delete_column())
@@ -142,10 +147,10 @@ def create_statement(
 
 
 def check_names(shape: TableShape, present: Iterable[str] = ()) -> None:
-    """Refuse columns that the source distinguishes, but Spark does not. ``present``: the target's columns.
+    """Check that Spark distinguishes all column names of a shape and of the target's columns ``present``.
 
     Raises:
-        SchemaRefusedError: Spark would confuse two of the columns.
+        SchemaRefusedError: two names are different at the source but the same in Spark.
     """
     there, columns = tuple(present), tuple(column.name for column in shape.columns)
     fold = folding(there, columns)
@@ -166,37 +171,41 @@ def check_names(shape: TableShape, present: Iterable[str] = ()) -> None:
 
 
 def _spark_name(name: str) -> str:
-    """Return a name as Spark compares it, with Java's ``equalsIgnoreCase``: each character upper, then lower.
+    """Return a name in the form in which Spark compares names: each character in upper, then in lower case.
 
-    TiDB compares only lower case, and so distinguishes characters with one upper case: ς and σ, ı and i, ſ
-    and s, µ and μ.
+    Spark uses Java's ``equalsIgnoreCase``. TiDB only converts to lower case, so it distinguishes some
+    characters that have the same upper case: ς and σ, ı and i, ſ and s, µ and μ.
     """
     if name.isascii():
         return name.lower()
-    # Java does not change a character whose upper case has several characters.
+    # Java leaves a character unchanged if its upper case has several characters.
     upper = (raised if len(raised := character.upper()) == 1 else character for character in name)
     return fold_name("".join(upper))
 
 
 def soft_delete_statement(location: str) -> str:
-    """Return the statement that adds the soft-delete column. NULL in old rows means not deleted."""
+    """Return the statement that adds the soft-delete column.
+
+    Existing rows get NULL, which means not deleted.
+    """
     return f"ALTER TABLE {location} ADD COLUMNS ({soft_delete_column()})"
 
 
 def soft_delete_column() -> str:
-    """Return the definition of the soft-delete column."""
+    """Return the definition of the soft-delete column for CREATE or ALTER TABLE."""
     return f"{quote_identifier(SOFT_DELETE_COLUMN)} boolean COMMENT {quote_text(SOFT_DELETE_COMMENT)}"
 
 
 def column_words(column: ShapeColumn) -> str:
-    """Return the definition of a column."""
-    # A key is never null: a row with a null key would be inserted again by every batch.
+    """Return the definition of a column for CREATE or ALTER TABLE: name, type, NOT NULL and comment."""
+    # A key column is NOT NULL, because a row with a null key never matches and would be inserted again by
+    # each batch.
     null = " NOT NULL" if column.key else ""
     return f"{quote_identifier(column.name)} {column.spark}{null} COMMENT {quote_text(column.comment)}"
 
 
 def literal(text: str, ddl: str) -> str:
-    """Return a SQL expression of Spark type ``ddl`` from a value's literal text."""
+    """Return a SQL expression of the Spark type ``ddl`` for a value given as text (bytes as hex digits)."""
     if ddl == "binary":
         return f"unhex({quote_text(text)})"
     return quote_text(text) if ddl == "string" else f"CAST({quote_text(text)} AS {ddl})"
@@ -207,19 +216,21 @@ _VERSION: Final = "spark.databricks.delta.write.txnVersion"
 
 # Measured in docs/adr/0006-delta-small-batches.md.
 SESSION_SETTINGS: Final[Mapping[str, str]] = {
-    # A snapshot's state is computed again for each version. 50 partitions cost more than they save.
+    # Delta computes a snapshot's state for each version. Its default of 50 partitions costs more than it
+    # saves.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # The batch is persisted by its creator. A second copy would only add cost.
+    # The batch's frame is already persisted, so MERGE need not copy it.
     "spark.databricks.delta.merge.materializeCachedSource": "false",
-    # delta_compaction packs files below 64 MiB into files of up to 128 MiB.
+    # OPTIMIZE compacts files below 64 MiB into files of up to 128 MiB.
     "spark.databricks.delta.optimize.minFileSize": "67108864",
     "spark.databricks.delta.optimize.maxFileSize": "134217728",
     "spark.databricks.delta.autoCompact.enabled": "false",
-    # A commit's checksum lists the table's files up to this number (1 to 2 KB each). A batch that is written
-    # as files is planned from it, without a Spark job.
+    # Up to this number of files, a commit's checksum lists all of them (1 to 2 KB each). A batch that is
+    # written as files is then planned without a Spark job.
     "spark.databricks.delta.allFilesInCrc.thresholdNumFiles": "500",
 }
-# A batch of up to this many rows is shuffled into one partition: fewer tasks, and only one new file.
+# A batch of up to this many rows is shuffled into one partition, which needs fewer tasks and creates only one
+# file.
 SMALL_BATCH: Final = 10_000
 _ARROW_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _MATERIALIZE: Final = "spark.databricks.delta.merge.materializeSource"
@@ -229,7 +240,10 @@ _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 
 def open_session(spark: SparkSession, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """Open a new session with the context's settings, then ours, then ``settings``."""
+    """Return a new Spark session for a table.
+
+    Its settings are those of the Spark context, then ``SESSION_SETTINGS``, then ``settings``.
+    """
     session = spark.newSession()
     _know_settings(session)
     for name, value in {**SESSION_SETTINGS, **(settings or {})}.items():
@@ -239,9 +253,12 @@ def open_session(spark: SparkSession, settings: Mapping[str, str] | None = None)
 
 @contextmanager
 def transaction(session: SparkSession, application: str, version: int) -> Iterator[None]:
-    """Give Delta writes of ``session`` a transaction version inside the block.
+    """Set the transaction version of Delta writes of ``session`` inside the block.
 
-    Delta silently skips a write whose version is not above the stored one.
+    Delta stores the version with the commit. It silently skips a write whose version is not above the stored
+    one.
+
+    ``application``: the application id under which Delta stores the version.
     """
     session.conf.set(_APPLICATION, application)
     session.conf.set(_VERSION, str(version))
@@ -254,7 +271,7 @@ def transaction(session: SparkSession, application: str, version: int) -> Iterat
 
 @contextmanager
 def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
-    """Set the number of shuffle partitions of ``session`` for a batch of ``rows`` rows, inside the block."""
+    """Use one shuffle partition in ``session`` inside the block, if the batch has few rows."""
     usual = session.conf.get(_PARTITIONS) or "200"
     if rows <= SMALL_BATCH:
         session.conf.set(_PARTITIONS, "1")
@@ -268,16 +285,16 @@ def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
 def source_of(session: SparkSession, batch: ReducedBatch) -> Iterator[None]:
     """Let a MERGE of ``session`` read a checkpointed batch without copying it, inside the block.
 
-    Delta copies the source of a MERGE, because its two reads must return the same rows. A checkpoint
-    guarantees that: its payloads are stored blocks, which Spark never computes again, and unpacking them
-    depends on nothing else. If blocks are lost with an executor, the statement fails before its commit, and
-    the batch is tried again from Kafka.
+    MERGE reads its source twice. Delta copies the source first, because both reads must return the same rows.
+    A checkpoint guarantees this without a copy, because Spark never computes its stored blocks again. If
+    blocks are lost with an executor, the statement fails before its commit, and the batch is read from Kafka
+    again.
     """
     large = batch.upserts + batch.deletes > SMALL_BATCH
     settings = {_MATERIALIZE: "none"} if batch.checkpointed else {}
     if batch.checkpointed and large:
-        # Spark estimates a checkpoint's size from the range numbers it was computed from, and would broadcast
-        # it. The size that it measures while the statement runs is right.
+        # Spark underestimates the size of a checkpoint, and would broadcast it. The size that it measures
+        # while the statement runs is right.
         settings |= {_BROADCAST: "-1", _MEASURED_BROADCAST: "10MB"}
     usual = {name: session.conf.get(name, None) for name in settings}
     for name, value in settings.items():
@@ -294,7 +311,10 @@ def source_of(session: SparkSession, batch: ReducedBatch) -> Iterator[None]:
 
 @contextmanager
 def arrow_batches_of_rows(session: SparkSession) -> Iterator[None]:
-    """Pass rows of ``session`` to Python tasks by the thousand inside the block, not as few as payloads."""
+    """Pass rows of ``session`` to Python tasks in large Arrow batches inside the block.
+
+    The session's own setting is small, because it is made for payloads of some MiB per row.
+    """
     usual = session.conf.get(_ARROW_ROWS)
     session.conf.set(_ARROW_ROWS, "10000")
     try:
@@ -304,10 +324,10 @@ def arrow_batches_of_rows(session: SparkSession) -> Iterator[None]:
 
 
 def _know_settings(session: SparkSession) -> None:
-    """Register all of Delta's settings. Waits for another thread that is doing so.
+    """Make Delta register all its settings in Spark, so that they can be set.
 
-    Spark refuses to set a setting that is defined but not yet registered for SQL (CANNOT_MODIFY_CONFIG). That
-    happens briefly while another table's thread is the first to use Delta.
+    Without this, setting one could fail (CANNOT_MODIFY_CONFIG) while another table's thread is the first to
+    use Delta.
     """
     jvm: Any = session._jvm
     getattr(getattr(jvm.org.apache.spark.sql.delta.sources, "DeltaSQLConf$"), "MODULE$")
