@@ -75,7 +75,7 @@ def test_a_folder_is_tried_and_other_catalogs_are_spark_to_open(tmp_path: Path) 
     broken = {"type": "hadoop", "warehouse": str(tmp_path / "file")}
     with pytest.raises(ConfigError, match=r"target\.catalog-properties\.warehouse .* Set target\.catalog"):
         try_target(settings(**{"catalog-properties": broken}))
-    assert "not tried here" in try_target(settings(**{"catalog-properties": {"type": "rest"}}))
+    assert "not checked here" in try_target(settings(**{"catalog-properties": {"type": "rest"}}))
 
 
 def batch(upserts: int, deletes: int, *, soft: bool = False) -> ReducedBatch:

@@ -44,7 +44,7 @@ def test_a_path_that_cannot_be_used_is_said(tmp_path: Path) -> None:
 
 
 def test_other_file_systems_are_not_tried() -> None:
-    assert "not tried here: the worker opens s3a through Spark" in try_path("s3a://bucket/lake")
+    assert "not checked here: the worker opens s3a through Spark" in try_path("s3a://bucket/lake")
 
 
 def _opened(error: TargetError, cause: Exception, *names: str) -> TargetError:

@@ -1,11 +1,12 @@
-"""Writes a batch as files of a lake's table, without MERGE: new rows, and the positions of replaced rows.
+"""Writes a batch as files of a lake's table, without MERGE: the Spark tasks.
 
-``RowsTask`` writes the rows of a batch's payloads as Parquet files, and returns their keys. ``LocateTask``
-finds the table's rows that have one of these keys, and writes their positions. If new rows depend on stored
-ones (``lake.rows``, ``lake.versions``), the order differs: ``KeysTask`` returns the keys, ``LocateTask`` also
-returns the stored values, and ``RowsTask`` comes last. ``FileSink`` writes rows before they are payloads, in
-the tasks that reduce them. Only keys and stored values pass through the driver, as Arrow data; every task
-returns one line per file (``FILE_DDL``). Each table format plans and commits the files with its own code.
+``RowsTask`` writes the batch's rows as Parquet files, and returns their keys. ``LocateTask`` then finds the
+table's rows that have one of these keys, and writes their positions, which marks them as deleted. If the rows
+to write depend on stored rows (``lake.rows``, ``lake.versions``), the order differs: ``KeysTask`` returns the
+keys, ``LocateTask`` also returns the stored values, and ``RowsTask`` comes last. ``FileSink`` writes rows in
+the tasks that reduce them. Each task returns one row of ``FILE_DDL`` per written file, called a line. Only
+these lines, with keys and stored values, pass through the driver. Each table format plans and commits the
+files with its own code.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ from tidesink.sinks.targets.lake.versions import (
 )
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
 
-# ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``, ``stale``: one bit for each of the batch's
-# keys: its stored row is replaced, or is newer. ``stored``: values as an Arrow IPC stream. ``partition``: the
-# file's partition values. ``details``: what the format's commit also needs to know about the file; for keys,
-# the columns that rows omit. ``counts``: the outcome of a history's events, as JSON (``versions.Counts``).
+# Columns of a line. ``upserts``, ``deletes``: keys as Arrow IPC streams. ``found``, ``stale``: bit strings
+# with one bit for each key of the batch: its stored row is replaced, or is at least as new. ``stored``:
+# stored values as an Arrow IPC stream. ``partition``: the file's partition values. ``details``: further data
+# for the format's commit; in lines with keys, the columns that rows omit. ``counts``: the counts of a
+# history, as JSON (``versions.Counts``).
 FILE_DDL: Final = (
     "path string, size bigint, rows bigint, upserts binary, deletes binary, found binary, stale binary, "
     "stored binary, partition string, details string, counts string"
@@ -76,24 +78,28 @@ _FILES: Final = pa.schema(
         ("counts", pa.string()),
     ]
 )
-# Placeholder in the name of a new file. Each attempt of a task replaces it, so that it writes its own files.
+# Placeholder in the name of a new file. Each task attempt replaces it by its own id, so that names are
+# unique.
 ATTEMPT: Final = "ATTEMPT"
-# A task writes rows of this size in memory to one file.
+# Size in memory of the rows that a task writes to one file.
 _FILE_BYTES: Final = 256 << 20
-# Most bytes of stored values that a batch may need. They pass through the driver.
+# A batch that needs more bytes of stored values is merged by Spark, because they pass through the driver.
 _MOST_STORED: Final = 64 << 20
-# Columns with the ends of a stored version.
+# Columns of a stored version that are read to find out if it changes.
 _SPAN: Final = (FROM_COLUMN, TO_COLUMN, READ_COLUMN)
-# Number of rows of a file that are read at once for their stored values.
+# Number of rows that are read at once from a file when only some of its rows are needed.
 _READ_ROWS: Final = 65_536
 
 
 class FileRefusedError(NotAsFilesError):
-    """A file of the table (``url`` in the context) cannot be read here. Spark may still be able to."""
+    """Python cannot read a file of the table, but Spark may be able to. The context has its ``url``."""
 
 
 class WrittenFile(NamedTuple):
-    """A task's line about a written file, as in ``FILE_DDL``. ``path`` is None if nothing was written."""
+    """A task's line about a written file, with the columns of ``FILE_DDL``.
+
+    ``path`` is None in a line that only has keys, stored values or counts.
+    """
 
     path: str | None = None
     size: int | None = None
@@ -109,7 +115,11 @@ class WrittenFile(NamedTuple):
 
 
 class DataFile(NamedTuple):
-    """A file with rows of a table. ``deletes``: its deleted rows, in the format's own form."""
+    """An existing data file of a table.
+
+    ``rows``: number of its rows, including deleted ones.
+    ``deletes``: its position deletes or deletion vectors, as texts of the table format.
+    """
 
     path: str
     rows: int
@@ -122,7 +132,8 @@ class NewFiles:
     """Location and settings of the Parquet files that tasks write.
 
     ``location``: path with ``ATTEMPT`` in the file name. Partition folders are inserted before the name.
-    ``describe``: returns the ``details`` of a file of rows.
+    ``compression``: Arrow's name of the compression.
+    ``describe``: returns the ``details`` column of the line for a file with these rows.
     ``metadata``: key-value pairs for the file's footer.
     """
 
@@ -133,23 +144,27 @@ class NewFiles:
     storage: Storage = LOCAL
 
     def path(self, part: str, folder: str = "") -> str:
-        """Return the path of a part of the files of this attempt of a task."""
+        """Return the path of a new file of this task attempt.
+
+        ``part``: a name that is unique within the attempt.
+        ``folder``: the folder of its partition.
+        """
         place, _, name = self.location.rpartition("/")
         name = name.replace(ATTEMPT, f"{_attempt()}-{part}")
         return "/".join(filter(None, (place, folder, name)))
 
     def renamed(self, word: str) -> NewFiles:
-        """Return new files in the same folder, with a word added to their names."""
+        """Return these settings with a word added to all file names."""
         place, slash, name = self.location.rpartition("/")
         return replace(self, location=f"{place}{slash}{name.replace(ATTEMPT, f'{word}-{ATTEMPT}')}")
 
     def write(self, table: pa.Table, part: str, partition: Partition) -> WrittenFile:
-        """Write a file and return its line."""
+        """Write a table's rows to a new Parquet file, and return the line about the file."""
         path = self.path(part, partition.folder)
-        # Decimals are stored as integers where they fit, as Spark does. One row group: Arrow writes no range
-        # for a row group with a text of more than 4 KiB, and Iceberg would use the range of the other row
-        # groups for the whole file, so readers would skip it. No dictionary for floats: Spark looks for 0.0
-        # in it and misses -0.0, which is equal.
+        # Short decimals are stored as integers, as Spark does. Each file has one row group: Arrow writes no
+        # value range for a row group with a text of more than 4 KiB, and Iceberg would use the range of the
+        # other row groups for the whole file, so readers would skip it wrongly. Floats have no dictionary,
+        # because Spark searches it for 0.0 and would not find the equal -0.0.
         with self.storage.writing(path) as file:
             pq.write_table(
                 table.replace_schema_metadata(self.metadata) if self.metadata else table,
@@ -166,14 +181,18 @@ class NewFiles:
 
 
 class MarkedRows(NamedTuple):
-    """``rows`` of files to mark as deleted, numbered through all files. Each file begins at ``starts``."""
+    """Rows of data files that are to be marked as deleted.
+
+    ``starts``: number of each file's first row, if the rows of all files are numbered consecutively.
+    ``rows``: the rows to mark, by these numbers.
+    """
 
     files: Sequence[DataFile]
     starts: Places
     rows: Places
 
     def by_file(self) -> Iterator[tuple[DataFile, Places]]:
-        """Yield each file that has such rows, with their positions in it."""
+        """Yield each file with rows to mark, and the positions of these rows in the file."""
         ends = np.searchsorted(self.rows, self.starts)
         for at, file in enumerate(self.files):
             positions = self.rows[ends[at] : ends[at + 1]] - self.starts[at]
@@ -182,32 +201,43 @@ class MarkedRows(NamedTuple):
 
 
 class Marks(Protocol):
-    """A table format's record of deleted rows in its files."""
+    """Reads and writes which rows of data files are deleted, in the form of a table format."""
 
     @property
     def storage(self) -> Storage:
         """The storage that opens the table's files."""
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
-        """Return the name of a column in a file with this schema; None if the file does not have it."""
+        """Return a column's name in a file with this schema; None if the file does not have the column."""
 
     def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
-        """Return the value that all rows of a file have in a column it does not store; None if unknown."""
+        """Return the value that all rows of a file have in a partition column that the file does not store.
+
+        Returns None for a column that is not a partition column.
+        """
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """Return the files' rows that are deleted already, numbered through all files."""
+        """Return the rows of ``files`` that are deleted already, numbered as in ``MarkedRows``."""
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
-        """Write which rows are deleted now. There is at least one."""
+        """Write position deletes or deletion vectors for the marked rows, and yield the lines about the
+        files.
+
+        ``marked``: at least one row.
+        ``part``: a name that is unique within the task attempt.
+        """
 
 
 @dataclass(frozen=True)
 class RowsTask:
-    """Writes the rows of payloads to files. For ``mapInArrow``, like the tasks below.
+    """Writes a batch's rows to files. Like the tasks below, it is passed to ``mapInArrow``.
 
-    ``packed``: True if the input is payloads, False if it is plain rows.
-    ``stored``: the table's values for the batch's keys, as ``rules.written`` expects them, as Arrow IPC
-        streams. None if the rules need no stored values; the task then returns the keys.
+    ``columns``: the columns of the files.
+    ``rules``: determine which rows are written.
+    ``split``: splits the rows by partition.
+    ``packed``: True if the input is payloads (Arrow IPC streams), False if it is rows.
+    ``stored``: the two tables that ``rules.written`` expects, as Arrow IPC streams. None if the rows do not
+        depend on stored rows; the task then returns the keys.
     """
 
     columns: tuple[FileColumn, ...]
@@ -218,16 +248,19 @@ class RowsTask:
     stored: tuple[bytes, bytes] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a line for each file; one without a path if there are no rows, but keys to delete."""
+        """Write the rows, and yield the lines as record batches."""
         with reported():
             for one in self.written(batches):
                 yield _line(one)
 
     def written(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
-        """Yield the lines.
+        """Write the rows, and yield a line for each file.
+
+        If there are only deletes, the line has their keys but no path.
 
         Raises:
-            TargetError: a row has no value in a NOT NULL column, or ``split`` refuses it.
+            TargetError: a row has no value in a NOT NULL column, or a partition value that the format cannot
+                store.
             ValueNotStoredError: a row omits a value that the table does not have.
             NotAsFilesError: the rows belong to too many partitions.
         """
@@ -241,7 +274,9 @@ class RowsTask:
             yield from files
 
     def write(self, rows: pa.Table, number: int) -> list[WrittenFile]:
-        """Write rows to files. Each call of a task has its own ``number``.
+        """Write rows to one file per partition, and return the lines about the files.
+
+        ``number``: a different number for each call in a task.
 
         Raises:
             NotAsFilesError: the rows belong to too many partitions.
@@ -255,16 +290,19 @@ class RowsTask:
             raise NotAsFilesError(f"the batch has rows of more than {MOST_PARTITIONS:,} partitions") from None
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yield the batch's rows in tables of one file each."""
+        """Yield the batch's rows as tables that are small enough for one file."""
         return _file_sized(unpack(batches) if self.packed else batches, self.rules.fields)
 
     def ended(self, versions: pa.Table, number: int) -> list[WrittenFile]:
-        """Write a history's stored versions that end. Each call of a task has its own ``number``."""
+        """Write stored versions of a history again with their new ends, and return the lines about the files.
+
+        ``number``: a different number for each call in a task.
+        """
         assert isinstance(self.rules, VersionRules)  # noqa: S101  (``LocateTask.ends``)
         return self.write(self.rules.changed(self.columns, versions), number)
 
     def is_like(self, other: RowsTask) -> bool:
-        """Return True if both write the same files, apart from names, for rows that need no stored values."""
+        """Return True if both tasks write the same files apart from names, for rows without stored values."""
         mine, theirs = (
             (one.columns, one.split, one.files.compression, one.files.describe, one.files.metadata)
             for one in (self, other)
@@ -272,13 +310,14 @@ class RowsTask:
         return mine == theirs
 
     def given(self, lines: Sequence[WrittenFile], *, ended: bool = False) -> tuple[RowsTask, WrittenFile]:
-        """Return this task with the values found for the batch's keys, and a line with the counts.
+        """Return this task with the stored rows that were found, and for a history a line with the counts.
 
-        ``ended``: the versions of a history that end are written elsewhere (``LocateTask.ends``).
+        ``lines``: the lines of the tasks that returned keys and stored values.
+        ``ended``: True if ``LocateTask`` has written the versions of a history that end.
 
         Raises:
             AccountingError: the table has several rows of one key, or of one version.
-            NotAsFilesError: there are too many stored values, or versions overlap.
+            NotAsFilesError: there are too many stored values, or versions of one key overlap.
         """
         keys, names = joined_keys(lines), [column.name for column in self.columns if column.key]
         rows = [_read_stream(one.stored) for one in lines if one.stored is not None]
@@ -294,16 +333,16 @@ class RowsTask:
 
 @dataclass(frozen=True)
 class FileSink:
-    """Writes a range's rows as files, in the task that reduces them: a ``RowSink``.
+    """The ``RowSink`` of lakes: writes the rows of an offset range as files, in the task that reduces them.
 
-    The ``files`` of its result are lines. Its input is plain rows, not payloads.
+    The ``files`` of the returned ``StagedPart`` are lines (``WrittenFile``).
     """
 
     rows: RowsTask
 
     def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
-        """Write the rows and return the result."""
-        # A task may get several ranges, one after the other.
+        """Write the rows to files, and return the lines. On a failure, return its reason instead."""
+        # A task may reduce several ranges one after the other, so each gets its own file names.
         task = replace(self.rows, files=self.rows.files.renamed(uuid4().hex), packed=False)
         try:
             lines = tuple(task.written(rows))
@@ -316,21 +355,21 @@ class FileSink:
 
 @dataclass(frozen=True)
 class KeysTask:
-    """Returns the keys of a batch whose rows depend on stored ones, and the columns that the rows omit."""
+    """Returns a batch's keys and the columns that its rows omit, if the rows depend on stored rows."""
 
     rows: RowsTask
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a line for the rows of each file."""
+        """Yield the lines as record batches."""
         with reported():
             for one in self.keys(batches):
                 yield _line(one)
 
     def keys(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
-        """Yield the lines.
+        """Yield lines with the keys, and in ``details`` the omitted columns as JSON.
 
         Raises:
-            TargetError: a key has no value.
+            TargetError: a key column has no value.
         """
         rules = self.rows.rules
         for rows in self.rows.rows(batches):
@@ -340,15 +379,18 @@ class KeysTask:
 
 @dataclass(frozen=True)
 class LocateTask:
-    """Finds the rows of groups of files that have one of the batch's keys, and writes their positions.
+    """Finds stored rows that have one of the batch's keys, and marks them as deleted.
 
-    Its input is the numbers of its groups.
+    The table's files are divided into groups. The input of a task is the numbers of the groups that it
+    searches.
 
-    ``batch_keys``: the result of ``joined_keys``.
-    ``rows_at_once``: the task holds the keys of this many stored rows in memory, or of one file that has
-        more.
-    ``stored``: columns whose values it returns for rows that need them.
-    ``ends``: writes the versions of a history that end. Their values are then not returned.
+    ``batch_keys``: the batch's keys (``joined_keys``) as an Arrow IPC stream.
+    ``columns``: the columns of the table's files.
+    ``marks``: writes the positions of the found rows.
+    ``rows_at_once``: number of stored rows whose keys a task holds in memory at the same time. A file with
+        more rows is read alone.
+    ``stored``: columns whose stored values are returned for the rows that need them.
+    ``ends``: for a history, the task that writes the versions that end; their values are then not returned.
     """
 
     groups: tuple[tuple[DataFile, ...], ...]
@@ -360,7 +402,7 @@ class LocateTask:
     ends: RowsTask | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a line for each file of ``rows`` positions, or a line without a path for an empty group."""
+        """Search the groups, and yield the lines as record batches."""
         with reported():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
@@ -368,7 +410,12 @@ class LocateTask:
                         yield _line(one)
 
     def located(self, number: int, wanted: pa.Table) -> Iterator[WrittenFile]:
-        """Yield the lines of a group. The first has the keys that were found.
+        """Search a group of files, and yield a line for each written file, or one without a path.
+
+        The first line has the flags of the keys that were found, and the stored values.
+
+        ``number``: the number of the group.
+        ``wanted``: the batch's keys.
 
         Raises:
             FileRefusedError: a file does not match the table's metadata, or lacks a key column.
@@ -413,9 +460,13 @@ class LocateTask:
     def _changed(
         self, rows: MarkedRows, at: Places, events: Events, whole: pa.Table, stored: _Stored
     ) -> MarkedRows:
-        """Return the versions of the batch's keys that change. ``stored`` gets all that are next to an event.
+        """Return the stored versions of a history that the batch changes, as rows to mark as deleted.
 
-        ``at``: the key's number for each row of ``whole``.
+        Adds the versions that ``versions.changes`` needs to ``stored``.
+
+        ``rows``: the versions of the batch's keys.
+        ``at``: the index of the key for each row of ``whole``, or -1.
+        ``whole``: key and span columns of all rows of the files.
         """
         names = {column.source: column.name for column in self.columns}
         keys = at[rows.rows]
@@ -437,14 +488,16 @@ class LocateTask:
         return rows
 
     def _is_newer(self, rows: MarkedRows, ours: pa.ChunkedArray) -> Mask:
-        """Return which of the batch's positions are newer than those of these stored rows."""
+        """Return a mask of the batch's positions ``ours`` that are newer than those of the stored rows
+        ``rows``.
+        """
         column = next(one for one in self.columns if one.source == SEQUENCE_COLUMN)
         tables = self.marks.storage.each(partial(self._read_rows, (column,)), [*rows.by_file()])
         stored = pa.concat_tables(tables)[column.name]
         return newer(ours.combine_chunks(), stored.combine_chunks())
 
     def _values(self, marked: MarkedRows) -> Iterator[tuple[Places, pa.Table]]:
-        """Yield the stored values of rows, file by file, with the rows' numbers."""
+        """Yield for each file the numbers of its marked rows, and their stored values."""
         first = 0
         for file, positions in marked.by_file():
             yield marked.rows[first : first + len(positions)], self._read(self.stored, file, positions)
@@ -454,7 +507,9 @@ class LocateTask:
         return self._read(columns, *rows)
 
     def _read(self, columns: Sequence[FileColumn], file: DataFile, rows: Places | None = None) -> pa.Table:
-        """Read columns of all rows of a file, or of the rows at these positions. A missing column is NULL.
+        """Read columns of a file. A column that the file does not have is NULL, or its partition's value.
+
+        ``rows``: positions of the rows to read; None for all rows.
 
         Raises:
             FileRefusedError: the file does not match the table's metadata, or lacks a key column.
@@ -490,7 +545,7 @@ def _repeated(value: pa.Scalar | None, kind: pa.DataType, count: int) -> pa.Arra
 
 
 def _rows_of(parquet: pq.ParquetFile, names: Sequence[str], rows: Places | None) -> pa.Table:
-    """Read columns of all rows, or of the rows at these positions. The latter reads the file in parts."""
+    """Read columns of the rows at the positions ``rows``, or of all rows if it is None."""
     if rows is None:
         return parquet.read(columns=names)
     parts, first = list[pa.RecordBatch](), 0
@@ -503,21 +558,29 @@ def _rows_of(parquet: pq.ParquetFile, names: Sequence[str], rows: Places | None)
 
 
 def _beside(rows: pa.Table, values: pa.Table) -> pa.Table:
-    """Return rows with more columns."""
+    """Return the table ``rows`` with the columns of ``values`` added."""
     for name in values.column_names:
         rows = rows.append_column(name, values[name])
     return rows
 
 
 class _Stored:
-    """Stored values of rows that need them, with their keys. ``ended``: versions that end."""
+    """Collects the stored values that a group of files has for a batch.
+
+    ``keys``: the batch's keys.
+    ``ended``: versions of a history that end, which the task itself writes.
+    """
 
     def __init__(self, keys: pa.Table) -> None:
         self.keys = keys
         self.ended, self._parts, self._size = list[pa.Table](), list[pa.Table](), 0
 
     def add(self, part: pa.Table) -> None:
-        """Add rows' values with their keys."""
+        """Add rows with keys and stored values.
+
+        Raises:
+            NotAsFilesError: the batch needs too many stored values.
+        """
         self._parts.append(part)
         self._size += part.nbytes
         _check_stored(self._size)
@@ -530,13 +593,13 @@ class _Stored:
 
 @dataclass(frozen=True)
 class SmallBatchTask:
-    """Writes the rows of a small batch and locates its keys, in one task that gets all payloads."""
+    """Writes the rows of a small batch and finds the stored rows, in one Spark task with all payloads."""
 
     rows: RowsTask
     locate: LocateTask
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the lines of both steps."""
+        """Write the batch, and yield the lines as record batches."""
         with reported():
             for one in self._lines([*batches]):
                 yield _line(one._replace(stored=None))
@@ -553,21 +616,25 @@ class SmallBatchTask:
 
 
 def joined_keys(rows: Sequence[WrittenFile]) -> pa.Table:
-    """Return the keys of a batch in one table. Keys to upsert come first."""
+    """Return all keys of a batch in one table, from the lines of its tasks. Keys to upsert come first."""
     streams = (*(one.upserts for one in rows), *(one.deletes for one in rows))
     tables = [_read_stream(data) for data in streams if data is not None]
     return pa.concat_tables(tables) if tables else pa.table({})
 
 
 class FoundKeys(NamedTuple):
-    """Flags for each of a batch's keys, upserts first: its stored row is replaced, or is newer."""
+    """Masks over a batch's keys, in the order of ``joined_keys``.
+
+    ``found``: True if a stored row of the key is replaced or deleted.
+    ``stale``: True if the stored row of the key is at least as new as the batch's row.
+    """
 
     found: Mask
     stale: Mask
 
 
 def found_keys(lines: Sequence[WrittenFile]) -> FoundKeys:
-    """Combine the keys that tasks found in the table.
+    """Combine the flags of keys in the lines of all tasks.
 
     Raises:
         AccountingError: the table has several rows of one key.
@@ -580,14 +647,14 @@ def found_keys(lines: Sequence[WrittenFile]) -> FoundKeys:
     if found.sum() != positions or (found & stale).any():
         raise AccountingError(
             f"The table has {positions + stale.sum()} rows for {(found | stale).sum()} keys of the batch: "
-            "another program wrote rows with keys that existed already. Remove the duplicate rows. Nothing "
-            "was written."
+            "another program wrote rows with keys that existed already. Nothing was committed. Remove the "
+            "duplicate rows."
         )
     return FoundKeys(found, stale)
 
 
 def _any_of(flags: Sequence[bytes | None], count: int) -> Mask:
-    """Return for each of ``count`` keys whether one of the bit strings has its bit set."""
+    """Return a mask of ``count`` keys that is True where at least one of the bit strings has a 1."""
     whole = np.zeros(count, bool)
     for bits in flags:
         whole |= np.unpackbits(np.frombuffer(bits or b"", np.uint8), count=count).astype(bool)
@@ -595,7 +662,7 @@ def _any_of(flags: Sequence[bytes | None], count: int) -> Mask:
 
 
 def locating(task: LocateTask, rules: RowRules | VersionRules, lines: Sequence[WrittenFile]) -> LocateTask:
-    """Return the task with the columns whose stored values the batch needs, given the lines with its keys."""
+    """Return ``task`` with the columns whose stored values the batch needs; ``lines``: of ``KeysTask``."""
     omitted = {name for one in lines for name in json.loads(one.details or "[]")} if rules.keeps else set()
     return replace(task, stored=rules.stored_columns(task.columns, omitted))
 
@@ -610,7 +677,7 @@ def _attempt() -> str:
 def _file_sized(batches: Iterable[pa.RecordBatch], fields: list[str]) -> Iterator[pa.Table]:
     rows, size = list[pa.RecordBatch](), 0
     for batch in batches:
-        # Payloads also contain bad records, and events that are not rows.
+        # Payloads also contain bad records, and events that are not row changes.
         of_rows, own = pc.is_in(batch["_op"], pa.array(ROW_KINDS)), batch.select(fields)
         rows.append(own if pc.all(of_rows).as_py() else own.filter(of_rows))
         size += rows[-1].nbytes
@@ -626,7 +693,10 @@ def _has_rows(file: DataFile) -> bool:
 
 
 def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
-    """Yield files in order, in groups of at most ``rows`` rows, or a single file that has more."""
+    """Yield files in order, in lists with at most ``rows`` rows.
+
+    A file with more rows is a list of its own.
+    """
     some = list[DataFile]()
     for file in files:
         if some and sum(one.rows for one in some) + file.rows > rows:

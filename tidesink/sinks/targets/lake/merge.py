@@ -1,20 +1,21 @@
-"""The statements that merge a batch into a lake's table, by key or as a history.
+"""The statements with which Spark merges a batch into a lake's table, by key or as a history.
 
-A history's batch becomes a frame of changes to the stored versions of its keys, by the rules of
+For a history, the batch's events and the stored versions become a frame of operations, by the rules of
 ``targets.modes``:
 
 =========  =================================================================================
-``_op``    the operation on the row of ``key``
+``_op``    operation on the stored row with the same ``key``
 =========  =================================================================================
-``begin``  write the version ``after``; it may replace a mark, or the version of a read
-``end``    end a stored version at ``_to``
-``mark``   write the mark of a delete that ended no version; it may replace the version of a read
-``forget`` remove a mark whose delete now ends a version, or the version of a read that does not count
-null       nothing: the event needs no row of its own, or is stored already
+``begin``  write the version ``after``; it may replace a delete marker or a read's version
+``end``    set the end of a stored version to ``_to``
+``mark``   write a marker for a delete that ended no version; it may replace a read's version
+``forget`` remove a marker whose delete now ends a version, or a read's version that does not count
+null       none: the event needs no row of its own, or is stored already
 =========  =================================================================================
 
 ``key`` is a struct of the key columns and ``FROM_COLUMN``. ``_to`` is the version's end, or null. ``_read``
-is true if the version begins with a read. ``count`` counts rows with and without an ``_op`` in one job.
+is true if the version begins with a snapshot's read. ``count`` counts the operations and the outcomes of events
+in one Spark job.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -55,7 +56,7 @@ BEGIN: Final = "begin"
 END: Final = "end"
 MARK: Final = "mark"
 FORGET: Final = "forget"
-# Kinds of events at a moment of a key. Of several at one commit_ts the greatest counts.
+# Kinds of events. If a key has several events at one commit_ts, the greatest kind counts.
 _READ, _DELETE, _WRITE = range(3)
 
 
@@ -67,12 +68,14 @@ def difference_frame(
     types: Mapping[str, str] | None = None,
     reads: bool = False,
 ) -> DataFrame:
-    """Return what a batch of a history changes, as a lazy frame.
+    """Return the operations by which a batch changes a history, as a lazy frame (see the module's docstring).
 
-    ``stored``: key columns, ``FROM_COLUMN``, ``TO_COLUMN`` and ``READ_COLUMN`` of the rows that have no end,
-        or an end that is not before the batch's first event; of all rows if ``reads``. None if the table has
-        no rows.
-    ``types``: the target's types of key columns, where they may differ from the shape's.
+    ``batch``: the batch's frame.
+    ``stored``: key columns, ``FROM_COLUMN``, ``TO_COLUMN`` and ``READ_COLUMN`` of the stored rows that have
+        no end, or that end at or after the batch's first event; of all stored rows if ``reads``. None if the
+        table has no rows.
+    ``types``: the target's types of key columns that differ from the shape's.
+    ``reads``: True if the batch's rows were read by a snapshot.
     """
     names = [column.name for column in shape.key_columns]
     keys = [f"key_{number}" for number in range(len(names))]
@@ -109,7 +112,7 @@ def difference_frame(
 
 
 def count(difference: DataFrame) -> Counts:
-    """Count the operations and events of a difference, in one job."""
+    """Count the operations and the outcomes of events in a ``difference_frame``, in one Spark job."""
     op, stored, sent = (F.col(name) for name in ("_op", "stored", "sent"))
     known = F.coalesce(stored >= sent, F.lit(False))
     deleted = (sent == _DELETE) & ~known
@@ -129,7 +132,7 @@ def count(difference: DataFrame) -> Counts:
 def _events(
     batch: DataFrame, shape: TableShape, keys: Sequence[str], types: Mapping[str, str], *, reads: bool
 ) -> DataFrame:
-    """Return the batch's events or reads, one per key and moment. ``sent`` is the kind."""
+    """Return a frame of the batch's events or reads, one row per key and commit_ts. ``sent`` is the kind."""
     values = [
         F.col("key").getField(column.name).cast(types.get(column.name, column.spark)).alias(name)
         for name, column in zip(keys, shape.key_columns, strict=True)
@@ -146,9 +149,10 @@ def _events(
 
 
 def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Sequence[str]) -> DataFrame:
-    """Return the batch's events and those recorded by the stored rows of its keys, one per key and moment.
+    """Join the batch's events with the events that the stored rows of its keys record.
 
-    They are partitioned by key only, so that later windows need no further shuffle.
+    The frame has one row per key and commit_ts. It is partitioned by key, so that later windows need no
+    shuffle.
     """
     named = [F.col(f"`{name.replace('`', '``')}`").alias(key) for name, key in zip(names, keys, strict=True)]
     times = {"start": FROM_COLUMN, "until": TO_COLUMN, "read": READ_COLUMN}
@@ -170,7 +174,10 @@ def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Se
 
 
 def _reported() -> Column:
-    """Return the events that a stored row records: a write or read, and the delete that ended it, if any."""
+    """Return the expression for the events that a stored row records.
+
+    These are a write or read at its beginning, and at its end the event or delete that ended it.
+    """
     start, until = F.col("start"), F.col("until")
     mark = F.coalesce(start == until, F.lit(False))
     begin = F.struct(
@@ -208,7 +215,8 @@ _MARKS: Final[Mapping[str, str]] = {
     quote_identifier(SOFT_DELETE_COLUMN): _IS_DELETE,
     quote_identifier(SEQUENCE_COLUMN): quote_path(SOURCE, "_seq"),
 }
-# Text of the error of a failed commit: the row's origin, and the columns that it omits.
+# Text of the error that ends a MERGE if no stored value exists: the row's origin, and the columns that it
+# omits.
 _PLACE: Final = (
     f"to_json(struct({', '.join(quote_path(SOURCE, name) for name in (*PLACE_COLUMNS, '_kept'))}))"
 )
@@ -217,10 +225,12 @@ _PLACE: Final = (
 def merge_statement(
     location: str, view: str, batch: ReducedBatch, present: Mapping[str, str], *, beside: Iterable[str] = ()
 ) -> str:
-    """Return the MERGE of a batch.
+    """Return the MERGE statement that merges a batch by key.
 
-    ``present``: the target's types by column name.
-    ``beside``: columns that the batch does not have, and that a delete in source order empties too.
+    ``location``: the table's quoted name.
+    ``view``: the view of the batch's rows.
+    ``present``: the target's columns: Spark type by name.
+    ``beside``: target columns outside the batch that a delete in the source's order sets to NULL.
     """
     if batch.sequenced:
         return _sequenced_merge(location, view, batch, present, beside)
@@ -247,7 +257,7 @@ def merge_statement(
 def _sequenced_merge(
     location: str, view: str, batch: ReducedBatch, present: Mapping[str, str], beside: Iterable[str]
 ) -> str:
-    """Return the MERGE of a batch in the source's order. Rows not newer than the stored row are skipped."""
+    """Return the MERGE statement of a batch in the source's order. It skips rows that are not newer."""
     at, stored = quote_path(SOURCE, "_seq"), quote_path(TARGET, SEQUENCE_COLUMN)
     newer = f"({stored} IS NULL OR {at} > {stored})"
     values = _values(batch, present)
@@ -266,7 +276,10 @@ def _sequenced_merge(
 
 
 def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """Return a query that counts the batch's rows that are not newer than those of a version."""
+    """Return the query that counts the batch's rows that are not newer than the stored row.
+
+    ``location``: the table's quoted name, with the version before the merge.
+    """
     found = " AND ".join(same_key(batch, present))
     return (
         f"SELECT count(*) AS stale FROM {location} AS {quote_identifier(TARGET)} "
@@ -276,7 +289,7 @@ def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapp
 
 
 def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
-    """Return the columns that a soft delete writes in addition to its mark."""
+    """Return the SQL values of the columns that a soft delete updates in addition to the mark."""
     known = {fold_name(name): ddl for name, ddl in present.items()}
     return {
         quote_identifier(name): _value(batch.shape.by_name[fold_name(name)], known[fold_name(name)])
@@ -285,13 +298,15 @@ def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str
 
 
 def _emptied(batch: ReducedBatch, beside: Iterable[str]) -> dict[str, str]:
-    """Return NULL for every column except the key, as a delete leaves them."""
+    """Return the SQL value NULL for all columns except the key, as a tombstone has them."""
     names = [column.name for column in batch.shape.columns if not column.key]
     return {quote_identifier(name): "NULL" for name in (*names, *beside)}
 
 
 def _with_keys(batch: ReducedBatch, present: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """Return an inserted row's values. Its key comes from ``key``, because a delete has no other columns."""
+    """Return the SQL values of an inserted row. The key is read from ``key``, because a delete has no
+    ``after``.
+    """
     known = {fold_name(name): ddl for name, ddl in present.items()}
     keys = {
         quote_identifier(column.name): _as_target(
@@ -311,7 +326,7 @@ def _insertion(values: Mapping[str, str]) -> str:
 
 
 def append_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """Return the INSERT of a batch's upserts into an empty table, where nothing can match."""
+    """Return the INSERT statement for a batch's rows, for an empty table or a change log."""
     values = _values(batch, present)
     values = _with_keys(batch, present, values) if batch.sequenced else values
     rows = (
@@ -322,7 +337,7 @@ def append_statement(location: str, view: str, batch: ReducedBatch, present: Map
 
 
 def truncate_statement(location: str, batch: ReducedBatch) -> str:
-    """Return the statement that empties a table or the batch's shard, or marks its rows as deleted."""
+    """Return the statement of a TRUNCATE event: it deletes all rows of the table or shard, or marks them."""
     if batch.delete_mode == "hard" and batch.shape.shard is None:
         return f"DELETE FROM {location}"  # without a condition, no row is read
     mark = f"UPDATE {location} SET {quote_identifier(SOFT_DELETE_COLUMN)} = true"
@@ -331,14 +346,17 @@ def truncate_statement(location: str, batch: ReducedBatch) -> str:
 
 
 def living_rows(batch: ReducedBatch) -> str:
-    """SQL: the row is a current row of the batch's table or shard."""
+    """Return the SQL condition that a row is a current row of the batch's table or shard."""
     mark, shard = quote_identifier(SOFT_DELETE_COLUMN), batch.shape.shard
     lives = f"{mark} IS DISTINCT FROM true" if batch.delete_mode == "soft" else "true"
     return lives if shard is None else f"{lives} AND {rows_of(shard)}"
 
 
 def rows_that_live(frame: DataFrame, columns: Sequence[ShapeColumn], shard: Shard | None) -> DataFrame:
-    """Return the current rows of a lake's table, or of a shard of it, with these columns in their order."""
+    """Return the current rows of a lake's table, or of a shard of it, with ``columns`` in this order.
+
+    Tombstones and soft-deleted rows are left out.
+    """
     if SOFT_DELETE_COLUMN in frame.columns:
         frame = frame.where(f"{quote_identifier(SOFT_DELETE_COLUMN)} IS NOT TRUE")
     if shard is not None:
@@ -347,17 +365,18 @@ def rows_that_live(frame: DataFrame, columns: Sequence[ShapeColumn], shard: Shar
 
 
 def rows_of(shard: Shard) -> str:
-    """SQL: the row belongs to the shard."""
+    """Return the SQL condition that a row belongs to a shard."""
     return f"{quote_identifier(shard.column)} = {quote_text(shard.value)}"
 
 
 def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
-    """Return the result of our commit, from its own metrics.
+    """Return the result of a batch's commit in Delta, from the metrics in the commit.
 
-    To Delta, soft deletes are updates: updated rows that are not among the upserts are rows marked deleted.
+    Delta counts soft deletes as updates: updated rows that are not upserts are rows that were marked as
+    deleted.
 
     Raises:
-        AccountingError: more or fewer rows than a batch of this size can change.
+        AccountingError: the metrics are impossible for a batch of this size.
     """
     if commit.operation == "WRITE":
         inserted = commit.metrics.get("numOutputRows", 0)
@@ -387,7 +406,13 @@ def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
 
 
 def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = False) -> dict[str, str]:
-    """Return the SQL value of each column. ``stored``: there is a stored row, whose values may be kept."""
+    """Return the SQL value of each column of an upserted row.
+
+    ``stored``: True if the row updates a stored row, whose values may be kept.
+
+    Raises:
+        SchemaRefusedError: the target lacks a column of the batch.
+    """
     known = {fold_name(name): ddl for name, ddl in present.items()}
     missing = [column.name for column in batch.shape.columns if fold_name(column.name) not in known]
     if missing:
@@ -412,7 +437,13 @@ def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = F
 
 
 def _kept_or(value: str, column: ShapeColumn, absent: str, *, stored: bool, soft: bool) -> str:
-    """Return the value, or the stored one if the source omitted it; ``absent`` if there is no stored row."""
+    """Return SQL that replaces an omitted value of a column by the stored value.
+
+    ``value``: the SQL of the value in the batch.
+    ``absent``: the SQL to use if there is no stored row.
+    ``stored``: True if the row updates a stored row.
+    ``soft``: True if the target has the column that marks deleted rows.
+    """
     omitted = f"array_contains({quote_path(SOURCE, '_kept')}, {quote_text(column.name)})"
     if not stored:
         return f"CASE WHEN {omitted} THEN {absent} ELSE {value} END"
@@ -432,9 +463,12 @@ def _as_target(source: str, column: ShapeColumn, ddl: str) -> str:
 
 
 def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
-    """Return conditions: keys are equal (they are never null) and in a range, so that Delta skips files."""
+    """Return SQL conditions for the match of a batch's row with a stored row.
+
+    They are the equality of the keys, and the range of the batch's keys, by which Delta skips files.
+    """
     known = {fold_name(name): ddl for name, ddl in present.items()}
-    # Without a cast, Spark compares text with a decimal as doubles, and different long numbers would be
+    # Cast, because Spark would compare a text with a decimal as doubles, in which different long numbers are
     # equal.
     terms = [
         f"{quote_path(TARGET, column.name)} = "
@@ -442,7 +476,9 @@ def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
         for column in batch.shape.key_columns
     ]
     shard = batch.shape.shard
-    if shard is not None:  # a literal, so that Delta knows which files and concurrent commits matter
+    if (
+        shard is not None
+    ):  # a literal, by which Delta skips files and ignores concurrent commits of other shards
         terms.append(f"{quote_path(TARGET, shard.column)} = {quote_text(shard.value)}")
     for name, (least, greatest) in batch.key_range.items():
         low, high = (range_literal(value, known[fold_name(name)]) for value in (least, greatest))
@@ -453,7 +489,7 @@ def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
 
 
 def range_literal(value: Any, ddl: str) -> str | None:
-    """Return a literal of exactly the column's type, as Delta's data skipping needs; None if impossible."""
+    """Return a literal of exactly the SQL type ``ddl``, as Delta's file skipping needs; None if impossible."""
     if ddl in _RANGE_LITERALS and value is not None:
         return _RANGE_LITERALS[ddl].format(literal_text(value))
     if ddl == "string" and isinstance(value, str):
@@ -480,9 +516,12 @@ _FROM, _TO, _IS_READ = map(quote_identifier, (FROM_COLUMN, TO_COLUMN, READ_COLUM
 def compared(
     session: SparkSession, location: str, batch: ReducedBatch, present: Mapping[str, str], *, empty: bool
 ) -> Iterator[tuple[DataFrame, Counts]]:
-    """Compute a batch's changes to the table, and yield them with their counts. Cached until the block ends.
+    """Compute the operations by which a batch changes a history, and yield their frame and their counts.
 
-    ``empty``: the table has no rows.
+    The frame is cached until the block ends.
+
+    ``present``: the target's columns: Spark type by name.
+    ``empty``: True if the table has no rows.
 
     Raises:
         SchemaRefusedError: the target lacks a column of the batch.
@@ -506,7 +545,7 @@ def compared(
 
 
 def relevant_statement(location: str, batch: ReducedBatch, known: Mapping[str, str]) -> str:
-    """Return the query of the table's versions that a batch may change."""
+    """Return the query of the stored versions that a batch may change."""
     names = ", ".join(quote_identifier(column.name) for column in batch.shape.key_columns)
     target = quote_identifier(TARGET)
     return f"SELECT {names}, {_FROM}, {_TO}, {_IS_READ} FROM {location} AS {target} WHERE " + " AND ".join(
@@ -515,7 +554,9 @@ def relevant_statement(location: str, batch: ReducedBatch, known: Mapping[str, s
 
 
 def insert_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """Return the INSERT of the new versions into a table without rows."""
+    """Return the INSERT statement for the versions and delete markers of a first batch, into an empty
+    history.
+    """
     values = _version_values(batch, _known(batch, present))
     written = ", ".join(map(quote_text, _WRITTEN))
     return (
@@ -525,7 +566,7 @@ def insert_statement(location: str, view: str, batch: ReducedBatch, present: Map
 
 
 def history_merge_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """Return the MERGE of a batch's changes; ``view`` has nothing else."""
+    """Return the MERGE statement that carries out the operations on a history; ``view``: their view."""
     known = _known(batch, present)
     values = _version_values(batch, known)
     names = [column.name for column in batch.shape.key_columns] + [FROM_COLUMN]
@@ -549,22 +590,23 @@ def history_result(
 ) -> ApplyResult:
     """Return the result of a commit to a history.
 
-    ``rows``: the rows that it inserted, updated and deleted, by its own metrics.
+    ``rows``: numbers of inserted, updated and deleted rows, from the commit's metrics.
 
     Raises:
-        AccountingError: they differ from the expected numbers.
+        AccountingError: the metrics differ from the expected numbers.
     """
     if counts.rows != rows:
         raise AccountingError(
-            f"The commit reports {rows[0]} rows inserted, {rows[1]} updated and {rows[2]} deleted, but "
-            f"{counts.rows} were expected for {batch.upserts} writes and {batch.deletes} deletes.",
+            f"The commit reports {rows[0]} rows inserted, {rows[1]} updated and {rows[2]} deleted. Expected "
+            "were "
+            f"{counts.rows}, for {batch.upserts} upserts and {batch.deletes} deletes.",
             table=str(batch.shape.table),
         )
     return counts.result(version)
 
 
 def _relevant(batch: ReducedBatch, known: Mapping[str, str]) -> list[str]:
-    """Return conditions for the rows that a batch may change, by their end and the range of their keys."""
+    """Return SQL conditions for the stored rows that a batch may change, by their end and key range."""
     until = quote_path(TARGET, TO_COLUMN)
     terms = [] if batch.since is None else [f"({until} IS NULL OR {until} >= {batch.since}L)"]
     for name, (least, greatest) in batch.key_range.items():
@@ -576,7 +618,11 @@ def _relevant(batch: ReducedBatch, known: Mapping[str, str]) -> list[str]:
 
 
 def _known(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
-    """Return the target's types by lower-case name."""
+    """Return the target's columns: Spark type by lower-case name.
+
+    Raises:
+        SchemaRefusedError: the target lacks a column of the history.
+    """
     known = {fold_name(name): ddl for name, ddl in present.items()}
     wanted = history_shape(batch.shape, _names(batch)).columns
     missing = [column.name for column in wanted if fold_name(column.name) not in known]
@@ -589,7 +635,7 @@ def _known(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
 
 
 def _version_values(batch: ReducedBatch, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the SQL value of each column of a row to write."""
+    """Return the SQL value of each column of a version to write."""
     values = {}
     for column in batch.shape.columns:
         source = quote_path(SOURCE, "key" if column.key else "after", column.name)

@@ -1,6 +1,7 @@
-"""Deletion vectors as lakes store them in files: Roaring bitmap arrays in the portable layout.
+"""Deletion vectors as Delta and Iceberg store them in files.
 
-Delta and Iceberg use the same bytes: the length, the array, a checksum.
+A deletion vector is the set of a data file's deleted row positions. Its bytes are the length, a Roaring
+bitmap array in the portable layout, and a checksum.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ from tidesink.sinks.targets.lake.files import FileRefusedError
 from tidesink.sinks.targets.lake.rows import Places
 from tidesink.sinks.targets.lake.storage import Storage
 
-# Length and checksum around a vector's array.
+# Number of bytes of the length and the checksum around a vector's array.
 FRAME_BYTES: Final = 8
 
 
 def framed_vector(positions: Places) -> bytes:
-    """Return sorted distinct positions as the bytes of a file."""
+    """Return the bytes of a deletion vector, with length and checksum, for sorted distinct positions."""
     data = roaring_array(positions)
     return struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
 
 
 def read_vector(storage: Storage, path: str, offset: int, size: int, *, of: str) -> bytes:
-    """Read an array from a file. ``size`` includes its frame, which begins at ``offset``.
+    """Read a vector's array from a file, and check its length and checksum.
+
+    ``offset``, ``size``: place of the array with its length and checksum, in bytes.
+    ``of``: path of the data file that the vector belongs to, for the error.
 
     Raises:
-        FileRefusedError: the bytes do not match the table's metadata; names the data file ``of``.
+        FileRefusedError: the length or the checksum does not match the table's metadata.
     """
     with storage.reading(path) as file:
         found = file.read_at(size, offset)
@@ -43,11 +47,13 @@ def read_vector(storage: Storage, path: str, offset: int, size: int, *, of: str)
 
 
 def array_positions(data: bytes, rows: int, *, of: str) -> Places:
-    """Return the ``rows`` positions of an array, in order.
+    """Return the positions in a vector's array, in order.
+
+    ``rows``: the number of positions, from the table's metadata.
+    ``of``: path of the data file that the vector belongs to, for the error.
 
     Raises:
-        FileRefusedError: the array has another number of positions, or an unknown layout; names the data file
-            ``of``.
+        FileRefusedError: the array has another number of positions, or an unknown layout.
     """
     positions = np.concatenate([np.empty(0, np.int64), *_bitmaps(data, of)])
     if len(positions) != rows:
@@ -58,7 +64,7 @@ def array_positions(data: bytes, rows: int, *, of: str) -> Places:
 _ARRAY_MAGIC: Final = 1_681_511_377
 _WITHOUT_RUNS: Final = 12_346
 _WITH_RUNS: Final = 12_347
-# A container with more values than this is a bitmap of 8 KiB.
+# A container of the array with more values than this is stored as a bitmap of 8 KiB instead of a list.
 _MOST_LISTED: Final = 4096
 _Lows = npt.NDArray[np.uint16]
 

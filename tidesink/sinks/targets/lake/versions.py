@@ -1,10 +1,10 @@
-"""Computes what a history's batch writes to a lake's files, given the stored versions of its keys.
+"""Computes which rows a batch writes to the files of a history, from its events and the stored versions.
 
-The rules are those of ``targets.modes``, which ``lake.merge`` implements on frames. A stored version ends
-with the first event of its key after its beginning. A version that begins with a read is removed by any
-earlier event. Nothing else affects a stored version, so the tasks that locate it can decide this
-(``Events``). The outcome of events, reads and marks of deletes depends on all stored rows next to them
-(``changes``).
+The rules are those of ``targets.modes``, which ``lake.merge`` implements on frames. A stored version ends at
+the first event of its key after its beginning. A version that begins with a snapshot's read is removed by any
+earlier event. Nothing else changes a stored version, so the tasks that find a version can decide this
+themselves (``Events``). Which rows the events, the reads and the stored delete markers become depends on all
+stored versions before and after them, so the driver computes this (``changes``).
 """
 
 from __future__ import annotations
@@ -37,25 +37,28 @@ from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, Hi
 from tidesink.typemap.arrow import canonical_floats
 
 COMMIT_TS: Final = "_commit_ts"
-# In a table of events or reads: the kind of each. Of several at one commit_ts the greatest counts.
+# Column of a table of events or reads: the kind. If a key has several at one commit_ts, the greatest kind
+# counts.
 _KIND: Final = "_tidesink_kind"
 _READ, _DELETE, _WRITE = range(3)
-# In a table of stored versions: True if the version begins with a read.
+# Column of a table of stored versions: True if the version begins with a snapshot's read.
 _BEGAN_READ: Final = "_tidesink_began_read"
-# In a table of stored versions: commit_ts of the event that may change the version, or null.
+# Column of a table of stored versions: commit_ts of the event that may change the version, or null.
 CHANGED_BY: Final = "_tidesink_changed_by"
 
 
 class Counts(NamedTuple):
-    """The changes that a batch makes to a history, in rows, and the outcome of its events.
+    """Numbers of rows that a batch changes in a history, and of its events by outcome.
 
-    ``begun``, ``marked``: versions and marks to write; ``replaced`` of them replace a stored row.
-    ``ended``: stored versions that end.
-    ``forgotten``: rows to remove.
-    ``ends``: new deletes that ended a version.
-    ``absent``: new deletes that ended no version.
-    ``stale``: events that were applied earlier, and reads that do not count.
-    ``kept``: marks that were located, and are written to files again unchanged.
+    ``begun``: versions that begin.
+    ``marked``: delete markers to insert.
+    ``replaced``: rows of ``begun`` and ``marked`` that replace a stored row.
+    ``ended``: stored versions that get an end or another end.
+    ``forgotten``: stored rows to remove.
+    ``ends``: deletes in the batch that end a version.
+    ``absent``: deletes in the batch that end no version.
+    ``stale``: events that an earlier batch applied, and reads that do not count.
+    ``kept``: stored delete markers that are written to new files unchanged.
     """
 
     begun: int = 0
@@ -70,23 +73,29 @@ class Counts(NamedTuple):
 
     @property
     def rows(self) -> tuple[int, int, int]:
-        """Numbers of rows that the target inserts, updates and deletes."""
+        """The numbers of rows that the batch inserts, updates and deletes in the table."""
         return self.begun - self.replaced + self.marked, self.ended + self.replaced, self.forgotten
 
     @property
     def in_files(self) -> tuple[int, int]:
-        """Numbers of rows that are written to files, and of rows in files that are marked as deleted."""
+        """The numbers of rows in the batch's new files, and of rows in existing files that it marks as
+        deleted.
+        """
         again = self.ended + self.kept
         return self.begun + self.marked + again, self.replaced + self.forgotten + again
 
     def result(self, version: str) -> ApplyResult:
-        """Return the result of the batch."""
+        """Return the result of the batch; ``version``: the target's name of the commit."""
         return ApplyResult(self.begun, 0, self.ends, self.absent, version, self.stale)
 
 
 @dataclass(frozen=True)
 class VersionRules:
-    """Rules by which a batch's events become versions, like ``RowRules``. ``reads``: events are reads."""
+    """The rules by which a batch's events become versions in a history. Has the interface of ``RowRules``.
+
+    ``names``: names of the validity columns.
+    ``reads``: True if the batch's rows were read by a snapshot.
+    """
 
     names: HistoryNames
     reads: bool = False
@@ -95,23 +104,25 @@ class VersionRules:
     fields: ClassVar = ["_op", "key", "after", COMMIT_TS]
 
     def compares(self, _files: Collection[object]) -> bool:
-        """Return True: events of one batch end each other's versions, and may be in different tasks."""
+        """Return True, because a version's end depends on other events of its key, which other tasks may
+        have.
+        """
         return True
 
     def stored_columns(self, columns: Sequence[FileColumn], _kept: Collection[str]) -> tuple[FileColumn, ...]:
-        """Return the columns whose stored values a version keeps when it ends."""
+        """Return the columns whose stored values are copied when a version is written again with its end."""
         own = {*self.names.own} - {READ_COLUMN}
         return tuple(one for one in columns if not one.key and one.source not in own)
 
     def omitted(self, _rows: pa.Table) -> list[str]:
-        """Return nothing, because a history's events omit no values."""
+        """Return an empty list, because the events of a history omit no values."""
         return []
 
     def keys(self, rows: pa.Table, columns: Sequence[FileColumn]) -> tuple[pa.Table, pa.Table]:
-        """Return the events as ``changes`` expects them, and an empty table.
+        """Return the batch's events (keys, commit_ts and kind) for ``changes``, and an empty table.
 
         Raises:
-            TargetError: a key has no value.
+            TargetError: a key column has no value.
         """
         writes = np.asarray(pc.equal(rows["_op"], UPSERT))
         kinds = np.where(writes, _READ if self.reads else _WRITE, _DELETE)
@@ -121,9 +132,11 @@ class VersionRules:
     def written(
         self, rows: pa.Table, columns: Sequence[FileColumn], stored: tuple[pa.Table, pa.Table] | None
     ) -> pa.Table:
-        """Return the rows to write to files: versions and marks of a batch, and stored ones that it changes.
+        """Return the rows that a task writes to files: new versions, delete markers, and changed stored
+        versions.
 
-        ``stored``: ``written`` and ``again`` of ``Changes``.
+        ``rows``: the task's part of the batch's rows.
+        ``stored``: the tables ``written`` and ``again`` of ``Changes``.
 
         Raises:
             TargetError: a row has no value in a NOT NULL column.
@@ -146,12 +159,12 @@ class VersionRules:
         return pa.concat_tables([found, self.changed(columns, mine)])
 
     def changed(self, columns: Sequence[FileColumn], stored: pa.Table) -> pa.Table:
-        """Return stored versions as rows to write to files, with their ends in ``stored``."""
+        """Return stored versions as rows to write to files; ``stored``: their values with the new ends."""
         names = stored.column_names
 
         def kept(column: FileColumn) -> pa.Array:
             found = stored[column.name] if column.name in names else pa.nulls(len(stored), column.type)
-            # A mark that replaces a version's end has no stored row of its own.
+            # A delete marker that takes the place of a version's end has no stored row of its own.
             is_known = column.source == READ_COLUMN and _BEGAN_READ in names
             return pc.coalesce(found, stored[_BEGAN_READ]) if is_known else found
 
@@ -178,26 +191,31 @@ class VersionRules:
 
 
 def rules_of(batch: ReducedBatch) -> RowRules | VersionRules:
-    """Return the rules of a batch."""
+    """Return the rules by which a batch's rows are written, for its mode."""
     return RowRules.of(batch) if batch.history is None else VersionRules(batch.history, batch.reads)
 
 
 def _events_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
-    """Return the events' keys, with their commit_ts as the last column."""
+    """Return a table of the rows' key columns, with their commit_ts as the last column."""
     return keys_of(rows, columns).append_column(COMMIT_TS, rows[COMMIT_TS])
 
 
 def _microseconds(moments: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert commit timestamps to microseconds, with millisecond precision."""
+    """Convert commit timestamps (TSO) to microseconds since 1970. Their precision is a millisecond."""
     return pc.multiply(pc.shift_right(moments, LOGICAL_BITS), 1000)
 
 
-# Stands for a missing commit_ts.
+# Stands for a missing commit_ts in numpy arrays.
 NO_MOMENT: Final = -1
 
 
 class Spans(NamedTuple):
-    """Ends of stored versions, and which of them begin with a read. A delete's mark has two equal ends."""
+    """The time spans of stored rows of a history.
+
+    ``begin``, ``end``: commit_ts of both ends; -1 for a version that has no end. A delete marker ends when it
+        begins.
+    ``read``: True if the version begins with a snapshot's read.
+    """
 
     begin: Places
     end: Places
@@ -205,33 +223,33 @@ class Spans(NamedTuple):
 
     @classmethod
     def of(cls, rows: pa.Table, begin: str, end: str, read: str) -> Spans:
-        """Return the spans of rows, from columns of these names."""
+        """Return the spans of a table's rows; ``begin``, ``end``, ``read``: names of its columns."""
         flags = pc.fill_null(rows[read], False)
         return cls(numbers_of(rows[begin]), numbers_of(rows[end]), np.asarray(flags, bool))
 
     @property
     def mark(self) -> Mask:
-        """Which spans are marks."""
+        """A mask of the rows that are delete markers."""
         found: Mask = self.begin == self.end
         return found
 
     @property
     def kinds(self) -> Places:
-        """The kind of event that each span begins with."""
+        """The kind of the event that each span begins with: a read, a delete or a write."""
         found: Places = np.where(self.mark, _DELETE, np.where(self.read, _READ, _WRITE))
         return found
 
     def filtered(self, wanted: Mask) -> Spans:
-        """Return the selected spans."""
+        """Return the spans that the mask ``wanted`` selects."""
         return Spans(self.begin[wanted], self.end[wanted], self.read[wanted])
 
 
 class Near(NamedTuple):
-    """Flags of stored versions.
+    """The result of ``Events.changing``, with one value for each stored row.
 
-    ``near``: ``changes`` needs the version.
-    ``by``: commit_ts of the event or read that changes it; -1 for none.
-    ``goes``: the version is removed.
+    ``near``: True if ``changes`` needs the row.
+    ``by``: commit_ts of the event or read that changes the row; -1 if none does.
+    ``goes``: True if the row is removed.
     """
 
     near: Mask
@@ -240,7 +258,12 @@ class Near(NamedTuple):
 
 
 class Events:
-    """A batch's events or reads, to be compared with stored versions. ``keys`` has each key once."""
+    """A batch's events or reads, prepared for a comparison with stored versions.
+
+    ``events``: a table of keys, commit_ts and kinds.
+    ``names``: the key columns.
+    ``keys``: the batch's distinct keys.
+    """
 
     def __init__(self, events: pa.Table, names: Sequence[str]) -> None:
         number = numbered([canonical_floats(events[name]) for name in names], events.num_rows)
@@ -248,7 +271,7 @@ class Events:
         self.keys = events.select(names).take(pa.array(firsts))
         at, kinds = events[COMMIT_TS].to_numpy(), events[_KIND].to_numpy()
         order = np.lexsort((at, number))
-        # The last entry belongs to no key. A search without result finds it.
+        # One more entry that belongs to no key, for searches that find no event.
         self._key = np.append(number[order], NO_MOMENT)
         self._at = np.append(at[order], NO_MOMENT)
         self._writes = np.append(kinds[order] == _WRITE, False)
@@ -257,13 +280,18 @@ class Events:
         self._places = self._place(number[order], at[order], "left")
 
     def changing(self, keys: Places, spans: Spans) -> Near:
-        """Return how the events change stored versions. A mark may stay if a stored version precedes it.
+        """Return how the events change stored rows.
 
-        ``keys``: index in ``self.keys`` for each version.
+        For a delete marker, this is only a candidate: ``changes`` decides, because it also knows the row
+        before it.
+
+        ``keys``: index in ``self.keys`` for each stored row.
+        ``spans``: the spans of the stored rows.
         """
         first = self._at[np.searchsorted(self._key[:-1], keys)]
         if self._are_reads:
-            # Only a key's first stored version matters, because no version of an event ends with a read.
+            # Only a key's first stored row matters, because a read never ends a version that begins with an
+            # event.
             least = np.full(self.keys.num_rows, np.iinfo(np.int64).max)
             np.minimum.at(least, keys, spans.begin)
             near = spans.begin == least[keys]
@@ -282,22 +310,22 @@ class Events:
         return Near(near, np.where(spans.mark, mark, version), goes)
 
     def _place(self, keys: Places, at: Places, side: Literal["left", "right"]) -> Places:
-        """Return numbers that sort by key, then by moment."""
+        """Return numbers that sort by key and then by commit_ts."""
         found: Places = keys * (len(self._moments) + 1) + np.searchsorted(self._moments, at, side)
         return found
 
     def _of(self, keys: Places, events: Places) -> Places:
-        """Return the events' numbers, or -1 for events of another key."""
+        """Return the indexes ``events``, with -1 for events whose key differs from ``keys``."""
         found: Places = np.where(self._key[events] == keys, events, -1)
         return found
 
 
 class Changes(NamedTuple):
-    """The changes that a batch makes.
+    """The result of ``changes``.
 
-    ``written``: events that become a row, by key and commit_ts, with its end.
-    ``again``: rows from stored ones: versions and marks in their new form, and marks of deletes that no
-        longer end a version. Each is written together with the event in ``CHANGED_BY``.
+    ``written``: the events that become a row: key, commit_ts and the row's end.
+    ``again``: stored versions and delete markers in their new form, and delete markers for deletes that no
+        longer end a version. Each is written by the task that has the event of ``CHANGED_BY``.
     """
 
     written: pa.Table
@@ -306,15 +334,16 @@ class Changes(NamedTuple):
 
 
 def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *, ended: bool) -> Changes:
-    """Compute how a batch's events change the stored versions next to them.
+    """Compute which rows a batch's events become, and how stored versions change.
 
-    ``parts``: the stored versions.
-    ``names``: the key's columns.
-    ``ended``: versions that end are written by the task that located them.
+    ``events``: a table of keys, commit_ts and kinds.
+    ``parts``: the stored versions that the tasks returned.
+    ``names``: the key columns.
+    ``ended``: True if the tasks that found the stored versions also write those that end.
 
     Raises:
         AccountingError: the table has several rows of one version.
-        NotAsFilesError: versions of a key overlap.
+        NotAsFilesError: versions of one key overlap.
     """
     none = np.empty(0, np.int64)
     empty = spans_of(events.select(names).slice(0, 0), Spans(none, none, none > 0), none, none > 0)
@@ -334,8 +363,8 @@ def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *
     if len(np.unique(of_begin)) != rows:
         raise AccountingError(
             f"The table has {rows} rows for {len(np.unique(of_begin))} versions next to the batch's events: "
-            "another program wrote rows of versions that existed already. Remove the duplicate rows. Nothing "
-            "was written."
+            "another program wrote rows of versions that existed already. Nothing was committed. Remove the "
+            "duplicate rows."
         )
     sent = moments.greatest(of_event, events[_KIND].to_numpy())
     held = moments.greatest(of_begin, spans.kinds)
@@ -374,9 +403,9 @@ def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *
 
 
 class _Moments:
-    """The distinct moments of keys, in order.
+    """The distinct moments (pairs of key and commit_ts) of input rows, in order.
 
-    ``numbers``: index of the moment for each input row.
+    ``numbers``: index of the moment of each input row.
     ``at``: commit_ts of each moment.
     ``first``: True for the first moment of a key.
     """
@@ -391,9 +420,11 @@ class _Moments:
         self.first = np.append(True, self._keys[1:] != self._keys[:-1])[: len(self.at)]
 
     def beside(self, counted: Mask) -> tuple[Places, Places]:
-        """Return for each moment the commit_ts of its key's next counted moment, and the last one's index.
+        """Return two arrays with a value for each moment, about the moments of its key that ``counted``
+        selects.
 
-        The value is -1 if there is no such moment.
+        They are the commit_ts of the next selected moment, and the index of the previous one; -1 if there is
+        none.
         """
         counts = len(self.at)
         numbers = np.arange(counts)
@@ -407,14 +438,17 @@ class _Moments:
         )
 
     def greatest(self, moments: Places, values: npt.NDArray[Any]) -> Places:
-        """Return the greatest of the values at each moment, or -1."""
+        """Return for each moment the greatest of the values of its rows, or -1 if it has no rows.
+
+        ``moments``: index of the moment of each value.
+        """
         found = np.full(len(self.at), -1)
         np.maximum.at(found, moments, values.astype(np.int64))
         return found
 
 
 def spans_of(rows: pa.Table, spans: Spans, by: Places, wanted: Mask) -> pa.Table:
-    """Return rows of a table of key columns, with the ends and the event of each version."""
+    """Return the rows that ``wanted`` selects, with columns for their spans and the event that changes them."""
     columns = {
         FROM_COLUMN: _optional(spans.begin),
         TO_COLUMN: _optional(spans.end),
@@ -428,11 +462,11 @@ def spans_of(rows: pa.Table, spans: Spans, by: Places, wanted: Mask) -> pa.Table
 
 
 def numbers_of(moments: pa.ChunkedArray) -> Places:
-    """Return commit timestamps as numbers, with -1 for null."""
+    """Convert a column of commit timestamps to numpy numbers, with -1 for null."""
     found: Places = pc.fill_null(moments, NO_MOMENT).to_numpy()
     return found
 
 
 def _optional(moments: Places) -> pa.Array:
-    """Return commit timestamps as a column, with null for -1."""
+    """Convert numpy commit timestamps to a column, with null for -1."""
     return pa.array(moments, pa.int64(), mask=moments == NO_MOMENT)
