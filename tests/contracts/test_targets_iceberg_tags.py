@@ -156,5 +156,5 @@ def test_a_commit_of_another_is_waited_for(iceberg: Bed, times: int) -> None:
         crowded.keep(head, FIRST, seconds=WEEK)
         assert tags(iceberg, table) == {f"tidesink_cut_shop_{FIRST}": head}
     else:
-        with pytest.raises(TransientTargetError, match="Others keep committing"):
+        with pytest.raises(TransientTargetError, match="Other writers keep committing"):
             crowded.keep(head, FIRST, seconds=WEEK)

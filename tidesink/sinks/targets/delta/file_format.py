@@ -1,6 +1,6 @@
-"""Parts of Delta's protocol for the tasks that write files: statistics, deletion vectors, partitions.
+"""Parts of Delta's protocol for the tasks that write files: statistics, deletion vectors, partition values.
 
-One file of vectors has the deletion vectors of many data files.
+A file of deletion vectors contains the vectors of many data files.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tidesink.sinks.targets.lake.rows import FileColumn, Partition, Places, fold
 from tidesink.sinks.targets.lake.storage import LOCAL, Storage
 from tidesink.sinks.targets.lake.vectors import FRAME_BYTES, array_positions, framed_vector, read_vector
 
-# Length of Delta's text prefixes in statistics, and the limit for finding an upper bound (in UTF-16 units).
+# Length of a text's prefix in Delta's statistics, and the greatest length of an upper bound, in UTF-16 units.
 _PREFIX: Final = 32
 _LIMIT: Final = 2 * _PREFIX
 _LAST_ASCII: Final = "\x7f"
 _LAST: Final = "\U0010ffff"
-# Hive's folder name for NULL. Spark and Delta read a text that equals it as NULL.
+# Hive's folder name for NULL. Spark and Delta also read a partition value with this text as NULL.
 NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 # Characters that Spark escapes in folder names.
 _ESCAPED: Final = re.compile(r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
@@ -45,16 +45,16 @@ _ESCAPED: Final = re.compile(r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
 
 @dataclass(frozen=True)
 class Statistics:
-    """Computes the statistics of a file's rows as Delta's JSON.
+    """Computes the statistics of a data file, as JSON for Delta's log.
 
-    ``columns``: physical names of columns with statistics. Positions of the source (``SEQUENCE_COLUMN``) have
-        no statistics, because nobody searches for them.
+    ``columns``: physical names of the columns with statistics. Nested columns (``SEQUENCE_COLUMN``) are
+        skipped, because no reader filters by them.
     """
 
     columns: frozenset[str]
 
     def __call__(self, rows: pa.Table) -> str:
-        """Return the statistics of one file."""
+        """Return the statistics of a file with these rows as JSON."""
         plain = [field.name for field in rows.schema if not pa.types.is_nested(field.type)]
         names = [name for name in plain if name in self.columns]
         ranges = {name: _range(rows[name]) for name in names}
@@ -67,7 +67,7 @@ class Statistics:
 
 
 def _range(values: pa.ChunkedArray) -> tuple[str | None, str | None]:
-    """Return the least and the greatest value as JSON; None if Delta has no such statistics."""
+    """Return a column's least and greatest value as JSON; None for a value without statistics in Delta."""
     kind = values.type
     if pa.types.is_boolean(kind) or pa.types.is_binary(kind) or values.null_count == len(values):
         return None, None
@@ -93,14 +93,17 @@ def _words(value: pa.Scalar) -> str | None:
 
 
 def _instant(value: pa.Scalar) -> str:
-    """Format an instant cut to milliseconds. Readers expect this even of the greatest value."""
+    """Format a timestamp, cut to milliseconds. Readers expect this for the greatest value too."""
     moment = value.cast(pa.timestamp("us")).as_py()
     text = moment.isoformat(timespec="milliseconds")
     return f'"{text}Z"' if value.type.tz else f'"{text}"'
 
 
 def _float_range(values: pa.ChunkedArray) -> tuple[str, str]:
-    """Return the range in Spark's order: NaN is the greatest. It includes both zeros: readers differ."""
+    """Return the range of floats as JSON, in Spark's order, in which NaN is the greatest.
+
+    A bound of zero is -0.0 below and 0.0 above, because readers compare zeros differently.
+    """
     numbers = values.drop_null().to_numpy()
     real = numbers[~np.isnan(numbers)]
     if not len(real):
@@ -116,7 +119,7 @@ def _number(value: np.floating[Any]) -> str:
 
 
 def _prefix(text: str) -> str:
-    """Return the first 32 UTF-16 units, without cutting a character of two units."""
+    """Return the beginning of a text: 32 UTF-16 units, or 33 if a character of two units would be cut."""
     units = 0
     for at, character in enumerate(text):
         if units >= _PREFIX:
@@ -126,7 +129,7 @@ def _prefix(text: str) -> str:
 
 
 def _upper_bound(text: str) -> str | None:
-    """Return a short text that is not less than a long one; None if Delta's limit is too short for one."""
+    """Return a short text that is not less than ``text``; None if every such text exceeds Delta's limit."""
     head = _prefix(text)
     while len(head.encode("utf-16-le")) // 2 <= _LIMIT:
         if head == text:
@@ -140,39 +143,48 @@ def _upper_bound(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class Vectors:
-    """The deletion vectors of the table in the folder ``root``, as the marks of ``LocateTask``.
+    """The ``Marks`` of Delta: deletion vectors. An entry of ``DataFile.deletes`` is a vector's descriptor as
+    JSON.
 
-    An entry of a ``DataFile``'s ``deletes`` is the vector's descriptor, as in the log.
+    ``root``: the table's folder.
     """
 
     root: str
     storage: Storage = LOCAL
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
-        """Return a column's name in files, which use Delta's physical names."""
+        """Return a column's physical name if a file has the column; None otherwise."""
         return column.name if column.name in schema.names else None
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """Return the rows of files that vectors hide, numbered through all files."""
+        """Return the rows of ``files`` that are deleted already, numbered as in ``MarkedRows``."""
         hidden = self.storage.each(self._positions, files)
         return np.concatenate(
             [np.empty(0, np.int64), *(start + rows for start, rows in zip(starts, hidden, strict=False))]
         )
 
     def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
-        """Return the partition's value from the log."""
+        """Return the value of a partition column, which Delta stores in the log; None for another column.
+
+        Raises:
+            FileRefusedError: the value is a timestamp that was written without its time zone.
+        """
         values = json.loads(file.partition.values or "{}")
         if column.name not in values:
             return None
         value = partition_value(values[column.name], column.type)
         if value is None:
             raise FileRefusedError(
-                f"a file's partition has a timestamp without its time zone: {file.path}", url=file.path
+                f"the partition value of the file {file.path} is a timestamp without a time zone",
+                url=file.path,
             )
         return value
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:  # noqa: ARG002  (other formats name files so)
-        """Write one file with the vectors of all changed data files, each with the rows it hid before."""
+        """Write a file with a new deletion vector for each changed data file, and yield its line.
+
+        A vector also contains the rows of its data file that were deleted before.
+        """
         number, whole, vectors, rows = uuid4(), bytearray(b"\x01"), [], 0
         files = [one for some in marked for one in some.by_file()]
         before = self.storage.each(self._positions, [file for file, _ in files])
@@ -197,7 +209,11 @@ class Vectors:
 
 
 def vector_path(root: str, vector: dict[str, Any]) -> str | None:
-    """Return the path of a descriptor's vector; None if the vector is stored in the log itself."""
+    """Return the path of the file with a deletion vector; None if the vector is stored in the log itself.
+
+    ``root``: the table's folder.
+    ``vector``: the vector's descriptor.
+    """
     stored = str(vector["pathOrInlineDv"])
     if vector["storageType"] == "i":
         return None
@@ -214,7 +230,11 @@ def vector_positions(
     of: str,
     storage: Storage = LOCAL,
 ) -> Places:
-    """Return the rows of the file ``of`` that its vector hides, in order.
+    """Return the positions of the rows that a deletion vector deletes, in order.
+
+    ``root``: the table's folder.
+    ``vector``: the vector's descriptor.
+    ``of``: path of the data file, for errors.
 
     Raises:
         FileRefusedError: the vector does not match its descriptor.
@@ -243,10 +263,10 @@ def _z85(text: str) -> bytes:
 
 @dataclass(frozen=True)
 class SplitByColumns:
-    """The ``Split`` of partition columns, which files do not store.
+    """Splits rows by the table's partition columns (a ``lake.rows.Split``), and drops these columns.
 
-    ``named``: folder names contain the values, like Hive's. Tables with column mapping use short random
-        names.
+    ``named``: True if folder names contain the partition values, like Hive's. Otherwise they are short random
+        names, as in tables with column mapping.
     """
 
     columns: tuple[FileColumn, ...]
@@ -256,7 +276,7 @@ class SplitByColumns:
         """Yield each partition with its rows.
 
         Raises:
-            TargetError: a row has a text that Delta would read back as NULL.
+            TargetError: a row has a text in a partition column that Delta would read back as NULL.
         """
         names = [column.name for column in self.columns]
         for first, part in grouped(rows.drop_columns(names), [rows[name] for name in names]):
@@ -273,15 +293,15 @@ class SplitByColumns:
 
 
 def check_text(text: str | None, column: str, *, table: str | None = None) -> None:
-    """Refuse a text in a partition column that Delta would read back as NULL.
+    """Check that Delta does not read a partition column's text back as NULL.
 
     Raises:
-        TargetError: names the column.
+        TargetError: the text is empty, or Hive's name for NULL. The error names the column.
     """
     if text in ("", NULL_FOLDER):
         raise TargetError(
             f"A row has {f'the text {text}' if text else 'an empty text'} in the partition column {column}. "
-            "Delta would read it back as NULL, so nothing was written. Partition the table by another "
+            "Delta would read it back as NULL, so nothing was committed. Partition the table by another "
             "column.",
             table=table,
             column=column,
@@ -294,7 +314,7 @@ def escaped(text: str) -> str:
 
 
 def partition_text(value: pa.Scalar) -> str | None:
-    """Format a value for an entry of the log."""
+    """Format a partition value for Delta's log; None for NULL."""
     kind = value.type
     if not value.is_valid:
         return None
@@ -311,7 +331,7 @@ def partition_text(value: pa.Scalar) -> str | None:
 
 
 def partition_value(text: str | None, kind: pa.DataType) -> pa.Scalar | None:
-    """Parse a value from an entry of the log; None for an instant whose time zone is not recorded."""
+    """Parse a partition value from Delta's log. Returns None for a timestamp that lacks its time zone."""
     if not text:
         return pa.scalar(None, kind)
     if pa.types.is_date(kind):

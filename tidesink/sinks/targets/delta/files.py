@@ -1,6 +1,6 @@
-"""Writes a batch to a Delta table without MERGE: new files, deletion vectors of replaced rows, one commit.
+"""Writes batches to a Delta table without MERGE: new data files, deletion vectors, and a commit of both.
 
-``FileWriter.plan`` decides which batches are merged instead, and returns the reason
+``FileWriter.plan`` returns a reason for each batch that must be merged by Spark instead
 (docs/adr/0030-lakes-without-merge.md).
 """
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Writer features under which batches can be written as files. Other features need Delta's own writer.
+# Writer features of tables whose batches can be written as files. Other features need Delta's own writer.
 _FEATURES: Final = frozenset(
     {
         "appendOnly",
@@ -88,7 +88,7 @@ _FEATURES: Final = frozenset(
         "vacuumProtocolCheck",
     }
 )
-# Table properties, and the values that allow batches to be written as files.
+# Table properties with the values under which batches can be written as files.
 FILE_PROPERTIES: Final[Mapping[str, tuple[str, ...]]] = {
     "delta.enableDeletionVectors": ("true",),
     "delta.appendOnly": ("false",),
@@ -97,19 +97,23 @@ FILE_PROPERTIES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _DEFAULTS: Final = {"delta.columnMapping.mode": "none"}
 _CONSTRAINTS: Final = "delta.constraints."
-# Metadata keys of a column that Delta or Spark checks or computes when a row is written.
+# Metadata keys of columns whose values Delta or Spark checks or computes when a row is written.
 _CHECKED: Final = (*GENERATED, "delta.invariants", "__CHAR_VARCHAR_TYPE_STRING")
-# Types whose values are not exact in the log's partition texts.
+# Types of partition columns that need a MERGE, because their texts in the log are not exact.
 _UNFIT_PARTITIONS: Final = ("float", "double", "binary")
 _COMPRESSION: Final = "spark.sql.parquet.compression.codec"
-# If the commit's checksum does not list the files, all entries pass through the driver, up to this number.
+# If a commit's checksum does not list the files, a Spark job reads them, and all pass through the driver. A
+# table with more files needs a MERGE then.
 _MOST_FILES: Final = 20_000
 
 
 class FilePlan(NamedTuple):
-    """The plan for writing a batch: its transaction, its tasks, and the table's files.
+    """The plan for writing a batch as files.
 
-    ``entries``: the log's entries of these files, by their paths.
+    ``transaction``: Delta's transaction (Java) in which the plan was made.
+    ``rows``: the task that writes the batch's rows.
+    ``files``: the data files in which stored rows are searched for.
+    ``entries``: the log's entries (Java) of these files, by path.
     """
 
     transaction: Any
@@ -119,16 +123,19 @@ class FilePlan(NamedTuple):
 
 
 class _NewRows(NamedTuple):
-    """The task that writes new rows, and the table's partition columns."""
+    """The task that writes a batch's rows, and the table's partition columns."""
 
     rows: RowsTask
     partitioned_by: tuple[FileColumn, ...]
 
 
 class Staged(NamedTuple):
-    """A commit's content: Delta's actions, its metrics, and the files written only for it.
+    """A batch that is written as files but not committed yet.
 
-    ``counts``: in a history, the outcome of the batch's events.
+    ``actions``: Delta's actions (Java) of the commit.
+    ``metrics``: operation metrics of the commit.
+    ``paths``: the files that were written for this commit.
+    ``counts``: in a history, the batch's row counts (``lake.versions.Counts``).
     """
 
     actions: tuple[Any, ...]
@@ -139,14 +146,17 @@ class Staged(NamedTuple):
 
 @dataclass(frozen=True)
 class FileWriter:
-    """Writes batches of one table as files."""
+    """Plans, writes and commits batches of one Delta table as files."""
 
     session: SparkSession
     log: DeltaLog
     name: TableId
 
     def plan(self, batch: ReducedBatch, progress: Progress) -> FilePlan | str:
-        """Plan how a batch is written to the current table, or return why it needs a MERGE."""
+        """Return the plan for writing a batch as files, or the reason why it needs a MERGE as a text.
+
+        ``progress``: the batch's progress, whose numbers become part of file names.
+        """
         reason = batch_reason(batch)
         if reason is not None:
             return reason
@@ -157,7 +167,10 @@ class FileWriter:
             raise reading_error(exc, table=str(self.name)) from exc
 
     def sink(self, rows: RowFormat, epoch: int) -> FileSink | None:
-        """Return a sink for a batch whose rows depend on no stored rows; None if the batch needs a MERGE."""
+        """Return a row sink for the next batch; None if the batch needs a MERGE.
+
+        ``rows``: the format of the batch's rows, which must not depend on stored rows.
+        """
         batch = ReducedBatch(rows.shape, 0, 0, mode=rows.mode)
         try:
             with self.log.active():
@@ -167,12 +180,12 @@ class FileWriter:
         return None if isinstance(found, str) else FileSink(found.rows)
 
     def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged:
-        """Write a batch's files. No commit refers to them yet.
+        """Write a batch's files, without committing them.
 
         Raises:
-            AccountingError: the written rows do not match the batch, or a key has several rows.
+            AccountingError: the written rows do not match the batch, or the table has several rows of a key.
             NotAsFilesError: a file does not match the table's log, or there are too many stored values.
-            TidesinkError: Spark's error, converted by ``staging_error``.
+            TidesinkError: a task failed; Spark's error is converted by ``staging_error``.
         """
         try:
             marks = Vectors(self._root, plan.rows.files.storage)
@@ -182,10 +195,13 @@ class FileWriter:
             raise staging_error(exc, table=str(self.name)) from exc
 
     def commit(self, plan: FilePlan, staged: Staged, *, application: str, version: int, words: str) -> None:
-        """Commit a batch's files with its transaction version and user metadata, as a MERGE would.
+        """Commit a batch's files with a transaction version and user metadata, as a MERGE would.
 
-        Does nothing if the stored transaction version is not below this one. Raises Delta's exceptions: a
-        conflict if anybody changed rows, or committed for the same application, after the plan was made.
+        Does nothing if the application's last transaction version is not below ``version``. Raises Delta's
+        exceptions: a conflict if another writer changed rows, or committed for the same application, after
+        the plan was made.
+
+        ``words``: the text of the user metadata.
         """
         transaction = plan.transaction
         with self.log.active(), user_metadata(self.session, words):
@@ -196,12 +212,15 @@ class FileWriter:
             transaction.commit(actions, self._operation)
 
     def discard(self, paths: Iterable[str]) -> None:
-        """Remove files that no commit has. Files that cannot be removed stay, invisible to readers."""
+        """Remove files that no commit refers to.
+
+        A failure is ignored, because readers do not see the files.
+        """
         jvm: Any = self.session._jvm
         for path in paths:
             with suppress(*SPARK_ERRORS):
-                # The table's file system: a local path does not name one, and Hadoop's default may be
-                # another.
+                # The file system of the table's folder, because a local path has no scheme and Hadoop's
+                # default file system may be another one.
                 files = self.log.java().dataPath().getFileSystem(self._hadoop)
                 files.delete(jvm.org.apache.hadoop.fs.Path(path), False)
 
@@ -225,12 +244,12 @@ class FileWriter:
 
     @property
     def _hadoop(self) -> Any:
-        """Hadoop's settings as Delta uses them."""
+        """Hadoop's configuration (Java) as Delta uses it for the table."""
         return self.log.java().newDeltaHadoopConf()
 
     @cached_property
     def _operation(self) -> Any:
-        """A MERGE to Delta, so that Delta checks the commit like one."""
+        """Delta's operation of the commit: a MERGE, so that Delta detects the same conflicts."""
         jvm: Any = self.session._jvm
         none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
         return getattr(self._delta, "DeltaOperations$Merge")(*[none] * 4, *[self._java([])] * 3)
@@ -245,7 +264,10 @@ class FileWriter:
         return found if isinstance(found, str) else FilePlan(transaction, rows, *found)
 
     def _new_rows(self, batch: ReducedBatch, transaction: Any, words: str) -> _NewRows | str:
-        """Plan how a batch's rows are written, apart from the table's files. ``words``: in file names."""
+        """Return the task that writes a batch's rows, or the reason why the batch needs a MERGE.
+
+        ``words``: a part of the names of the new files.
+        """
         storage = hadoop_storage(str(self.log.java().dataPath()), self._hadoop, self.session._jvm)
         reason = storage if isinstance(storage, str) else storage.reason_unreachable(self._root)
         if isinstance(storage, str) or reason is not None:
@@ -268,7 +290,7 @@ class FileWriter:
             f"{self._root}/part-{words}-{uuid4().hex}-{ATTEMPT}.parquet",
             str(codec),
             Statistics(frozenset(with_statistics)),
-            # Without it, Spark 3 reads old dates as dates of the Julian calendar.
+            # Without this entry in the footer, Spark 3 reads old dates as dates of the Julian calendar.
             {"org.apache.spark.version": self.session.version},
             storage,
         )
@@ -284,9 +306,11 @@ class FileWriter:
         parts: Sequence[FileColumn],
         storage: Storage,
     ) -> tuple[tuple[DataFile, ...], dict[str, Any]] | str:
-        """Return the files that may have rows of the batch's keys; a reason if a file cannot be read here.
+        """Return the data files that may contain the batch's keys, and the log's entries of these files by
+        path.
 
-        From now on, anybody who removes or adds files conflicts with the transaction.
+        Returns a reason for a MERGE if Python cannot read one of the files. After this call, any other
+        writer's commit that removes or adds files is a conflict for the transaction.
         """
         if batch.mode == "append":
             return (), {}
@@ -309,7 +333,7 @@ class FileWriter:
             values = entry["partitionValues"]
             known = {one.name: partition_value(values.get(one.name), one.type) for one in keys}
             if any(value is None for value in known.values()):
-                return f"a file's partition has a timestamp without its time zone: {entry['path']}"
+                return f"the partition value of the file {entry['path']} is a timestamp without a time zone"
             same = {
                 name: value.as_py() for name, value in known.items() if value is not None and name in ranges
             }
@@ -330,7 +354,10 @@ class FileWriter:
         return tuple(files), found
 
     def _entries(self, snapshot: Any) -> Any:
-        """Return the log's entries of a snapshot's files, from its checksum or with a Spark job."""
+        """Return the log's entries (Java) of a snapshot's data files, from its checksum or with a Spark job.
+
+        Returns a reason for a MERGE if there are too many files.
+        """
         checksum = snapshot.checksumOpt()
         if checksum.isDefined():
             number, known = int(checksum.get().numFiles()), checksum.get().allFiles()
@@ -343,7 +370,11 @@ class FileWriter:
     def _staged(
         self, batch: ReducedBatch, plan: FilePlan, lines: Sequence[WrittenFile], counts: BatchCounts
     ) -> Staged:
-        """Return the actions of new files and vectors, which must match the batch."""
+        """Return the content of the commit for the written files.
+
+        Raises:
+            AccountingError: the numbers of rows in the files and vectors do not match the batch.
+        """
         actions, now, added, hidden = list[Any](), int(time.time() * 1000), 0, 0
         for line in (one for one in lines if one.path is not None and one.found is None):
             said = str(line.details)
@@ -365,20 +396,28 @@ class FileWriter:
                 actions += self._marked(old, details["uuid"], vector)
         if (added, hidden) != (counts.rows, counts.marked):
             raise AccountingError(
-                f"The commit would add {added} rows and delete {hidden}, but {counts.rows} were written, and "
-                f"{counts.marked} were found to replace. Nothing is visible.",
+                f"The commit would add {added} rows and delete {hidden}. But {counts.rows} rows were "
+                "written, and "
+                f"{counts.marked} stored rows were found to be replaced. Nothing was committed.",
                 table=str(self.name),
             )
         versions = None if counts.versions is None else counts.versions._asdict()
         return Staged(tuple(actions), _metrics(batch, counts), new_paths(batch, lines), versions)
 
     def _in_log(self, path: str) -> str:
-        """Return a file's path as in the table's log: a URI, encoded like Hadoop's."""
+        """Return a file's path as it is stored in the table's log: a URI, encoded by Hadoop."""
         jvm: Any = self.session._jvm
         return str(jvm.org.apache.hadoop.fs.Path(path.removeprefix(f"{self._root}/")).toUri())
 
     def _marked(self, old: Any, number: str, vector: Mapping[str, Any]) -> list[Any]:
-        """Return the actions that replace a file's vector, or remove the file if no row of it is left."""
+        """Return the actions (Java) that replace a data file's deletion vector.
+
+        If the vector deletes all rows of the file, the action removes the file.
+
+        ``old``: the log's entry of the data file.
+        ``number``: the UUID in the name of the vector file.
+        ``vector``: place and size of the new vector.
+        """
         if vector["rows"] == int(old.numPhysicalRecords().get()):
             return [old.remove()]
         jvm: Any = self.session._jvm
@@ -390,7 +429,7 @@ class FileWriter:
         return [both._1(), both._2()]
 
     def _metrics(self, staged: Staged) -> Any:
-        """Return the commit's operation metrics, like a MERGE's, as the Spark metrics that Delta expects."""
+        """Return the commit's operation metrics as a Scala map of Spark metrics, as Delta expects them."""
         jvm: Any = self.session._jvm
         found, context = jvm.java.util.HashMap(), self._java_session.sparkContext()
         for name, number in staged.metrics.items():
@@ -402,7 +441,7 @@ class FileWriter:
 
 
 def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
-    """Return the metrics of an equivalent MERGE by Delta's names. Rows marked as deleted count as updated."""
+    """Return a batch's operation metrics, as a MERGE would report them. Soft deletes count as updates."""
     result, source = counts.result, batch.upserts + batch.deletes
     marked = result.deleted if batch.delete_mode == "soft" else 0
     inserted, updated, deleted = result.inserted, result.updated + marked, result.deleted - marked
@@ -422,7 +461,7 @@ def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
 def _columns(
     batch: ReducedBatch, fields: Mapping[str, Any], present: Mapping[str, str]
 ) -> tuple[FileColumn, ...]:
-    """Return the table's columns in order, with their names and types in files."""
+    """Return the table's columns in order, as they are in its data files."""
     found = []
     for name, field in fields.items():
         column, (physical, number) = batch.shape.by_name.get(fold_name(name)), _in_files(field)
@@ -436,15 +475,17 @@ def _columns(
 
 
 def _in_files(field: Mapping[str, Any]) -> tuple[str, int | None]:
-    """Return the name of a schema field in Parquet files, and its field id."""
+    """Return a schema field's name and field id in data files; no id without column mapping."""
     known = field["metadata"]
     return known.get("delta.columnMapping.physicalName", field["name"]), known.get("delta.columnMapping.id")
 
 
 def _stored_version(transaction: Any, application: str) -> int:
-    """Return an application's transaction version. Its other commits conflict from now on.
+    """Return an application's last transaction version; -1 if it has none.
 
-    The commit's checksum contains it. ``txnVersion`` would compute the table's state in a Spark job.
+    After this call, any other commit of the application is a conflict for the transaction. The version is
+    read from the checksum of the last commit, because ``txnVersion`` would compute the table's state in a
+    Spark job.
     """
     checksum = transaction.snapshot().checksumOpt()
     known = checksum.get().setTransactions() if checksum.isDefined() else None
@@ -458,7 +499,12 @@ def _stored_version(transaction: Any, application: str) -> int:
 def _may_have(
     statistics: Mapping[str, Any], same: Mapping[str, Any], ranges: Mapping[str, tuple[Any, Any]]
 ) -> bool:
-    """Return True if a file may have keys in these ranges. ``same``: values of the file's partition."""
+    """Return True if a data file may contain keys in these ranges.
+
+    ``statistics``: the file's statistics.
+    ``same``: the values of the file's partition.
+    ``ranges``: least and greatest key value by column.
+    """
     for name, (least, greatest) in ranges.items():
         bounds = (statistics.get(side, {}) for side in ("minValues", "maxValues"))
         low, high = (bound.get(name, same.get(name)) for bound in bounds)
@@ -468,7 +514,11 @@ def _may_have(
 
 
 def _ended_before(statistics: Mapping[str, Any], column: str | None, since: int | None) -> bool:
-    """Return True if all versions in a history's file ended before a commit_ts. ``column`` has their ends."""
+    """Return True if all versions in a data file of a history ended before the commit_ts ``since``.
+
+    ``statistics``: the file's statistics.
+    ``column``: physical name of the column with the versions' ends.
+    """
     last, running = (statistics.get(side, {}).get(column) for side in ("maxValues", "nullCount"))
     return since is not None and last is not None and running == 0 and bool(last < since)
 
@@ -479,7 +529,7 @@ def _partition_columns(transaction: Any) -> list[str]:
 
 
 def _table_reason(transaction: Any, fields: Mapping[str, Any], present: Mapping[str, str]) -> str | None:
-    """Return why a table's batches need a MERGE; None if they do not."""
+    """Return why the table's features, properties or columns require a MERGE; None if they do not."""
     protocol, metadata = transaction.protocol(), transaction.metadata()
     features = set(str(protocol.writerFeatureNames().mkString("\n")).splitlines())
     unknown = sorted(features - _FEATURES)

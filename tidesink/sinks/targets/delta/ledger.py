@@ -1,15 +1,17 @@
-"""The progress in a Delta table's own commits: reading it back, and the claim that fences other workers.
+"""The ledger of a Delta table. It is stored in the user metadata of tidesink's own commits to the table.
 
-Each of our commits has, in Delta's user metadata, its writer and the applied progress. Its transaction
-version (epoch × 2^40 + batch) makes Delta refuse or skip a commit of an older epoch. The ledger is read from
-the latest version down to our first commit.
+The user metadata of each commit records the pipeline and the applied progress. The commit also has a
+transaction version (epoch × 2^40 + batch number), by which Delta refuses or skips a later commit of an older
+epoch. To read the ledger, commits are read from the latest version backwards, up to the first one by
+tidesink.
 
-Delta removes old commits (after 30 days by default), but keeps the transaction version. Then the progress for
-that version is read from the history in the state store, which is written before each commit. If the history
-does not have it either, the ledger raises an error instead of guessing.
+Delta removes old commits (after 30 days by default), but keeps the last transaction version. If tidesink's
+last commit was removed, the progress for that transaction version is read from the history in the state
+store, which is written before each commit. If the history does not have it either, the ledger raises an error
+instead of guessing.
 
-A RESTORE brings old rows back, but not the old transaction version. It is accepted only if it leads back to
-our newest commit.
+A RESTORE brings old rows back, but does not change the transaction version. It is only accepted if it
+restores the rows of tidesink's newest commit.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 APPLICATION: Final = "tidesink.progress"
 _FORMAT: Final = 1
 _CLAIM_ATTEMPTS: Final = 5
-# Operations that replace the rows of our commits.
+# Operations that replace the rows that tidesink's commits wrote.
 _REPLACING: Final = frozenset(
     {
         "RESTORE",
@@ -50,18 +52,19 @@ _REPLACING: Final = frozenset(
     }
 )
 
-# Delta's operations for a batch or a claim. An auto compaction (if the table's properties enable it) repeats
-# the user metadata of the batch before it, but is not a batch. Markers were "Manual Update" until 2026-11-22.
+# Operations of tidesink's commits. An auto compaction (if the table's properties enable it) repeats the user
+# metadata of the previous batch, but its operation differs. Until 2026-11-22, commits without rows were
+# "Manual Update".
 _OURS: Final = frozenset({"MERGE", "WRITE", "DELETE", "UPDATE", MARKER, "Manual Update"})
 
 EntryKind = Literal["claim", "batch"]
 
 
 class ProgressHistory(Protocol):
-    """The part of the state store that Delta needs."""
+    """The state store's record of each batch's progress, for commits that Delta has removed."""
 
     def record_progress(self, progress: Progress) -> None:
-        """Record the progress of a batch before its commit."""
+        """Record the progress that includes a batch. Called before the batch is committed."""
 
     def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
         """Return the progress of a batch by its transaction version; None if unknown."""
@@ -69,13 +72,18 @@ class ProgressHistory(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """One of our commits: ``epoch`` and ``batch`` of the target, and the ``progress`` applied with it.
+    """The ledger entry in one of tidesink's commits.
 
-    ``keys``: columns that identified rows; None if the commit does not record them.
-    ``counts``: in a history, the outcome of the batch's events.
-    ``shard``, ``source``: in a shared table, the shard and its source table.
-    ``known``: columns of the shard's rows.
-    ``seen``: the table's version when the worker last looked for commits of others; None if not recorded.
+    ``kind``: whether the commit is a claim or a batch.
+    ``epoch``, ``batch``: epoch of the worker, and number of the last applied batch.
+    ``progress``: the progress after the commit; None if no batch was ever applied.
+    ``commit``: the commit itself.
+    ``keys``: the key columns under which rows were written; None if the commit does not record them.
+    ``counts``: in a history, the batch's row counts (``lake.versions.Counts``).
+    ``shard``, ``source``: in a shared table, the shard's name and its source table.
+    ``known``: in a shared table, the columns of the shard's rows.
+    ``seen``: the table's version up to which the worker had checked other writers' commits; None if not
+        recorded.
     """
 
     kind: EntryKind
@@ -94,9 +102,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The ledger of one table or ``shard``, whose rows are identified by the columns ``keys``.
+    """Reads and writes the ledger of one table, or of one shard of a shared table.
 
-    Delta keeps a transaction version for each shard, so that shards do not block each other's commits.
+    Each shard has its own transaction version in Delta, so that commits of shards do not conflict.
+
+    ``table``: the source table.
+    ``path``: the Delta table's path.
+    ``history``: the progress of each batch in the state store; None for no history.
+    ``keys``: the key columns.
     """
 
     log: DeltaLog
@@ -109,14 +122,16 @@ class Ledger:
 
     @property
     def application(self) -> str:
-        """The application under which Delta compares our transaction versions."""
+        """The application name under which Delta stores this table's or shard's transaction version."""
         return application_of(APPLICATION, self.shard)
 
     def newest(self, at: int | None = None) -> Entry | None:
-        """Return our newest commit at a version (default: the latest); None if there is no such commit.
+        """Return the entry of this table's or shard's newest commit; None if it was never claimed.
+
+        ``at``: the version from which commits are read backwards; None for the latest.
 
         Raises:
-            StaleProgressError, ProgressError: see ``committed``.
+            StaleProgressError, ProgressError: for the same reasons as ``committed``.
         """
         if self.shard is not None and self.log.transaction_version(self.application) is None:
             self._check_shared(self.shard)
@@ -134,12 +149,20 @@ class Ledger:
         return None
 
     def _check_shared(self, shard: Shard) -> None:
-        """Refuse a new shard in a table that has no shards."""
+        """Check that a table in which this shard has no commits was not loaded without shards.
+
+        Raises:
+            StaleProgressError: it was.
+        """
         if self.log.transaction_version(APPLICATION) is not None:
             raise not_shared(f"the Delta table at {self.path}", shard, table=self.table)
 
     def _own(self, entry: Entry | None) -> Entry | None:
-        """Return an entry if it belongs to our shard. Other shards' commits are ignored."""
+        """Return ``entry`` if it belongs to this table or shard; None if it belongs to another shard.
+
+        Raises:
+            StaleProgressError: the table is shared, but this source table has no shard.
+        """
         if entry is None or entry.shard == (self.shard.value if self.shard else None):
             return entry
         if self.shard is None:
@@ -147,7 +170,7 @@ class Ledger:
         return None
 
     def shards(self) -> tuple[str, ...]:
-        """Return the other shards that ever claimed the table."""
+        """Return the names of the other shards that ever claimed the table."""
         first = f"{APPLICATION}/"
         return tuple(
             name.removeprefix(first)
@@ -156,26 +179,26 @@ class Ledger:
         )
 
     def committed(self) -> Progress | None:
-        """Return the applied progress.
+        """Return the applied progress; None if no batch was ever applied.
 
         Raises:
-            StaleProgressError: the rows were moved back, or the table belongs to another pipeline or another
+            StaleProgressError: the table was restored or replaced, or belongs to another pipeline or another
                 source table.
-            ProgressError: progress exists but can no longer be read.
+            ProgressError: the table has progress, but it can no longer be read.
         """
         entry = self.newest()
         return entry.progress if entry else None
 
     def claim(self) -> Entry:
-        """Take the next epoch with one commit that keeps the applied progress.
+        """Commit the next epoch with the applied progress, which fences older workers, and return the entry.
 
-        Delta's own exceptions pass through if another of our commits came in between.
+        Raises Delta's conflict if another tidesink worker commits to the table at the same time.
 
         Raises:
-            StaleProgressError, ProgressError: see ``committed``; also for changes made between reading and
-                commit.
+            StaleProgressError, ProgressError: for the same reasons as ``committed``, also if the table was
+                restored or replaced between reading the ledger and this commit.
             SchemaRefusedError: the rows were written under another key.
-            TransientTargetError: others kept committing.
+            TransientTargetError: other writers kept committing.
         """
         for _ in range(_CLAIM_ATTEMPTS):
             at = self.log.latest()
@@ -187,7 +210,7 @@ class Ledger:
                 self._check_rows(entry, [])
                 return entry
         raise TransientTargetError(
-            "Others kept committing while the table was claimed.", table=str(self.table)
+            "Other writers kept committing while the table was claimed.", table=str(self.table)
         )
 
     def _claim_at(self, at: int, held: Entry | None) -> Entry | None:
@@ -204,7 +227,10 @@ class Ledger:
         return read_entry(commit) if commit else None
 
     def _fences(self, epoch: int) -> dict[str, int]:
-        """Return transaction versions that keep an older worker from any commit besides its batches."""
+        """Return transaction versions that fence older workers from commits other than batches.
+
+        Such commits, which write defaults or remove tombstones, have their own applications.
+        """
         names = (BACKFILL_APPLICATION, TOMBSTONES_APPLICATION)
         return {application_of(name, self.shard): txn_version(epoch, 0) for name in names}
 
@@ -219,7 +245,7 @@ class Ledger:
         known: tuple[str, ...] | None = None,
         seen: int | None = None,
     ) -> str:
-        """Return the user metadata of one of our commits."""
+        """Return a ledger entry as the text of a commit's user metadata."""
         document: dict[str, Any] = {
             "tidesink": _FORMAT,
             "kind": kind,
@@ -240,10 +266,11 @@ class Ledger:
         return {"shard": self.shard.value, "source": self.table, "columns": known}
 
     def since(self, version: int) -> tuple[int, list[Entry]]:
-        """Return the latest version, and the ledger's entries above ``version``, newest first.
+        """Return the table's latest version, and the ledger's entries after ``version``, newest first.
 
         Raises:
-            StaleProgressError: the table was restored or replaced since, or its log ends before ``version``.
+            StaleProgressError: the table was restored or replaced after ``version``, or its log ends before
+                ``version``.
         """
         latest = self.log.latest()
         if latest < version:
@@ -256,7 +283,7 @@ class Ledger:
         return latest, entries
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
-        """Return the error of a worker that lost the table to ``entry``."""
+        """Return the error for a worker after another worker claimed the table with ``entry``."""
         return StaleProgressError(
             f"Another worker holds this table since version {entry.commit.version} (epoch {entry.epoch}, "
             f"pipeline {entry.pipeline!r}). Run only one worker per table. This worker wrote nothing and "
@@ -276,7 +303,15 @@ class Ledger:
         self._owner.check_writer(entry.pipeline, entry.source if self.shard else source)
 
     def _check_rows(self, entry: Entry, passed: list[Commit]) -> None:
-        """Check that nothing replaced rows after our newest commit, or between its last check and itself."""
+        """Check that no other commit replaced the rows of tidesink's newest commit.
+
+        ``entry``: the entry of that commit.
+        ``passed``: the later commits.
+
+        Raises:
+            StaleProgressError: a later commit replaced the rows, or a commit that was made while the worker
+                wrote the newest commit.
+        """
         version, place = entry.commit.version, {"path": self.path, "table": str(self.table)}
         looked = entry.commit.read_version if entry.seen is None else entry.seen
         between = range(version - 1, version - 1 if looked is None else looked, -1)
@@ -288,7 +323,7 @@ class Ledger:
             raise moved(newest_move, version, **place)
 
     def _leads_back(self, move: Commit, entry: Entry) -> bool:
-        """Return True for a RESTORE to a version whose rows are those of our newest commit."""
+        """Return True if ``move`` is a RESTORE to a version that has the rows of the commit of ``entry``."""
         version = move.restored_version
         while move.operation == "RESTORE" and version is not None and version >= entry.commit.version:
             commit = self.log.commit(version)
@@ -315,10 +350,13 @@ class Ledger:
         progress = self.history.progress_of(self.pipeline, self.table, found) if self.history else None
         if progress is None:
             raise ProgressError(
-                f"Epoch {epoch} batch {batch} is applied, but Delta has removed that commit from its log, "
-                f"and the state store of pipeline {self.pipeline!r} does not have it. Restore the state "
-                f"store, or remove the folder {self.path} and let the worker load the table again from its "
-                "topic.",
+                f"Epoch {epoch} batch {batch} is applied, but Delta has removed its commit from the log, "
+                "and the "
+                f"state store of pipeline {self.pipeline!r} does not have its progress. Restore the state "
+                "store "
+                f"from a backup, or remove the folder {self.path} and let the worker load the table again "
+                "from "
+                "the start of its topic.",
                 table=str(self.table),
             )
         return self._remembered(epoch, batch, progress)
@@ -330,18 +368,19 @@ class Ledger:
 
 
 def read_entry(commit: Commit) -> Entry | None:
-    """Return the ledger entry in a commit; None for commits of others.
+    """Return the ledger entry in a commit; None if tidesink did not make the commit.
 
     Raises:
-        ProgressError: the entry was written by a tidesink with another format.
+        ProgressError: the entry has another format than this tidesink version reads.
     """
     document = _document(commit.metadata)
     if document is None or commit.operation not in _OURS:
         return None
     if document["tidesink"] != _FORMAT:
         raise ProgressError(
-            f"Version {commit.version} was written by a tidesink with ledger format {document['tidesink']}, "
-            f"but this tidesink reads format {_FORMAT}."
+            f"Version {commit.version} of the Delta table has ledger format {document['tidesink']}, but "
+            "this tidesink "
+            f"version reads format {_FORMAT}. Run the tidesink version that wrote it, or a newer one."
         )
     progress, keys, source = document["progress"], document.get("keys"), document.get("source")
     known = document.get("columns")
@@ -362,7 +401,7 @@ def read_entry(commit: Commit) -> Entry | None:
 
 
 def application_of(application: str, shard: Shard | None) -> str:
-    """Return the application name of a shard's transactions."""
+    """Return the application name for a shard's transaction version, or for a table that is not shared."""
     return application if shard is None else f"{application}/{shard.value}"
 
 
@@ -383,18 +422,18 @@ def _replaces(commit: Commit) -> bool:
 
 
 def moved(move: Commit, version: int, *, path: str, table: str) -> StaleProgressError:
-    """Return the error for rows replaced after our commit ``version``. They can be brought forward again."""
+    """Return the error for a commit ``move`` that replaced the rows of tidesink's commit ``version``."""
     return StaleProgressError(
         f"{move.operation} at version {move.version} changed rows after version {version}, which has the "
-        "committed progress. Continuing would leave a gap. Either move the rows forward again with RESTORE "
-        f"TABLE delta.`{path}` TO VERSION AS OF {version}, or remove the table's folder and let the worker "
-        "load it again from the start of its topic.",
+        "committed progress. Continuing would leave a gap. Either bring the rows of that version back with "
+        f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {version}, or remove the table's folder and let the "
+        "worker load it again from the start of its topic.",
         table=table,
     )
 
 
 def moved_within(move: Commit, version: int, *, path: str, table: str) -> StaleProgressError:
-    """Return the error for rows replaced while our commit ``version`` was written, which then lacks rows."""
+    """Return the error for a commit ``move`` that replaced rows while ``version`` was being written."""
     return StaleProgressError(
         f"{move.operation} at version {move.version} changed rows while a worker wrote version {version}, "
         "so that version and all later ones have a gap. Remove the folder "
@@ -404,21 +443,22 @@ def moved_within(move: Commit, version: int, *, path: str, table: str) -> StaleP
 
 
 def moved_unseen(move: Commit, *, path: str, table: str) -> StaleProgressError:
-    """Return the error for rows replaced after a commit that Delta has removed from its log."""
+    """Return the error for a commit ``move`` that replaced rows, if Delta has removed the ledger's commit."""
     return StaleProgressError(
         f"{move.operation} at version {move.version} changed rows after the committed progress, and Delta "
-        "has removed the commits that show what is still applied. Continuing might leave a gap. Remove the "
-        f"folder {path} and let the worker load the table again from the start of its topic.",
+        "has removed the commits from its log that show what is still applied. Continuing might leave a gap. "
+        f"Remove the folder {path} and let the worker load the table again from the start of its topic.",
         table=table,
     )
 
 
 def shortened(latest: int, version: int, *, path: str, table: str) -> StaleProgressError:
-    """Return the error for a log that ended at ``version`` before, and ends at ``latest`` now."""
+    """Return the error for a log that was read up to ``version`` earlier, but now ends at ``latest``."""
     return StaleProgressError(
-        f"The log of the Delta table at {path} ended at version {version} before, and ends at version "
-        f"{latest} now: the table was replaced by an older copy. Nothing was written. Start the worker "
-        "again; it reports how to continue.",
+        f"The log of the Delta table at {path} ends at version {latest}, but it ended at version {version} "
+        "when "
+        "this worker last read it: the table was replaced by an older copy. Nothing was written. Start the "
+        "worker again; it reports how to continue.",
         table=table,
     )
 
@@ -430,19 +470,19 @@ _COMMIT_TS: Final = f"{quote_path(SEQUENCE_COLUMN, 'source')}[0]"
 
 
 def horizon_of(log: DeltaLog) -> int | None:
-    """Return the commit_ts up to which the table's deletes may be forgotten."""
+    """Return the commit_ts up to which tombstones may have been removed; None if none were."""
     text = log.property(PROPERTY)
     return int(text) if text else None
 
 
 def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int, epoch: int) -> Collected:
-    """Raise the horizon and remove the deletes up to it.
+    """Raise the horizon to a commit_ts, and remove the tombstones of deletes up to it.
 
-    Both commits have a transaction version of the epoch, like a claim. So a worker that lost the table can
-    neither remove marks without the new holder's knowledge, nor move the horizon back.
+    Both commits have a transaction version of the epoch. So a worker that another worker has fenced can
+    neither remove tombstones nor move the horizon back.
 
     Raises:
-        StaleProgressError: another worker has claimed the table since.
+        StaleProgressError: another worker claimed the table in the meantime.
     """
     now = max(horizon, horizon_of(log) or 0)
     words = f"deletes up to commit_ts {now} are forgotten from here on"
@@ -450,7 +490,7 @@ def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int
         raise _lost(log)
     with transaction(session, TOMBSTONES_APPLICATION, log.next_version(epoch)):
         removed = session.sql(f"DELETE FROM {location} WHERE {_MARKED} AND {_COMMIT_TS} <= {now}").collect()
-    if not removed:  # Delta returns no counts at all, not even 0 rows, for a skipped statement
+    if not removed:  # for a skipped statement, Delta returns no row with counts at all
         raise _lost(log)
     left = f"SELECT count(*) AS kept, min({_COMMIT_TS}) AS oldest FROM {location} WHERE {_MARKED}"
     kept: Any = session.sql(left).first()
@@ -459,6 +499,7 @@ def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int
 
 def _lost(log: DeltaLog) -> StaleProgressError:
     return StaleProgressError(
-        f"Another worker claimed the Delta table at {log.path} while this worker collected its deletes. "
-        "Nothing was removed, and this worker must stop."
+        f"Another worker claimed the Delta table at {log.path} while this worker removed its tombstones. "
+        "Run only "
+        "one worker per table. Nothing was removed, and this worker must stop."
     )

@@ -1,4 +1,4 @@
-"""Access to Delta's log in the JVM, and translation of Delta's errors."""
+"""Access to a Delta table's log through Delta's Java API, and conversion of Delta's errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# The operation of a commit made by ``commit_marker``. After a "Manual Update", Delta would compute the
+# The operation that ``commit_marker`` records in its commits. With "Manual Update", Delta would compute the
 # table's whole state for the commit's checksum (RecordChecksum, Delta 4.3), which takes half a second.
 MARKER: Final = "Empty Commit"
 USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
@@ -29,9 +29,13 @@ USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 class Commit:
     """A commit of the table, as recorded in its log.
 
-    ``read_version``: the snapshot that its transaction read; None if not recorded.
-    ``restored_version``: the version that a RESTORE restored, if it named a version.
-    ``overwrites``: the commit replaced all rows.
+    ``version``: the table version that it created.
+    ``operation``: Delta's name of the operation, such as MERGE.
+    ``read_version``: the table version that its transaction read; None if not recorded.
+    ``metadata``: its user metadata; None if it has none.
+    ``metrics``: its operation metrics, such as numbers of rows.
+    ``restored_version``: the version that a RESTORE went back to; None if it was given a timestamp instead.
+    ``overwrites``: True if the commit replaced all rows.
     """
 
     version: int
@@ -44,7 +48,7 @@ class Commit:
 
 
 class DeltaLog:
-    """The log of the table at ``path``, which need not exist yet."""
+    """The log of the Delta table at ``path``. The table may not exist yet."""
 
     def __init__(self, session: SparkSession, path: str) -> None:
         self._session = session
@@ -58,7 +62,7 @@ class DeltaLog:
         return self.latest() >= 0
 
     def latest(self) -> int:
-        """Look up the latest version; -1 if the table does not exist."""
+        """Read and return the latest version of the table; -1 if the table does not exist."""
         return int(self._ask(lambda snapshot: snapshot.version()))
 
     def file_count(self) -> int:
@@ -66,12 +70,12 @@ class DeltaLog:
         return int(self._ask(_file_count))
 
     def property(self, name: str) -> str | None:
-        """Return a table property of the latest version."""
+        """Return the value of a table property; None if it is not set."""
         found = self._ask(lambda snapshot: snapshot.metadata().configuration().get(name))
         return str(found.get()) if found.isDefined() else None
 
     def supports(self, feature: str) -> bool:
-        """Return True if the latest version's readers and writers must support a feature."""
+        """Return True if the table has a feature that its readers or writers must support."""
         found = self._ask(lambda snapshot: snapshot.protocol().implicitlyAndExplicitlySupportedFeatures())
         names = found.iterator()
         while names.hasNext():
@@ -80,23 +84,23 @@ class DeltaLog:
         return False
 
     def schema(self) -> str:
-        """Return the latest version's schema as Spark's JSON."""
+        """Return the table's current schema as Spark's JSON."""
         return str(self._ask(lambda snapshot: snapshot.metadata().schema().json()))
 
     def partition_columns(self) -> tuple[str, ...]:
-        """Return the latest version's partition columns."""
+        """Return the names of the table's partition columns."""
         found = self._ask(lambda snapshot: snapshot.metadata().partitionColumns())
         return tuple(str(found.apply(at)) for at in range(int(found.size())))
 
     def commit(self, version: int) -> Commit | None:
-        """Return a version's commit; None if its file was removed from the log."""
+        """Return the commit that created a version; None if Delta has removed its file from the log."""
         line = self._first_line(version)
         return None if line is None else _parse_commit(version, line)
 
     def newest_first(self, *, at: int | None = None, above: int = -1) -> Iterator[Commit | None]:
-        """Yield the commits from ``at`` (default: the latest) down to the one after ``above``.
+        """Yield the commits from version ``at`` (default: the latest) down to version ``above`` + 1.
 
-        Ends with None at a commit that was removed from the log.
+        If Delta has removed a commit from the log, None is yielded for it, and the iteration ends.
         """
         for version in range(self.latest() if at is None else at, above, -1):
             commit = self.commit(version)
@@ -105,19 +109,22 @@ class DeltaLog:
                 return
 
     def transaction_version(self, application: str) -> int | None:
-        """Return the greatest transaction version of an application. It outlives removed commits."""
+        """Return the last transaction version of an application; None if it has none.
+
+        Delta keeps it even when it removes old commits from the log.
+        """
         found = self._ask(lambda snapshot: snapshot.transactions().get(application))
         return int(found.get()) if found.isDefined() else None
 
     def next_version(self, epoch: int) -> int:
-        """Return a transaction version for a commit that is not a batch, greater than all earlier ones.
+        """Return a transaction version of an epoch for a commit that is not a batch.
 
-        It grows because the table's own version grows with each commit.
+        It contains the table's version, so it is greater than those of earlier such commits.
         """
         return epoch * BATCHES_PER_EPOCH + self.latest()
 
     def applications(self) -> tuple[str, ...]:
-        """Return the applications that ever committed a transaction version."""
+        """Return the names of all applications that committed a transaction version."""
         names = self._ask(lambda snapshot: snapshot.transactions().keySet().mkString("\n"))
         return tuple(str(names).splitlines())
 
@@ -130,21 +137,24 @@ class DeltaLog:
         read_at: int | None = None,
         fences: Mapping[str, int] | None = None,
     ) -> int | None:
-        """Commit a transaction version and user metadata, without data. Returns the new table version.
+        """Commit a transaction version and user metadata, without rows. Returns the new table version.
 
-        Returns None, without a commit, if the table is no longer at version ``read_at``, or if the stored
-        transaction version is not below this one. Another commit for the same application after the snapshot
-        is a conflict, which Delta raises.
+        Returns None, without a commit, if the table is no longer at version ``read_at``, or if the
+        application's last transaction version is not below ``version``. Delta raises a conflict if another
+        commit of the same application is made at the same time.
 
-        ``fences``: transaction versions of other applications. Delta refuses or skips their commits up to
-            these versions from now on.
+        ``metadata``: the text of the user metadata.
+        ``fences``: transaction versions of other applications to commit too. Delta then refuses or skips
+            their commits up to these versions.
         """
         package = self._jvm.org.apache.spark.sql.delta
         with self.active():
             transaction = self.java().startTransaction()
             if read_at is not None and transaction.readVersion() != read_at:
                 return None
-            if transaction.txnVersion(application) >= version:  # reading it makes others' commits conflict
+            if (
+                transaction.txnVersion(application) >= version
+            ):  # reading it makes concurrent commits of the application conflict
                 return None
             operation = getattr(getattr(package, "DeltaOperations$EmptyCommit$"), "MODULE$")
             actions = self.transactions({application: version, **(fences or {})})
@@ -154,10 +164,14 @@ class DeltaLog:
     def put_property(
         self, application: str, version: int, name: str, value: str | None, *, words: str
     ) -> bool:
-        """Commit a property with a transaction version, which ALTER TABLE cannot do. True if committed.
+        """Commit a table property with a transaction version, which ALTER TABLE cannot do.
 
-        The value None removes the property. Refused and skipped under the same conditions as
-        ``commit_marker``.
+        Returns False, without a commit, if the application's last transaction version is not below
+        ``version``. Delta raises a conflict if another commit of the same application is made at the same
+        time.
+
+        ``value``: the new value; None removes the property.
+        ``words``: the text of the commit's user metadata.
         """
         with self.active():
             transaction = self.java().startTransaction()
@@ -171,7 +185,7 @@ class DeltaLog:
         return True
 
     def _put_operation(self, none: Any, name: str, value: str | None) -> Any:
-        """Return the operation of a property's commit. ``none``: an empty Scala map of properties."""
+        """Return Delta's operation for the commit of a property; ``none``: an empty Scala map."""
         package = self._jvm.org.apache.spark.sql.delta
         if value is None:
             return getattr(package, "DeltaOperations$UnsetTableProperties")(
@@ -180,7 +194,7 @@ class DeltaLog:
         return getattr(package, "DeltaOperations$SetTableProperties")(none.updated(name, value))
 
     def transactions(self, versions: Mapping[str, int]) -> Any:
-        """Return Delta's actions that set transaction versions of applications."""
+        """Return Delta's actions that set transaction versions; ``versions``: by application."""
         package, now = self._jvm.org.apache.spark.sql.delta, self._jvm.scala.Some(int(time.time() * 1000))
         set_transaction = package.actions.SetTransaction
         return java_sequence(
@@ -189,8 +203,10 @@ class DeltaLog:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Make our session the active one, for calls of Delta's own API."""
-        # Delta's transactions read their settings from the thread's active session.
+        """Make this table's Spark session the thread's active session inside the block, for calls of Delta's
+        API.
+        """
+        # Delta's transactions read their settings from the active session.
         sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
         before = sessions.getActiveSession()
         sessions.setActiveSession(self._java_session)
@@ -203,12 +219,13 @@ class DeltaLog:
                 sessions.clearActiveSession()
 
     def java(self) -> Any:
-        """Return Delta's own log object."""
-        # Looked up each time: Delta caches it by path, and a table that is created again gets a new one.
+        """Return Delta's Java object of the log."""
+        # Not cached here, because a table that is dropped and created again gets a new object. Delta caches
+        # it by path.
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._java_session, self.path)
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """Call a function with the latest snapshot, whose state is computed with our session's settings."""
+        """Read the log, and return the result of a function of the table's latest snapshot (Java)."""
         with self.active():
             log = self.java()
             latest = log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
@@ -238,7 +255,10 @@ def java_sequence(jvm: Any, items: Iterable[Any]) -> Any:
 
 
 def _with_property(metadata: Any, name: str, value: str | None) -> Any:
-    """Copy a table's metadata with or without a property. Other members depend on the version of Delta."""
+    """Return a copy of Delta's table metadata in which a property is set, or removed if ``value`` is None.
+
+    All other members are copied by name, because they depend on the version of Delta.
+    """
     members = range(metadata.productArity())
     reported = {metadata.productElementName(at): metadata.productElement(at) for at in members}
     known = metadata.configuration()
@@ -254,7 +274,7 @@ def _file_count(snapshot: Any) -> int:
 
 @contextmanager
 def user_metadata(session: SparkSession, text: str) -> Iterator[None]:
-    """Add ``text`` as user metadata to commits of a session inside the block."""
+    """Set ``text`` as the user metadata of all commits that ``session`` makes inside the block."""
     session.conf.set(USER_METADATA, text)
     try:
         yield
@@ -282,7 +302,7 @@ def _number(value: object) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-# The path cannot be used as configured: no file system for its scheme, or no right to use it.
+# Java's exceptions if the path cannot be used as configured: no file system for its scheme, or no permission.
 _UNUSABLE_PATH: Final = frozenset(
     {
         "java.lang.ClassNotFoundException",
@@ -292,8 +312,8 @@ _UNUSABLE_PATH: Final = frozenset(
     }
 )
 
-# All of Delta's conflicts are Java ConcurrentModificationExceptions.
-# Java class (or superclass) anywhere in the chain of causes -> our class. The first match wins.
+# Java class (or superclass) of an exception or one of its causes, tidesink's error class, and the message.
+# The first match is used. All of Delta's conflicts are ConcurrentModificationExceptions.
 _CLASSES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
     (
         "java.util.ConcurrentModificationException",
@@ -303,7 +323,7 @@ _CLASSES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
     (
         "org.apache.spark.sql.delta.schema.InvariantViolationException",
         TargetError,
-        "A row of the batch has no key or breaks a constraint of the table, so nothing was written",
+        "A row of the batch has no key or violates a constraint of the table, so nothing was written",
     ),
     (
         "org.apache.spark.sql.AnalysisException",
@@ -315,9 +335,10 @@ _CLASSES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
 
 
 def translated(exc: BaseException, *, table: str) -> TidesinkError:
-    """Return the error for a Spark exception while a commit was under way.
+    """Return the error to raise for a Spark exception during a statement that commits.
 
-    Exceptions of known classes are raised before the commit. After any other, the commit may have happened.
+    Exceptions of known classes are raised before the commit. After any other exception, it is unknown whether
+    the commit happened.
     """
     names = tuple(class_names(exc))
     # If rows cannot be read, the job ends before anything is committed.
@@ -329,20 +350,21 @@ def translated(exc: BaseException, *, table: str) -> TidesinkError:
         if java_class in names:
             return error(f"{message} ({short}).", table=table)
     return CommitUnknownError(
-        f"The commit was interrupted and may have happened ({short}). Read the committed progress before "
-        "anything else.",
+        f"The commit was interrupted, so it is unknown whether it happened ({short}). The worker reads the "
+        "progress "
+        "at the target to find out.",
         table=table,
     )
 
 
 def staging_error(exc: BaseException, *, table: str) -> TidesinkError:
-    """Return the error for a Spark exception while files were written. Nothing is committed."""
+    """Return the error to raise for a Spark exception while files were written. Nothing is committed yet."""
     refused = row_not_stored(exc) or task_error(exc)
     return refused.with_context(table=table) if refused is not None else reading_error(exc, table=table)
 
 
 def reading_error(exc: BaseException, *, table: str) -> TidesinkError:
-    """Return the error for a Spark exception while nothing was being written."""
+    """Return the error to raise for a Spark exception while the table was only read."""
     names = tuple(class_names(exc))
     if _UNUSABLE_PATH.intersection(names):
         return TargetError(

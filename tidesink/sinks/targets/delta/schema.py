@@ -1,4 +1,4 @@
-"""The schema of a Delta table, its catalog entry, and its compaction."""
+"""The columns of a Delta table, its name in Spark's catalog, and its compaction."""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -56,12 +56,13 @@ GENERATED: Final = ("delta.generationExpression", "delta.identity.")
 BACKFILL_APPLICATION: Final = "tidesink.backfill"
 BACKFILL_PROPERTY: Final = "tidesink.backfill"
 
-# Reader 3, writer 7. New tables need only one reader feature, deletion vectors, which every batch uses.
+# Properties of new tables (reader version 3, writer version 7). They need only one reader feature, deletion
+# vectors, which every batch uses.
 TABLE_PROPERTIES: Final[Mapping[str, str]] = {
     "delta.enableDeletionVectors": "true",
     "delta.checkpointInterval": "20",
 }
-# Feature that a table may need later -> the property that enables it.
+# The property and value that enable a feature which a table may need later, by feature.
 _GIVEN_BY: Final[Mapping[str, tuple[str, str]]] = {
     "columnMapping": ("delta.columnMapping.mode", "name"),
     "typeWidening": ("delta.enableTypeWidening", "true"),
@@ -73,7 +74,7 @@ _WITHOUT: Final = (None, "none", "false")
 _MAPPED: Final = frozenset(" ,;{}()\n\t=")
 _UNREAD: Final = (
     "the table needs readers that support the feature {}, such as Spark with Delta 4. delta-rs, Polars and "
-    "DataFusion refuse it"
+    "DataFusion cannot read it"
 )
 _NAMED_ODDLY: Final = (
     f"A column has a space or one of ,;{{}}()= in its name: {_UNREAD.format('columnMapping')}."
@@ -81,21 +82,23 @@ _NAMED_ODDLY: Final = (
 CAVEATS: Final[Mapping[ChangeKind, str]] = {
     "widen": (
         f"Once a column is widened, {_UNREAD.format('typeWidening')}. "
-        "Set `schema-changes: widen: pause` to wait before that."
+        "Set `schema-changes: widen: pause` to decide for each column."
     ),
     "rename": f"Once a column is renamed, {_UNREAD.format('columnMapping')}.",
     "drop": f"Once a column is dropped, {_UNREAD.format('columnMapping')}.",
 }
 
-# Names used by Spark and by Delta's MERGE (4.3). A target column of the same name makes them ambiguous.
+# Column names that Spark and Delta's MERGE (4.3) use themselves. A table cannot have columns of these names.
 RESERVED: Final = Reserved("Delta", frozenset({"_metadata", "_row_dropped_", "_source_row_present_"}))
 
 
 class DeltaPreflight(LakePreflight):
-    """Checks of Delta tables, including column names that limit who can read the table."""
+    """Checks of Delta tables before the first run."""
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """Check the table as for any lake, and return the limits."""
+        """Check the table, and return as limits which batches need a MERGE, and column names that not all
+        readers support.
+        """
         found = super().foresee(config, shape)
         mapped = tuple(column.name for column in shape.columns if _needs_mapping(column))
         readers = (Limit("readers", _NAMED_ODDLY, mapped),) if mapped else ()
@@ -103,10 +106,10 @@ class DeltaPreflight(LakePreflight):
 
 
 def check(shape: TableShape, present: Iterable[str] = ()) -> None:
-    """Refuse a shape for which Delta cannot create a table, or that conflicts with ``present`` columns.
+    """Check that a Delta table can have the columns of a shape together with its columns ``present``.
 
     Raises:
-        SchemaRefusedError: names the column.
+        SchemaRefusedError: the shape has no key, or a column whose name is reserved or the same as another's.
     """
     check_shape(shape, RESERVED)
     lake_tables.check_names(shape, present)
@@ -115,7 +118,7 @@ def check(shape: TableShape, present: Iterable[str] = ()) -> None:
 def create_statement(
     location: str, shape: TableShape, *, soft_deletes: bool, properties: Mapping[str, str]
 ) -> str:
-    """Return the CREATE TABLE of a shape; ``location`` is the quoted table."""
+    """Return the CREATE TABLE statement for a shape's columns; ``location``: the table's quoted name."""
     given = {**TABLE_PROPERTIES, **dict(map(_GIVEN_BY.__getitem__, _named_by(shape.columns))), **properties}
     return lake_tables.create_statement(
         location, shape, provider="delta", properties=given, soft_deletes=soft_deletes
@@ -123,7 +126,7 @@ def create_statement(
 
 
 def _named_by(columns: Iterable[ShapeColumn]) -> list[str]:
-    """Return the features that column names need."""
+    """Return the table features that the names of these columns need."""
     return ["columnMapping"] if any(map(_needs_mapping, columns)) else []
 
 
@@ -132,7 +135,10 @@ def _needs_mapping(column: ShapeColumn) -> bool:
 
 
 def give_features(session: SparkSession, log: DeltaLog, location: str, features: Iterable[str]) -> None:
-    """Enable missing features. This changes the table, and the readers that it needs, permanently."""
+    """Enable table features that are not enabled yet, and log a warning.
+
+    This is permanent: readers that do not support the features can no longer read the table.
+    """
     for feature in features:
         name, value = _GIVEN_BY[feature]
         there = log.supports(feature) if value == "supported" else log.property(name) not in _WITHOUT
@@ -143,12 +149,12 @@ def give_features(session: SparkSession, log: DeltaLog, location: str, features:
 
 
 def present_columns(log: DeltaLog) -> dict[str, str]:
-    """Return the latest version's columns as Spark DDL types by name."""
+    """Return the table's current columns: Spark DDL type by name."""
     return columns_of(log.schema())
 
 
 def columns_of(text: str) -> dict[str, str]:
-    """Return the columns of a schema in Spark's JSON, as Spark DDL types by name."""
+    """Return the columns of a schema given as Spark's JSON: Spark DDL type by name."""
     from pyspark.sql.types import StructType
 
     schema = StructType.fromJson(json.loads(text))
@@ -156,13 +162,17 @@ def columns_of(text: str) -> dict[str, str]:
 
 
 def _ddl(field: StructField) -> str:
-    """Return a column's type. Delta stores ``char(n)`` as a string, but Spark pads its texts with spaces."""
+    """Return a column's Spark DDL type. For ``char(n)``, this is not ``string``, because Spark pads its
+    texts.
+    """
     said = str((field.metadata or {}).get(_CHARACTERS, ""))
     return said if said.startswith("char") else field.dataType.simpleString()
 
 
 def nullable_columns(log: DeltaLog) -> tuple[str, ...]:
-    """Return the latest version's columns that can be set to NULL. Delta computes generated ones itself."""
+    """Return the names of the columns that can be set to NULL. Generated columns, which Delta computes,
+    cannot.
+    """
     fields = json.loads(log.schema())["fields"]
     return tuple(field["name"] for field in fields if field["nullable"] and not _generated(field["metadata"]))
 
@@ -172,12 +182,12 @@ def _generated(metadata: Collection[str]) -> bool:
 
 
 def check_partitions(parts: Collection[str], batch: ReducedBatch) -> None:
-    """Refuse a text in a partition column that Delta would read back as NULL.
+    """Check the texts of a batch's partition columns before a MERGE.
 
     ``parts``: names of the partition columns in lower case.
 
     Raises:
-        TargetError: a row has such a text.
+        TargetError: a row has a text in a partition column that Delta would read back as NULL.
     """
     from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
@@ -204,7 +214,7 @@ def open_table(
 ) -> bool:
     """Create the table if missing. Returns True if it was created."""
     if not log.exists:
-        check(shape)  # only here, because an existing table may never get the columns it lacks
+        check(shape)  # not for an existing table, which may never get the shape's other columns
         session.sql(create_statement(location, shape, soft_deletes=soft_deletes, properties=properties))
         return True
     if soft_deletes and SOFT_DELETE_COLUMN not in present_columns(log):
@@ -213,7 +223,10 @@ def open_table(
 
 
 def sequence_statement(location: str, present: Mapping[str, str]) -> str:
-    """Return the statement that adds the ordering columns. NULL in old rows: older than every change."""
+    """Return the statement that adds the columns which the source's order needs.
+
+    Existing rows get NULL in these columns, which counts as older than every change.
+    """
     columns = [f"{quote_identifier(SEQUENCE_COLUMN)} {SEQUENCE_DDL} COMMENT {quote_text(SEQUENCE_COMMENT)}"]
     if SOFT_DELETE_COLUMN not in present:
         columns.append(soft_delete_column())
@@ -223,10 +236,12 @@ def sequence_statement(location: str, present: Mapping[str, str]) -> str:
 def evolve_table(
     session: SparkSession, log: DeltaLog, location: str, *, shape: TableShape, plan: Evolution, epoch: int
 ) -> tuple[str, ...]:
-    """Apply a plan and return warnings. Defaults stay pending for ``fill_pending``.
+    """Carry out a plan of column changes, and return warnings.
+
+    Defaults of new columns are recorded. ``fill_pending`` writes them into existing rows.
 
     Raises:
-        StaleProgressError: another worker has claimed the table since.
+        StaleProgressError: another worker claimed the table in the meantime.
     """
     widen_columns(session, log, location, plan)
     if not plan.added:
@@ -239,14 +254,14 @@ def evolve_table(
 
 
 def widen_columns(session: SparkSession, log: DeltaLog, location: str, plan: Evolution) -> None:
-    """Change the types that a plan widens."""
+    """Change the types of the columns that a plan widens."""
     give_features(session, log, location, ["typeWidening"] if plan.widened else [])
     for name, ddl in plan.widened.items():
         session.sql(f"ALTER TABLE {location} ALTER COLUMN {quote_identifier(name)} TYPE {ddl}")
 
 
 def add_columns(session: SparkSession, log: DeltaLog, location: str, plan: Evolution) -> None:
-    """Add the columns of a plan. Old rows get NULL."""
+    """Add the new columns of a plan. Existing rows get NULL in them."""
     if plan.added:
         instants = any(column.spark == "timestamp_ntz" for column in plan.added)
         needed = [*_named_by(plan.added), *(["timestampNtz"] if instants else [])]
@@ -256,19 +271,19 @@ def add_columns(session: SparkSession, log: DeltaLog, location: str, plan: Evolu
 
 
 def pending_defaults(log: DeltaLog) -> dict[str, str]:
-    """Return the columns whose old rows still lack their default, with the default's literal text."""
+    """Return the defaults that still have to be written into existing rows, as texts by column name."""
     text = log.property(BACKFILL_PROPERTY)
     return json.loads(text) if text else {}
 
 
 def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: int) -> tuple[str, ...]:
-    """Fill pending defaults into old rows. Returns the filled columns.
+    """Write the recorded defaults of new columns into existing rows. Returns the names of these columns.
 
-    A pending column that does not exist belongs to an interrupted schema change. The change is repeated with
-    its batch, so the pending default is only removed here.
+    If a column does not exist, its schema change was interrupted after the default was recorded. The change
+    is made again with its batch, so here the record is only removed.
 
     Raises:
-        StaleProgressError: another worker has claimed the table since.
+        StaleProgressError: another worker claimed the table in the meantime.
     """
     pending = pending_defaults(log)
     if not pending:
@@ -281,7 +296,7 @@ def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: 
         )
         with transaction(session, BACKFILL_APPLICATION, log.next_version(epoch)):
             updated = session.sql(f"UPDATE {location} SET {sets}").collect()
-        if not updated:  # Delta returns no counts at all, not even 0 rows, for a skipped statement
+        if not updated:  # for a skipped statement, Delta returns no row with counts at all
             raise _lost(log)
     _set_pending(log, {}, epoch=epoch)
     return tuple(filled)
@@ -298,8 +313,9 @@ def _set_pending(log: DeltaLog, pending: Mapping[str, str], *, epoch: int) -> No
 
 def _lost(log: DeltaLog) -> StaleProgressError:
     return StaleProgressError(
-        f"Another worker claimed the Delta table at {log.path} while this worker added columns to it. This "
-        "worker must stop."
+        f"Another worker claimed the Delta table at {log.path} while this worker added columns to it. Run "
+        "only one "
+        "worker per table. This worker must stop."
     )
 
 
@@ -307,11 +323,13 @@ _IS_VIEW: Final = "EXPECT_TABLE_NOT_VIEW"
 
 
 def register(session: SparkSession, path: str, template: str, table: TableId) -> None:
-    """Register the Delta table at ``path`` in the catalog under ``template``, if the name is free.
+    """Register the Delta table at ``path`` in Spark's catalog, if it is not registered yet.
+
+    ``template``: template of its name in the catalog.
 
     Raises:
-        ConfigError: the name belongs to another table.
-        TidesinkError: the catalog does not answer, or refuses the name.
+        ConfigError: the name belongs to another table or a view.
+        TidesinkError: the catalog does not answer, or does not allow the name.
     """
     levels = table_names(template, table)
     try:
@@ -340,7 +358,7 @@ def _registered(session: SparkSession, levels: tuple[str, ...], path: str) -> st
 
 
 def _location(session: SparkSession, name: str) -> str | None:
-    """Return the table's folder; None for a view, and for a table without a folder."""
+    """Return the folder of a table in the catalog; None for a view, or a table without a folder."""
     try:
         location: str | None = session.sql(f"DESCRIBE DETAIL {name}").select("location").collect()[0][0]
     except PySparkException as exc:
@@ -355,17 +373,17 @@ FILES_BETWEEN: Final = 50
 
 
 class Compaction:
-    """The compaction of one table. Its file sizes are session settings (``targets.lake.tables``)."""
+    """Compacts the files of one table from time to time. File sizes are settings of its Spark session."""
 
     def __init__(self, session: SparkSession, log: DeltaLog, location: str) -> None:
         self._session, self._log, self._location = session, log, location
         self._files_before = 0
 
     def run_if_due(self) -> bool:
-        """Compact small files if many have gathered. Returns True if it was tried.
+        """Compact small files if many were added. Returns True if it was tried.
 
-        A failure leaves the table unchanged, and mostly means that another program commits. The next
-        compaction is tried after as many new files.
+        A failure, mostly because another program commits at the same time, is ignored. The next attempt is
+        made after as many more files.
         """
         try:
             if self._log.file_count() < self._files_before + FILES_BETWEEN:

@@ -1,4 +1,4 @@
-"""Delta tables: rows and progress in one commit, and changes of columns."""
+"""The Delta target. A batch's rows and its progress are written in one commit."""
 
 from __future__ import annotations
 
@@ -75,12 +75,15 @@ if TYPE_CHECKING:
 
 
 _log = structlog.get_logger("tidesink.delta")
-# Number of attempts to write a batch as files if others commit in between.
+# Number of attempts to write a batch as files if other writers commit in between.
 _ATTEMPTS: Final = 5
 
 
 class DeltaColumns(ABC):
-    """The part of a table that manages columns. ``_present``: the columns when they were last read."""
+    """The part of ``DeltaTable`` that changes columns.
+
+    ``_present``: the columns as they were last read: Spark type by name.
+    """
 
     location: str
     _session: SparkSession
@@ -89,14 +92,14 @@ class DeltaColumns(ABC):
 
     @abstractmethod
     def _changing(self) -> AbstractContextManager[None]:
-        """Enclose a change of the schema; checks first that no other worker has taken the table."""
+        """Enclose a schema change. Checks first that this worker still holds the table."""
 
     @abstractmethod
     def _plan(self, shape: TableShape) -> Evolution:
-        """Plan the column changes that a shape needs."""
+        """Plan the column changes that the table needs to store ``shape``."""
 
     def _statement(self, view: str, batch: ReducedBatch, *, appends: bool) -> str:
-        """Return the statement that writes a batch into the table."""
+        """Return the MERGE statement of a batch; or its INSERT statement if ``appends``."""
         if appends:
             return append_statement(self.location, view, batch, self._present)
         beside = batch.beside(lambda: schema.nullable_columns(self._log))
@@ -104,20 +107,20 @@ class DeltaColumns(ABC):
 
     @cached_property
     def _partitioned_by(self) -> frozenset[str]:
-        """Partition columns in lower case. They can only change if the table is created again."""
+        """The names of the partition columns in lower case. They never change while the table exists."""
         return frozenset(fold_name(name) for name in self._log.partition_columns())
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return the difference from the columns when they were last read."""
-        plan = self._plan(shape)  # may read the columns
+        """Return the difference between the columns, as they were last read, and those of ``shape``."""
+        plan = self._plan(shape)  # for a shared table, this may read the columns again
         return gap_of(self._present, plan)
 
     def rename_column(self, old: str, new: str) -> None:
-        """Rename a column. Its values are not rewritten."""
+        """Rename a column. No file is rewritten, because column mapping is enabled if necessary."""
         self._alter(rename_statement(self.location, self._present, old, new))
 
     def drop_columns(self, names: Sequence[str]) -> None:
-        """Drop columns with their values."""
+        """Drop columns with their values. Older versions of the table keep them."""
         self._alter(drop_statement(self.location, self._present, names))
 
     def _alter(self, statement: str | None) -> None:
@@ -153,7 +156,7 @@ _VIEW: Final = "_tidesink_batch"
 
 
 def open_target(config: Config, spark: SparkSession, store: StateStore) -> DeltaTarget:
-    """Open the Delta tables of a config, with the state store as their history.
+    """Return the Delta target that a config describes, with the state store as the history of its progress.
 
     Raises:
         ConfigError: the path is local and cannot be written to.
@@ -171,12 +174,12 @@ def open_target(config: Config, spark: SparkSession, store: StateStore) -> Delta
 
 
 def place_of(settings: DeltaSettings, table: TableId) -> str:
-    """Return a table's path."""
+    """Return the path of a source table's target table, for display."""
     return table_path(settings.path, settings.table, table)
 
 
 def try_target(settings: DeltaSettings) -> str:
-    """List and write under the lake's path, and return the result.
+    """Check that the lake's path can be listed and written to, and return the result as text for display.
 
     Raises:
         ConfigError: the path cannot be listed or written to.
@@ -186,13 +189,17 @@ def try_target(settings: DeltaSettings) -> str:
 
 @dataclass(frozen=True)
 class DeltaTarget:
-    """Delta tables at ``root``, each under ``template`` with ``{schema}`` and ``{table}`` filled in.
+    """A folder in which Delta tables are written.
 
-    ``history``: the state store (see ``delta.ledger``).
+    ``root``: the folder's path.
+    ``template``: template of the tables' paths in it, with ``{schema}`` and ``{table}`` of the source table.
+    ``history``: the progress of each batch in the state store, for commits that Delta has removed from a log.
     ``settings``: Spark settings of the tables' sessions.
-    ``catalog_table``: template of an additional name for each table in Spark's catalog.
-    ``properties``: properties of tables that are created.
-    ``fewest_staged``: ranges with at least this many records are written to files while they are read.
+    ``catalog_table``: template of the name under which each table is registered in Spark's catalog; None for
+        none.
+    ``properties``: additional properties of new tables.
+    ``fewest_staged``: a batch whose smallest offset range has at least this many records is written to files
+        by the tasks that reduce it.
     """
 
     spark: SparkSession
@@ -206,21 +213,21 @@ class DeltaTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The abilities of Delta."""
+        """The abilities of a Delta target."""
         return CAPABILITIES
 
     def path_of(self, table: TableId) -> str:
-        """Return a table's path.
+        """Return the path of a source table's target table.
 
         Raises:
-            ConfigError: the template does not distinguish tables.
+            ConfigError: the template does not contain ``{table}``.
         """
         if "{table}" not in self.template:
             raise ConfigError(f"target.table {self.template!r} must contain {{table}}.")
         return table_path(self.root, self.template, table)
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> DeltaTable:
-        """Open the Delta table of ``shape``, and create it if missing."""
+        """Open a target table with the columns and key of ``shape``, and create it if missing."""
         session, path = open_session(self.spark, self.settings), self.path_of(shape.table)
         with long_names_refused(path.split("/"), shape.table):
             table = DeltaTable(
@@ -236,7 +243,7 @@ class DeltaTarget:
         return table
 
     def cut_log(self, pipeline: str) -> CutLog:
-        """Return the cuts of a pipeline, in a table at the lake's root."""
+        """Return the publisher of a pipeline's cuts. Cuts are recorded in a table in the folder ``root``."""
         session, path = open_session(self.spark, self.settings), f"{self.root.rstrip('/')}/{CUTS}"
         location, log = f"delta.{quote_identifier(path)}", DeltaLog(session, path)
         packing = Compaction(session, log, location)
@@ -251,7 +258,7 @@ class DeltaTarget:
         )
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> DeltaReader | None:
-        """Return a reader of the Delta table of ``shape``; None if it does not exist."""
+        """Return a reader of the target table of ``shape``; None if the table does not exist."""
         path = self.path_of(shape.table)
         own = open_session(session, self.settings)
         found = DeltaReader(own, path, shape, pipeline=pipeline, history=self.history)
@@ -259,7 +266,7 @@ class DeltaTarget:
 
 
 class DeltaReader(TableReader):
-    """Reads one Delta table."""
+    """Reads the rows of one Delta table, in its latest version."""
 
     def __init__(
         self,
@@ -283,24 +290,24 @@ class DeltaReader(TableReader):
             return self._log.exists
 
     def columns(self) -> Mapping[str, str]:
-        """Return the latest version's columns."""
+        """Return the table's current columns: Spark type by name."""
         with translating(reading_error, self._shape.source):
             return schema.present_columns(self._log)
 
     def committed(self) -> Progress | None:
-        """Return the progress in the table's commits."""
+        """Return the progress in the metadata of the table's commits; None if no batch was ever applied."""
         with translating(reading_error, self._shape.source):
             return self._ledger.committed()
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return the rows of the latest version."""
+        """Return the current rows of the latest version, with ``columns`` in this order."""
         with translating(reading_error, self._shape.source):
             frame = self.session.read.format("delta").load(self._path)
             return rows_that_live(frame, columns, self._shape.shard)
 
 
 class DeltaTable(DeltaColumns):
-    """One Delta table, open for one worker thread."""
+    """An open Delta table. It is used by one worker thread."""
 
     def __init__(
         self,
@@ -344,7 +351,7 @@ class DeltaTable(DeltaColumns):
             self._present = schema.present_columns(self._log)
 
     def claim(self) -> Claim:
-        """Take the table's next epoch with a commit, then return what is applied."""
+        """Commit the table's next epoch, which fences older workers. Returns it and the applied progress."""
         with self._turns.mine(), self._translating(translated):
             entry = self._ledger.claim()
             self._held, self._seen = entry, entry.commit.version
@@ -356,12 +363,12 @@ class DeltaTable(DeltaColumns):
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
-        """Return the progress in the table's commits."""
+        """Return the progress in the metadata of the table's commits; None if no batch was ever applied."""
         with self._translating(reading_error):
             return self._ledger.committed()
 
     def version_of(self, progress: Progress) -> TableVersion:
-        """Return the latest version. Our newest commit must have this progress."""
+        """Return the table's latest version, after checking that the ledger has this progress."""
         with self._translating(reading_error):
             at = self._log.latest()
             entry = self._ledger.newest(at)
@@ -369,9 +376,11 @@ class DeltaTable(DeltaColumns):
         return TableVersion(self.path, at)
 
     def evolve(self, shape: TableShape) -> EvolveResult:
-        """Add columns and widen numbers so that ``shape`` fits. Old rows get the defaults."""
+        """Add and widen columns so that the table can store ``shape``. Existing rows get new columns'
+        defaults.
+        """
         schema.check(shape, self._present)
-        if self._evolving:  # the last change was interrupted, so read from the table how far it got
+        if self._evolving:  # the last column change was interrupted, so the columns are unknown
             with self._translating(reading_error):
                 self._present = schema.present_columns(self._log)
         plan = self._plan(shape)
@@ -397,7 +406,11 @@ class DeltaTable(DeltaColumns):
         return EvolveResult(created, added, tuple(plan.widened), filled, warnings)
 
     def _plan(self, shape: TableShape) -> Evolution:
-        """Plan the columns' changes. A shared table's columns are read again if a change seems needed."""
+        """Plan the column changes that the table needs to store ``shape``.
+
+        If a shared table seems to need a change, its columns are read again, because other shards may have
+        changed them.
+        """
         if self._shard is None or holds(self._present, shape):
             return plan_evolution(self._present, shape)
         with self._translating(reading_error):
@@ -405,7 +418,7 @@ class DeltaTable(DeltaColumns):
             return self._shard.plan(shape, self._present)
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
-        """Merge a batch and its progress in one commit, and read that commit back."""
+        """Write a batch and its progress in one commit, and return the row counts that the commit reports."""
         with self._turns.mine():
             return self._applied(batch, progress)
 
@@ -437,36 +450,43 @@ class DeltaTable(DeltaColumns):
         return result
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
-        """Return a sink that writes files that no commit has yet; None if rows depend on stored ones."""
+        """Return the sink with which the tasks that reduce the next batch write its rows to files.
+
+        Returns None if the rows depend on stored rows, or if the batch needs a MERGE.
+        """
         self._sink = None
         if self._files_or_merge.stages(rows, soft=self._soft):
             self._sink = self._files.sink(rows, self._holding().epoch)
         return self._sink
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
-        """Remove the files that rows were written to."""
+        """Remove the files to which staged rows were written."""
         self._files.discard(paths_of(parts))
 
     def horizon(self) -> int | None:
-        """Return the commit_ts up to which deletes may be forgotten."""
+        """Return the commit_ts up to which tombstones may have been removed; None if none were."""
         with self._translating(reading_error):
             return ledger.horizon_of(self._log)
 
     def collect(self, horizon: int) -> Collected:
-        """Forget deletes up to a commit_ts."""
+        """Remove the tombstones of deletes up to the commit_ts ``horizon``."""
         with self._translating(translated):
             epoch = self._holding().epoch
             self._entries_of(epoch)
             return ledger.collect(self._session, self._log, self.location, horizon=horizon, epoch=epoch)
 
     def close(self) -> None:
-        """Drop the batch's view. The session ends with its last reference."""
+        """Drop the temporary view of the last batch. The Spark session ends with its last reference."""
         # An error here means that the JVM has ended, and the view with it.
         with suppress(*SPARK_ERRORS):
             self._session.catalog.dropTempView(_VIEW)
 
     def _write(self, batch: ReducedBatch, progress: Progress) -> bool:
-        """Write and commit a batch. Returns True if skipped rows were already checked against stored ones."""
+        """Write and commit a batch.
+
+        Returns True if it was written as files, which checks the skipped rows against the stored rows. After
+        a MERGE, they still have to be checked.
+        """
         check_order(batch, self._present, table=self._table)
         if batch.sequenced and SEQUENCE_COLUMN not in self._present:
             with self._translating(translated):
@@ -505,15 +525,19 @@ class DeltaTable(DeltaColumns):
                 return False
             if done:
                 return True
-        # Each commit was certainly refused, so no version has the files.
+        # No commit succeeded, so no version contains the staged files.
         self.forget_staged(batch.staged or ())
         raise TransientTargetError(
-            "Others kept committing while the batch was written. Nothing of it was committed.",
+            "Other writers kept committing while the batch was written. Nothing of the batch was "
+            "committed, and it is "
+            "tried again.",
             table=str(self._table),
         )
 
     def _committed_files(self, batch: ReducedBatch, progress: Progress, plan: FilePlan) -> bool:
-        """Write and commit a batch once. Returns False if others committed in between."""
+        """Try once to write and commit a batch as files. Returns False if another writer committed in
+        between.
+        """
         staged = self._files.stage(batch, plan)
         text = self._entry_text(batch, progress, staged.counts)
         batch.on_staged()
@@ -529,10 +553,10 @@ class DeltaTable(DeltaColumns):
             error = translated(exc, table=str(self._table))
             if not isinstance(error, TransientTargetError):
                 raise error from exc
-            if landed is None:  # a client that sends its commit twice gets a conflict with itself
+            if landed is None:  # if the client sent the commit twice, it got a conflict with itself
                 raise CommitUnknownError(
                     "The commit may have happened, but the log cannot be read now "
-                    f"({summary(exc)}). Read the committed progress before anything else.",
+                    f"({summary(exc)}). The worker reads the progress at the target to find out.",
                     table=str(self._table),
                 ) from exc
             self._files.discard(staged.paths)
@@ -551,7 +575,8 @@ class DeltaTable(DeltaColumns):
                 text=partial(self._entry_text, batch, progress),
             )
             return
-        # In a table without files, nothing can match. The claim keeps other workers out.
+        # In a table without files, no row can match. Other workers cannot add files, because this one holds
+        # the table.
         first_load = self._log.file_count() == 0
         has_rows = batch.upserts or (batch.sequenced and batch.deletes)
         if batch.empty or (first_load and not has_rows):
@@ -586,18 +611,18 @@ class DeltaTable(DeltaColumns):
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
 
     def _landed(self, progress: Progress) -> bool | None:
-        """Return True if the commit happened although Spark raised; None if that is unknown."""
+        """Return True if a batch's commit happened although Spark raised; None if the log cannot be read."""
         try:
             return self._own_commit(progress) is not None
         except SPARK_ERRORS:
             return None
 
     def _own_commit(self, progress: Progress) -> Entry | None:
-        """Return this batch's commit, if there is one. Refuses commits of others since the last check.
+        """Return the ledger entry of a batch if the batch is committed; None otherwise.
 
         Raises:
-            StaleProgressError: another worker claimed the table, its rows were moved, or a different batch
-                was committed under this number.
+            StaleProgressError: another worker claimed the table, the table was restored or replaced, or
+                another batch was committed under this batch number.
         """
         held = self._holding()
         if progress.epoch != held.epoch:
@@ -617,7 +642,11 @@ class DeltaTable(DeltaColumns):
         return done
 
     def _entries_of(self, epoch: int) -> list[Entry]:
-        """Return our commits since the last check. Refuses commits of others."""
+        """Return the ledger's entries since the last call, newest first.
+
+        Raises:
+            StaleProgressError: another worker claimed the table, or the table was restored or replaced.
+        """
         latest, entries = self._ledger.since(self._seen)
         for entry in entries:
             if entry.epoch != epoch:

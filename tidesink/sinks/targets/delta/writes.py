@@ -1,4 +1,4 @@
-"""Writes to a Delta table other than a plain merge: emptying, histories, shards."""
+"""Writes to a Delta table other than the merge of a batch by key: TRUNCATE events, histories and shards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,13 @@ def empty_table(
     version: int,
     text: str,
 ) -> None:
-    """Empty a table or a shard. If no row is current, write a marker: Delta would commit no progress."""
+    """Apply a TRUNCATE event to a table or a shard, in a commit with the progress.
+
+    If there is no current row, Delta would make no commit, so the progress is committed without rows.
+
+    ``application``, ``version``: the transaction version to commit.
+    ``text``: the commit's user metadata.
+    """
     if session.table(location).where(living_rows(batch)).isEmpty():
         log.commit_marker(application, version, text)
         return
@@ -51,10 +57,14 @@ def check_stale(
     present: Mapping[str, str],
     result: ApplyResult,
 ) -> None:
-    """Count a merge's skipped rows in another way: in the previous version, they must not be newer.
+    """Check that the rows which a merge skipped were not newer than the rows of the previous version.
+
+    ``view``: the view of the batch's rows.
+    ``present``: the table's columns: Spark type by name.
+    ``result``: the merge's result, with the number of skipped rows.
 
     Raises:
-        AccountingError: the merge skipped rows that are newer than the stored rows.
+        AccountingError: the number of skipped rows differs from the number of rows that were not newer.
     """
     before = f"{location} VERSION AS OF {int(result.version) - 1}"
     (found,) = session.sql(stale_statement(before, view, batch, present)).collect()
@@ -79,8 +89,12 @@ def commit_versions(
     progress: Progress,
     text: Callable[[Mapping[str, int]], str],
 ) -> None:
-    """Merge a batch of versions. ``text``: returns the commit's metadata, which includes the counts."""
-    # A table without files has nothing to compare with.
+    """Merge a batch into a history, and commit it with the progress.
+
+    ``present``: the table's columns: Spark type by name.
+    ``text``: takes the row counts, and returns the commit's user metadata.
+    """
+    # A table without files has no stored rows.
     empty = log.file_count() == 0
     with (
         partitions_for(session, batch.upserts + batch.deletes),
@@ -101,19 +115,22 @@ def commit_versions(
 
 
 def result_of(entry: Entry, batch: ReducedBatch) -> ApplyResult:
-    """Return the result of our commit to a history.
+    """Return the result of a batch's commit to a history.
+
+    ``entry``: the ledger entry in the commit.
 
     Raises:
-        AccountingError: the commit's own metrics differ from the expected counts.
-        ProgressError: the commit has no counts, so it is not a history's commit.
+        AccountingError: the commit's metrics differ from the expected counts.
+        ProgressError: the entry has no counts, so the commit was not made for a history.
     """
     commit = entry.commit
     if entry.counts is None:
         if batch.empty:
             return ApplyResult(0, 0, 0, 0, str(commit.version))
         raise ProgressError(
-            f"Version {commit.version} has no counts of a history. Remove the table, and let the worker load "
-            "it again.",
+            f"Version {commit.version} was not written in mode `history`: its metadata has no counts. "
+            "Remove the "
+            "table, and let the worker load it again from the start of its topic.",
             table=str(batch.shape.table),
         )
     rows = {
@@ -126,7 +143,7 @@ def result_of(entry: Entry, batch: ReducedBatch) -> ApplyResult:
 
 
 class DeltaShard:
-    """One shard of an open table."""
+    """A shard of an open shared table."""
 
     def __init__(self, shard: Shard, session: SparkSession, log: DeltaLog, ledger: Ledger) -> None:
         self._shard = shard
@@ -134,20 +151,26 @@ class DeltaShard:
         self._known: tuple[str, ...] | None = None
 
     def claimed(self, entry: Entry, present: Iterable[str]) -> None:
-        """Remember which columns the rows have. If the commit was cleaned up, assume those of the table."""
+        """Take over the columns of the shard's rows from the ledger, when the table is claimed.
+
+        ``entry``: the entry of the claim. If Delta has removed the commit that records the columns, all
+            columns of the table are assumed.
+        ``present``: the table's columns.
+        """
         known = tuple(map(fold_name, present)) if entry.known is None else entry.known
         self._known = known if entry.progress else None
 
     def written(self, shape: TableShape) -> tuple[str, ...]:
-        """Return the columns of the rows after a batch of a shape. They never become fewer."""
+        """Return the columns of the shard's rows after a batch with the columns of ``shape`` was written."""
         self._known = known_after(self._known or (), shape) or ()
         return self._known
 
     def plan(self, shape: TableShape, present: Mapping[str, str]) -> Evolution:
-        """Plan the column changes that a shape needs.
+        """Plan the column changes that the table needs to store ``shape``.
 
         Raises:
-            SchemaRefusedError: a column cannot hold the values of all shards; names the other shards.
+            SchemaRefusedError: a column's type cannot hold this shard's values. The message names the other
+                shards.
         """
         try:
             return plan_evolution(present, shape)
@@ -156,13 +179,18 @@ class DeltaShard:
             raise also_of(exc, self._ledger.path, others) if others else exc from None
 
     def grows(self, shape: TableShape) -> bool:
-        """Return True if the rows lack columns of a shape, even if the table has them."""
+        """Return True if the shard's rows do not have all columns of ``shape`` yet, even if the table has
+        them.
+        """
         return bool(new_columns(shape, self._known))
 
     def grow(
         self, location: str, shape: TableShape, plan: Evolution, *, epoch: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Apply a plan, and fill defaults of new columns into our rows. Returns them, and warnings."""
+        """Carry out a plan of column changes, and write defaults of new columns into the shard's rows.
+
+        Returns the names of the columns with defaults, and warnings.
+        """
         schema.widen_columns(self._session, self._log, location, plan)
         schema.add_columns(self._session, self._log, location, plan)
         defaults, warnings = default_texts(new_columns(shape, self._known), shape)

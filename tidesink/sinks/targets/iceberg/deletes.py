@@ -1,7 +1,8 @@
-"""Iceberg's marks of deleted rows, for the tasks that read and write them.
+"""Reads and writes which rows of Iceberg's data files are deleted, in Spark tasks.
 
-A table of format 2 has position files. A table of format 3 has deletion vectors in Puffin files, at most one
-for each data file, and the position files from before its upgrade.
+A table of format 2 has position delete files. A table of format 3 has deletion vectors in Puffin files, at
+most one for each data file. It may also have position delete files from the time before it was upgraded from
+format 2.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tidesink.sinks.targets.lake.rows import FIELD_ID, FileColumn, Partition, Pl
 from tidesink.sinks.targets.lake.storage import Storage
 from tidesink.sinks.targets.lake.vectors import array_positions, framed_vector, read_vector
 
-# The columns of a position file, with the field ids that Iceberg reserves for them.
+# The columns of a position delete file, with the field ids that Iceberg reserves for them.
 POSITIONS: Final = pa.schema(
     [
         pa.field("file_path", pa.string(), nullable=False, metadata={FIELD_ID: b"2147483546"}),
@@ -30,7 +31,7 @@ POSITIONS: Final = pa.schema(
     ]
 )
 _PUFFIN: Final = b"PFA1"
-# Footer entry of a vector of row positions in a Puffin file. -1 stands for the snapshot that adds the file.
+# Entry of a deletion vector in a Puffin file's footer. -1 stands for the snapshot that adds the file.
 _BLOB: Final = {
     "type": "deletion-vector-v1",
     "fields": [2_147_483_645],
@@ -40,7 +41,11 @@ _BLOB: Final = {
 
 
 class Vector(NamedTuple):
-    """A deletion vector in a Puffin file that hides ``rows`` rows. ``DataFile.deletes`` has it as JSON."""
+    """A deletion vector in a Puffin file. ``DataFile.deletes`` contains it as JSON.
+
+    ``offset``, ``size``: its place in the file, in bytes.
+    ``rows``: number of deleted rows.
+    """
 
     path: str
     offset: int
@@ -50,10 +55,11 @@ class Vector(NamedTuple):
 
 @dataclass(frozen=True)
 class PositionFiles:
-    """Marks of format 2: position files. Columns are found by field id.
+    """The ``Marks`` of format 2: position delete files. Columns of data files are found by their field ids.
 
-    ``partitioned``: pairs of a partition spec's id and the field id of a column by whose own values it
-        partitions. A file that was imported by another program need not have the column.
+    ``files``: location and settings of new position delete files.
+    ``partitioned``: identity partition fields, as pairs of a partition spec's id and a column's field id. A
+        data file that another program imported may lack such a column.
     """
 
     files: NewFiles
@@ -61,19 +67,19 @@ class PositionFiles:
 
     @property
     def storage(self) -> Storage:
-        """The storage of new files. Files elsewhere are not read."""
+        """The storage of the table's files."""
         return self.files.storage
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
-        """Return a column's name by its field id."""
+        """Return a column's name in a file, found by its field id; None if the file lacks the column."""
         number = str(column.field_id).encode()
         return next((f.name for f in schema if (f.metadata or {}).get(FIELD_ID) == number), None)
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """Return the deleted rows of files.
+        """Return the rows of ``files`` that are deleted already, numbered as in ``MarkedRows``.
 
-        Only the position files in a file's own ``deletes`` apply to it: others may name its path, but be
-        older.
+        To each data file, only the position delete files in its own ``deletes`` are applied. Older ones may
+        contain its path too, but do not apply.
         """
         pairs = zip(starts, files, strict=False)
         each = [(start, file, one) for start, file in pairs for one in file.deletes]
@@ -84,7 +90,7 @@ class PositionFiles:
         return np.concatenate([np.empty(0, np.int64), *found])
 
     def _deleted_by(self, files: Sequence[DataFile], starts: Places, deletes: str) -> Places:
-        """Return the rows that one position file deletes."""
+        """Return the rows of ``files`` that the position delete file ``deletes`` deletes."""
         paths = pa.array([one.path if deletes in one.deletes else None for one in files], pa.string())
         found = [np.empty(0, np.int64)]
         with (
@@ -99,17 +105,22 @@ class PositionFiles:
         return np.concatenate(found)
 
     def _hidden(self, place: tuple[int, DataFile, str]) -> Places:
-        """Return the rows that a file's vector hides, numbered from the file's start."""
+        """Return the rows that a data file's deletion vector deletes.
+
+        ``place``: number of the file's first row, the file, and the vector as JSON.
+        """
         start, file, text = place
         vector = Vector(*json.loads(text))
         data = read_vector(self.storage, vector.path, vector.offset, vector.size, of=file.path)
         return start + array_positions(data, vector.rows, of=file.path)
 
     def partition_value(self, column: FileColumn, file: DataFile) -> pa.Scalar | None:
-        """Return None, because a column that a file lacks was added later.
+        """Return None: Iceberg's files store partition columns, so a missing column was added later and is
+        NULL.
 
         Raises:
-            FileRefusedError: the column's value may be the partition's.
+            FileRefusedError: the column is an identity partition field, so the file may have been imported
+                without it.
         """
         spec = json.loads(file.partition.values or "[0]")[0]
         if (spec, column.field_id) in self.partitioned and not column.key:
@@ -117,7 +128,9 @@ class PositionFiles:
         return None
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
-        """Write a position file for each partition, sorted by file and position."""
+        """Write one position delete file per partition, sorted by data file and position, and yield the
+        lines.
+        """
         positions = dict[Partition, list[pa.Table]]()
         for file, at in (one for some in marked for one in some.by_file()):
             table = pa.table([pa.array([file.path] * len(at)), pa.array(at)], schema=POSITIONS)
@@ -128,13 +141,13 @@ class PositionFiles:
 
 @dataclass(frozen=True)
 class VectorFiles(PositionFiles):
-    """Marks of format 3: deletion vectors, and position files that remain from format 2."""
+    """The ``Marks`` of format 3: deletion vectors. Position delete files from format 2 are still read."""
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
-        """Write one file with the vectors of all changed data files, each with the rows it hid before.
+        """Write a Puffin file with a new deletion vector for each changed data file, and yield its line.
 
-        The line's ``details`` list each vector's data file and location, its rows, and how many of them are
-        new.
+        A vector also contains the rows of its data file that were deleted before. The line's ``details``
+        list, for each vector, its data file, its place, its number of rows, and how many of these are new.
         """
         whole, blobs, vectors = bytearray(_PUFFIN), list[dict[str, Any]](), list[dict[str, Any]]()
         for some in marked:
@@ -155,12 +168,12 @@ class VectorFiles(PositionFiles):
         yield WrittenFile(path, len(whole), count, details=json.dumps(vectors))
 
     def _with_hidden(self, marked: MarkedRows, touched: Collection[DataFile]) -> MarkedRows:
-        """Return marked rows together with the rows of the same files that are deleted already."""
+        """Return the marked rows together with the rows that are deleted already in the files ``touched``."""
         at = [number for number, file in enumerate(marked.files) if file in touched]
         hidden = self.deleted([marked.files[number] for number in at], marked.starts[at])
         return marked._replace(rows=np.union1d(marked.rows, hidden))
 
 
 def _is_vector(deletes: str) -> bool:
-    """Return True for a vector's JSON. A path begins with a slash or a scheme."""
+    """Return True if an entry of ``deletes`` is a deletion vector (JSON), False if it is a file's path."""
     return deletes.startswith("[")

@@ -1,6 +1,6 @@
-"""Writes a batch to an Iceberg table without MERGE: new files, positions of replaced rows, one snapshot.
+"""Writes batches to an Iceberg table without MERGE: new data files, position deletes, and a snapshot of both.
 
-``FileWriter.plan`` decides which batches are merged instead, and returns the reason
+``FileWriter.plan`` returns a reason for each batch that must be merged by Spark instead
 (docs/adr/0030-lakes-without-merge.md).
 """
 
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Table properties, and the values that allow batches to be written as files.
+# Table properties with the values under which batches can be written as files.
 FILE_PROPERTIES: Final[Mapping[str, tuple[str, ...]]] = {
     "write.merge.mode": ("merge-on-read",),
     "write.update.mode": ("merge-on-read",),
@@ -81,24 +81,30 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "write.wap.enabled": "false",
     "encryption.key-id": "",
 }
-# Iceberg's ways to open files: with Hadoop, its own S3 client, or either of them depending on the scheme.
+# Iceberg's classes that open files: with Hadoop, with its own S3 client, or with either depending on the
+# scheme.
 _HADOOP: Final = "org.apache.iceberg.hadoop.HadoopFileIO"
 _S3: Final = "org.apache.iceberg.aws.s3.S3FileIO"
 _RESOLVING: Final = "org.apache.iceberg.io.ResolvingFileIO"
-# Iceberg types that Spark does not have. It treats them as string and binary.
+# Iceberg types that Spark does not have. Spark reads them as string and binary.
 _OTHERS: Final = ("uuid", "fixed")
-# Iceberg's JSON has no NaN, and tasks return partition values as JSON.
+# Types of partition columns that need a MERGE: tasks return partition values as JSON, which has no NaN.
 _UNFIT_PARTITIONS: Final = ("float", "double")
-# Spec id -> fields of the partition spec, from the table's metadata.
+# Fields of each partition spec by its id, from the table's metadata.
 Specs = Mapping[int, Sequence[Mapping[str, Any]]]
 # The table's columns, from its metadata.
 Fields = Sequence[Mapping[str, Any]]
-# A column name that is the same in the table's files.
+# Column names that Iceberg does not change in files.
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class OldPartition(NamedTuple):
-    """A partition of a table's existing files: Java's spec, which may be an old one, and its values."""
+    """A partition of existing data files.
+
+    ``spec``: Java's partition spec of the files, which may be an earlier one of the table.
+    ``values``: Java's partition values.
+    ``folder``: the folder of the partition's files.
+    """
 
     spec: Any
     values: Any
@@ -106,10 +112,14 @@ class OldPartition(NamedTuple):
 
 
 class FilePlan(NamedTuple):
-    """The plan for writing a batch to a state of the table: its tasks, and the table's files.
+    """The plan for writing a batch as files.
 
-    ``partitions``: the files' partitions, by their ``values``.
-    ``vectors``: Java's deletion vectors, by the paths of the files whose rows they hide.
+    ``state``: the state of the table on which the plan is based.
+    ``rows``: the task that writes the batch's rows.
+    ``marks``: writes which stored rows are deleted.
+    ``files``: the data files in which stored rows are searched for.
+    ``partitions``: the partitions of ``files``, by their ``Partition.values``.
+    ``vectors``: Java's existing deletion vectors, by the path of the data file.
     """
 
     state: TableState
@@ -121,17 +131,19 @@ class FilePlan(NamedTuple):
 
 
 class _NewRows(NamedTuple):
-    """The task that writes new rows, and the table's partition specs."""
+    """The task that writes a batch's rows, and the fields of the table's partition specs."""
 
     rows: RowsTask
     specs: Specs
 
 
 class Staged(NamedTuple):
-    """A snapshot that is not published yet, its result, and its new files.
+    """A batch that is written as files but not published yet.
 
-    ``snapshot``: None if the table does not change.
-    ``numbers``: the numbers of the snapshot's summary.
+    ``snapshot``: Java's new snapshot; None if the batch does not change the table.
+    ``result``: the batch's result.
+    ``paths``: the files that were written for it.
+    ``numbers``: the numbers in the snapshot's summary.
     """
 
     snapshot: Any
@@ -142,14 +154,18 @@ class Staged(NamedTuple):
 
 @dataclass(frozen=True)
 class FileWriter:
-    """Writes batches of one table as files."""
+    """Plans and writes batches of one Iceberg table as files."""
 
     session: SparkSession
     table: JvmTable
     name: TableId
 
     def plan(self, batch: ReducedBatch, progress: Progress, state: TableState) -> FilePlan | str:
-        """Plan how a batch is written on the snapshot of ``state``, or return why it needs a MERGE."""
+        """Return the plan for writing a batch as files, or the reason why it needs a MERGE as a text.
+
+        ``progress``: the batch's progress, whose numbers become part of file names.
+        ``state``: the table's current state.
+        """
         new = batch_reason(batch) or self._new_rows(batch, state, f"{progress.epoch}-{progress.batch}")
         if isinstance(new, str):
             return new
@@ -164,12 +180,18 @@ class FileWriter:
         return FilePlan(state, rows, marks(rows.files, _identities(specs)), *found)
 
     def sink(self, rows: RowFormat, state: TableState, epoch: int) -> FileSink | None:
-        """Return a sink for a batch whose rows depend on no stored rows; None if the batch needs a MERGE."""
+        """Return a row sink for the next batch; None if the batch needs a MERGE.
+
+        ``rows``: the format of the batch's rows, which must not depend on stored rows.
+        """
         found = self._new_rows(ReducedBatch(rows.shape, 0, 0, mode=rows.mode), state, str(epoch))
         return None if isinstance(found, str) else FileSink(found.rows)
 
     def _new_rows(self, batch: ReducedBatch, state: TableState, words: str) -> _NewRows | str:
-        """Plan how a batch's rows are written, apart from the table's files. ``words``: in file names."""
+        """Return the task that writes a batch's rows, or the reason why the batch needs a MERGE.
+
+        ``words``: a part of the names of the new files.
+        """
         present, fields = self.table.columns(state), self._fields(state)
         reason = columns_reason(batch, present) or _of_metadata(state, fields)
         if reason is not None:
@@ -189,12 +211,14 @@ class FileWriter:
         return _NewRows(RowsTask(columns, files, rules_of(batch), split), specs)
 
     def stage(self, batch: ReducedBatch, plan: FilePlan) -> Staged | None:
-        """Write a batch; None if others committed after the plan was made.
+        """Write a batch's files and create a snapshot of them, without publishing it.
+
+        Returns None if another writer committed after the plan was made.
 
         Raises:
-            AccountingError: the written rows do not match the batch, or a key has several rows.
+            AccountingError: the written rows do not match the batch, or the table has several rows of a key.
             NotAsFilesError: only Spark can read a file of the table, or there are too many stored values.
-            TidesinkError: Spark's error, converted by ``staging_error``.
+            TidesinkError: a task failed; Spark's error is converted by ``staging_error``.
         """
         try:
             return self._stage(batch, plan)
@@ -202,13 +226,16 @@ class FileWriter:
             raise staging_error(exc, table=str(self.name)) from exc
 
     def discard(self, paths: Iterable[str], state: TableState) -> None:
-        """Remove files that were not published. Files that cannot be removed stay, invisible to readers."""
+        """Remove files that no snapshot contains.
+
+        A failure is ignored, because readers do not see the files.
+        """
         with suppress(*SPARK_ERRORS):
             for path in paths:
                 state.table.io().deleteFile(path)
 
     def _storage(self, state: TableState) -> Storage | str:
-        """Return the storage of the table's new files, opened like Iceberg's own ``FileIO``, or a reason."""
+        """Return the storage with which Python writes the table's files, or the reason why it cannot."""
         place, io = str(state.table.locationProvider().newDataLocation("none")), state.table.io()
         kind = str(io.getClass().getName())
         if kind == _RESOLVING:
@@ -226,16 +253,17 @@ class FileWriter:
     def _data_files(
         self, batch: ReducedBatch, state: TableState, storage: Storage
     ) -> tuple[tuple[DataFile, ...], dict[str, OldPartition], dict[str, Any]] | str:
-        """Return the files that may have rows of the batch's keys, their partitions and deletion vectors.
+        """Return the data files that may contain the batch's keys, and these files' partitions and vectors.
 
-        Returns a reason if a file cannot be read here.
+        Returns a reason for a MERGE if Python cannot read one of the files.
         """
         found, partitions, vectors = list[DataFile](), dict[str, OldPartition](), dict[str, Any]()
         if batch.mode == "append" or state.totals.get("total-data-files") == 0:
             return (), partitions, vectors
         tasks = [(scanned, scanned.deletes()) for scanned in self._scan(batch, state)]
         parser = _Deletes(self.table.java.ContentFileParser.toJson, self.session._jvm)
-        # The longest lists first, because the others are parts of them.
+        # Files with the longest lists of deletes first, because the other lists are parts of these
+        # (``_Deletes``).
         for scanned, java_deletes in sorted(tasks, key=lambda task: -len(task[1])):
             spec = scanned.spec()
             data = parser.parsed(scanned.file(), spec)
@@ -259,7 +287,7 @@ class FileWriter:
         return tuple(found), partitions, vectors
 
     def _scan(self, batch: ReducedBatch, state: TableState) -> Iterator[Any]:
-        """Yield Java's scan tasks of the files that may have a key in the batch's range."""
+        """Yield Java's scan tasks of the data files that may contain a key in the batch's key range."""
         scan = state.table.newScan().useSnapshot(state.head).caseSensitive(False)
         types = {column.name: column.spark for column in batch.shape.key_columns}
         expressions = self.table.java.expressions.Expressions
@@ -267,7 +295,7 @@ class FileWriter:
             if types.get(name) in RANGES and least is not None:
                 scan = scan.filter(expressions.greaterThanOrEqual(name, least))
                 scan = scan.filter(expressions.lessThanOrEqual(name, greatest))
-        if batch.mode == "history" and batch.since is not None:  # versions that ended before do not change
+        if batch.mode == "history" and batch.since is not None:  # versions that ended earlier do not change
             later = expressions.greaterThanOrEqual(TO_COLUMN, batch.since)
             scan = scan.filter(getattr(expressions, "or")(expressions.isNull(TO_COLUMN), later))
         tasks = scan.planFiles()
@@ -285,7 +313,7 @@ class FileWriter:
     def _columns(
         self, batch: ReducedBatch, fields: Fields, present: Mapping[str, str]
     ) -> tuple[FileColumn, ...]:
-        """Return the table's columns in order, each with its field id and its name in Iceberg's files."""
+        """Return the table's columns in order, as they are in its data files."""
         found = []
         for field in fields:
             name = field["name"]
@@ -304,7 +332,7 @@ class FileWriter:
         }
 
     def _in_files(self, name: str) -> str:
-        """Return a column's name in Iceberg's files, where names must be valid in Avro."""
+        """Return a column's name in data files. Iceberg changes names that are not valid in Avro."""
         return (
             name if _PLAIN.fullmatch(name) else self.table.java.avro.AvroSchemaUtil.makeCompatibleName(name)
         )
@@ -320,7 +348,7 @@ class FileWriter:
         except SPARK_ERRORS as exc:
             if INVALID not in class_names(exc):
                 raise
-            snapshot = None  # another commit changed the vector of one of these files
+            snapshot = None  # another commit changed the deletion vector of one of the data files
         if snapshot is None or not self._is_on(plan.state, snapshot):
             self.discard(staged.paths, plan.state)
             return None
@@ -330,12 +358,14 @@ class FileWriter:
         return staged._replace(snapshot=snapshot, result=result, numbers=summary)
 
     def _is_on(self, state: TableState, snapshot: Any) -> bool:
-        """Return True if a snapshot was created on a state's snapshot, and for its format version."""
+        """Return True if a snapshot's parent is the snapshot of ``state``, and the format version is still
+        the same.
+        """
         now = state.table.operations().current()
         return snapshot.parentId() == state.head and int(now.formatVersion()) == state.version
 
     def _snapshot(self, plan: FilePlan, files: list[WrittenFile]) -> Any:
-        """Create the snapshot of new files on the newest metadata, with its manifests, unpublished."""
+        """Create Java's snapshot of the new files, with its manifests, without committing it."""
         state, java = plan.state, self.table.java
         change, metrics = state.table.newRowDelta(), java.MetricsConfig
         spec, partitions = state.metadata.spec(), dict[str, Any]()
@@ -354,12 +384,17 @@ class FileWriter:
         replaced = {vector["file"] for one in files for vector in _vectors(one)} & plan.vectors.keys()
         for path in replaced:
             change.removeDeletes(plan.vectors[path])
-        if isinstance(plan.marks, VectorFiles):  # otherwise any vector that the table ever had is a conflict
+        if isinstance(
+            plan.marks, VectorFiles
+        ):  # without this, any vector that the table ever had counts as a conflict
             change.validateFromSnapshot(state.head)
         return change.apply()
 
     def _deletes(self, plan: FilePlan, file: WrittenFile) -> Iterator[Any]:
-        """Yield Java's delete files for a written file: one of positions, or a vector for each data file."""
+        """Yield Java's delete files for a written file.
+
+        A position delete file is one delete file. A Puffin file has one for each data file's deletion vector.
+        """
         java, state = self.table.java, plan.state
         if file.details is None:
             builder = _deletes_of(java, plan.partitions[file.partition])
@@ -379,22 +414,30 @@ class FileWriter:
         return sized.withFormat(java.FileFormat.PARQUET).withMetrics(found).build()
 
     def _check(self, summary: Mapping[str, int], counts: BatchCounts, taken_over: int) -> None:
-        """Check the snapshot's own numbers against the written and located rows."""
+        """Check the numbers in a snapshot's summary against the rows that were written and deleted.
+
+        ``taken_over``: rows that new vectors copy from position delete files.
+
+        Raises:
+            AccountingError: the numbers differ.
+        """
         added = summary.get("added-records", 0)
         marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
         if (added, marked) != (counts.rows, counts.marked + taken_over):
             raise AccountingError(
-                f"The snapshot reports {added} rows added and {marked} marked as deleted, but {counts.rows} "
-                f"were written, and {counts.marked} were found to replace. Nothing is visible.",
+                f"The snapshot reports {added} rows added and {marked} deleted. But {counts.rows} rows were "
+                "written, "
+                f"and {counts.marked} stored rows were found to be replaced. Nothing was published.",
                 table=str(self.name),
             )
 
 
 class _Deletes:
-    """Delete files of data files, parsed from Iceberg's JSON.
+    """Requests the delete files of data files from Java, as JSON, and caches them.
 
     They are requested one by one, because the socket to Java delays an answer of more than 8 KiB by 40 ms.
-    Each is requested only once, because the lists of a partition's files are mostly parts of one list.
+    The data files of a partition mostly share one list of delete files, or a part of it, so each delete file
+    is requested only once.
     """
 
     def __init__(self, to_json: Callable[[Any, Any], str], jvm: Any) -> None:
@@ -402,12 +445,17 @@ class _Deletes:
         self._longest: dict[str, tuple[Any, list[dict[str, Any]]]] = {}
 
     def parsed(self, file: Any, spec: Any) -> dict[str, Any]:
-        """Return one file's JSON."""
+        """Return Iceberg's JSON of a data file or delete file."""
         found: dict[str, Any] = json.loads(self._to_json(file, spec))
         return found
 
     def of(self, deletes: Any, spec: Any, partition: str) -> list[dict[str, Any]]:
-        """Return the JSON of the deletes of a data file in a partition."""
+        """Return the JSON of each delete file of a data file.
+
+        ``deletes``: Java's list of the delete files.
+        ``spec``: Java's partition spec of the data file.
+        ``partition``: identifies the data file's partition.
+        """
         count = len(deletes)
         longest, known = self._longest.get(partition, (None, []))
         at = int(self._java.indexOfSubList(longest, deletes)) if 0 < count <= len(known) else -1
@@ -418,7 +466,7 @@ class _Deletes:
 
 
 def _deletes_text(file: Mapping[str, Any]) -> str:
-    """Return a position file or deletion vector as an entry of ``DataFile.deletes``."""
+    """Convert the JSON of a position delete file or a deletion vector to an entry of ``DataFile.deletes``."""
     path, rows = str(file["file-path"]), file["record-count"]
     if "content-offset" not in file:
         return path
@@ -426,30 +474,30 @@ def _deletes_text(file: Mapping[str, Any]) -> str:
 
 
 def _deletes_of(java: Any, old: OldPartition) -> Any:
-    """Return the builder of a delete file for data files of a partition."""
+    """Return Java's builder of a delete file for data files of a partition."""
     return java.FileMetadata.deleteFileBuilder(old.spec).ofPositionDeletes().withPartition(old.values)
 
 
 def _vectors(file: WrittenFile) -> list[dict[str, Any]]:
-    """Return data file and location of each vector in a Puffin file; empty for other files."""
+    """Return the entries about the deletion vectors in a written Puffin file; empty for another file."""
     found: list[dict[str, Any]] = json.loads(file.details or "[]")
     return found
 
 
 def _taken_over(plan: FilePlan, files: Sequence[WrittenFile]) -> int:
-    """Count positions that new vectors copy from position files. These files stay until a compaction."""
+    """Return the number of rows that new vectors copy from position delete files, which stay in the table."""
     vectors = (vector for file in files for vector in _vectors(file))
     return sum(one["rows"] - one["new"] for one in vectors if one["file"] not in plan.vectors)
 
 
 def _sequence_type(kind: Mapping[str, Any]) -> pa.DataType:
-    """Return the Arrow type of row positions, with the field ids of its members in files."""
+    """Return the Arrow type of ``SEQUENCE_COLUMN`` in files; ``kind``: its type in Iceberg's JSON."""
     members = kind["fields"]
     names = [(member["name"], member["id"]) for member in members]
     return sequence_type(names, members[0]["type"]["element-id"])
 
 
-# The decision between files and MERGE. Each function returns the reason for a MERGE.
+# The decision between files and MERGE. Each function returns the reason for a MERGE, or None.
 
 
 def _of_metadata(state: TableState, fields: Fields) -> str | None:
@@ -508,12 +556,12 @@ def _split(columns: Sequence[FileColumn], spec: Sequence[Mapping[str, Any]]) -> 
 
 
 def _words(text: str) -> str:
-    """Normalize Iceberg's name of a kind of file, whose spelling differs between versions."""
+    """Normalize a name of a file's content or format, which Iceberg's versions spell differently."""
     return text.lower().replace("_", "-")
 
 
 def _codec(state: TableState) -> str | None:
-    """Return Arrow's name of the compression of new files; None if tidesink does not support it."""
+    """Return Arrow's name of the compression of new data files; None if tidesink does not support it."""
     return COMPRESSIONS.get((state.property("write.parquet.compression-codec") or "zstd").lower())
 
 

@@ -1,4 +1,4 @@
-"""Access to Iceberg's table in the JVM, and translation of its errors."""
+"""Access to an Iceberg table through Iceberg's Java API, and conversion of its errors."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ MAIN: Final = "main"
 
 @dataclass(frozen=True)
 class TableState:
-    """A table at one moment: Java's ``Table`` and ``TableMetadata``. Snapshots are Java's ``Snapshot``.
+    """The state of a table when it was read. A commit that is based on it fails if the table has changed
+    since.
 
-    A commit based on it is refused if the table has changed since.
-    ``mapper``: Java's JSON mapper. It transfers a map in one answer instead of several per key. Iterating
-        over a Java collection from Python takes 10 ms or more, because its end is an exception there.
+    ``table``, ``metadata``: Java's ``Table`` and ``TableMetadata``.
+    ``mapper``: Java's JSON mapper, which transfers a whole map to Python in one call. Iterating over a Java
+        collection from Python takes 10 ms or more, because its end is a Java exception.
     """
 
     table: Any
@@ -33,7 +34,7 @@ class TableState:
 
     @property
     def head(self) -> int | None:
-        """The snapshot that readers see; None if the table never had a snapshot."""
+        """The id of the snapshot that readers see; None if the table never had a snapshot."""
         return self.branch_head(MAIN)
 
     @property
@@ -43,16 +44,18 @@ class TableState:
 
     @property
     def version(self) -> int:
-        """The format version."""
+        """The version of Iceberg's table format."""
         return int(self.metadata.formatVersion())
 
     def branch_head(self, branch: str) -> int | None:
-        """Return the newest snapshot of a branch; None if the branch does not exist."""
+        """Return the id of a branch's newest snapshot, or a tag's snapshot; None if there is no such
+        reference.
+        """
         reference = self.metadata.ref(branch)
         return None if reference is None else int(reference.snapshotId())
 
     def branches(self) -> tuple[str, ...]:
-        """Return the names of branches and tags."""
+        """Return the names of the table's branches and tags."""
         return tuple(self._keys(self.metadata.refs()))
 
     def spec_numbers(self) -> tuple[int, ...]:
@@ -60,11 +63,11 @@ class TableState:
         return tuple(self._keys(self.metadata.specsById()))
 
     def property(self, name: str) -> str | None:
-        """Return a table property."""
+        """Return the value of a table property; None if it is not set."""
         return self._properties.get(name)
 
     def properties(self, prefix: str) -> dict[str, str]:
-        """Return the table properties whose names begin with a prefix, by the rest of the name."""
+        """Return the table properties whose names begin with ``prefix``, by the name without the prefix."""
         found = self._properties.items()
         return {name.removeprefix(prefix): text for name, text in found if name.startswith(prefix)}
 
@@ -81,42 +84,46 @@ class TableState:
         return found
 
     def takes(self, snapshot: Any) -> bool:
-        """Return True if a snapshot that was created on the visible one can still become the newest."""
+        """Return True if a snapshot that is not committed yet can still be added to the table.
+
+        Its sequence number must be above the table's last one, which other commits raise.
+        """
         newer = int(self.metadata.lastSequenceNumber()) < int(snapshot.sequenceNumber())
-        # Format 3 assigns row ids.
+        # In format 3, a snapshot must also have row ids.
         return newer and (self.version < 3 or snapshot.firstRowId() is not None)
 
     def snapshot(self, number: int | None) -> Any:
-        """Return a snapshot by its id; None if it is expired."""
+        """Return Java's ``Snapshot`` with an id; None if the snapshot is expired or the id is None."""
         return None if number is None else self.metadata.snapshot(number)
 
     def lineage(self) -> Iterator[Any]:
-        """Yield the visible snapshot and its ancestors, newest first, until one is expired."""
+        """Yield the snapshot that readers see and its ancestors, newest first, until one is expired."""
         snapshot = self.snapshot(self.head)
         while snapshot is not None:
             yield snapshot
             snapshot = self.snapshot(snapshot.parentId())
 
     def snapshot_count(self) -> int:
-        """Return the number of snapshots in the metadata."""
+        """Return the number of the table's snapshots that are not expired."""
         return int(self.metadata.snapshots().size())
 
     @cached_property
     def totals(self) -> Mapping[str, int]:
-        """The numbers of the visible snapshot's summary."""
+        """The numbers in the summary of the snapshot that readers see, such as ``total-records``."""
         snapshot = self.snapshot(self.head)
         return {} if snapshot is None else self.numbers(snapshot)
 
     def numbers(self, snapshot: Any) -> Mapping[str, int]:
-        """Return the numbers of a snapshot's own summary."""
+        """Return the numbers in the summary of a snapshot, by name."""
         found = self._texts(snapshot.summary()).items()
         return {name: int(text) for name, text in found if text.isdigit()}
 
 
 class JvmTable:
-    """The table named ``location`` (quoted, with its catalog), which need not exist yet.
+    """An Iceberg table in the JVM, which may not exist yet.
 
-    ``java``: Iceberg's Java package.
+    ``location``: its quoted name with its catalog.
+    ``java``: Iceberg's Java package ``org.apache.iceberg``.
     """
 
     def __init__(self, session: SparkSession, location: str) -> None:
@@ -132,7 +139,7 @@ class JvmTable:
         return self._session.catalog.tableExists(self.location)
 
     def state(self) -> TableState:
-        """Read the latest metadata."""
+        """Read and return the table's latest state."""
         table = self.java.spark.Spark3Util.loadIcebergTable(self._session._jsparkSession, self.location)
         return TableState(table, table.operations().current(), self._mapper)
 
@@ -141,16 +148,18 @@ class JvmTable:
         return self.java.util.JsonUtil.mapper()
 
     def commit(self, base: TableState, change: Callable[[Any], object]) -> None:
-        """Commit the changes that ``change`` makes to a metadata builder, if the table is still at ``base``.
+        """Commit changes of the table's metadata, if the table is still in the state ``base``.
 
-        Raises Java's exceptions; CommitFailedException if another commit came first.
+        ``change``: makes the changes on Java's metadata builder.
+
+        Raises Java's exceptions: CommitFailedException if another writer committed in between.
         """
         builder = self.java.TableMetadata.buildFrom(base.metadata)
         change(builder)
         base.table.operations().commit(base.metadata, builder.build())
 
     def branch_at(self, snapshot: int, *, keep: int) -> Any:
-        """Return a branch reference that keeps a snapshot, and ``keep`` snapshots in total, from expiry."""
+        """Return a branch reference to a snapshot, with ``keep`` as the least number of snapshots to keep."""
         return self.java.SnapshotRef.branchBuilder(snapshot).minSnapshotsToKeep(keep).build()
 
     def tag_at(self, snapshot: int, *, age: int) -> Any:
@@ -158,7 +167,7 @@ class JvmTable:
         return self.java.SnapshotRef.tagBuilder(snapshot).maxRefAgeMs(age).build()
 
     def columns(self, state: TableState) -> dict[str, str]:
-        """Return the columns as Spark DDL types by name."""
+        """Return the table's columns: Spark DDL type by name."""
         from pyspark.sql.types import StructType
 
         found = self.java.spark.SparkSchemaUtil.convert(state.metadata.schema())
@@ -166,22 +175,23 @@ class JvmTable:
         return {field.name: field.dataType.simpleString() for field in schema.fields}
 
     def nullable(self, state: TableState) -> tuple[str, ...]:
-        """Return the nullable columns."""
+        """Return the names of the nullable columns."""
         fields = self.java.spark.SparkSchemaUtil.convert(state.metadata.schema()).fields()
         return tuple(str(field.name()) for field in fields if field.nullable())
 
     def type_of(self, ddl: str) -> Any:
-        """Return Java's type for a Spark DDL type."""
+        """Return Iceberg's Java type for a Spark DDL type."""
         found = self.java.spark.SparkSchemaUtil.convert(self._types.DataType.fromDDL(ddl))
         return found.asStruct() if ddl.startswith("struct<") else found  # Java converts a struct to a schema
 
 
 _ICEBERG: Final = "org.apache.iceberg.exceptions."
-# Another commit came first, and ours did not happen.
+# Java's exception if another writer committed in between, so that this commit did not happen.
 CONFLICT: Final = f"{_ICEBERG}CommitFailedException"
-# An object that a commit was to change has changed or no longer exists.
+# Java's exception if a file or vector that a commit was to change has changed or no longer exists.
 INVALID: Final = f"{_ICEBERG}ValidationException"
-# The catalog cannot be used as configured: a class, a file system or a right is missing.
+# Java's exceptions if the catalog cannot be used as configured: a class, a file system or a privilege is
+# missing.
 _UNUSABLE: Final = frozenset(
     {
         "java.lang.ClassNotFoundException",
@@ -192,7 +202,7 @@ _UNUSABLE: Final = frozenset(
         f"{_ICEBERG}ForbiddenException",
     }
 )
-# The same batch would fail again.
+# Java's exceptions after which the same batch would fail again.
 _FOR_GOOD: Final = frozenset(
     {
         "org.apache.spark.sql.AnalysisException",
@@ -206,35 +216,44 @@ _FOR_GOOD: Final = frozenset(
 
 
 def staging_error(exc: BaseException, *, table: str) -> TidesinkError:
-    """Return the error for a Spark exception while rows were staged. Nothing of them is visible."""
+    """Return the error to raise for a Spark exception while rows were staged. Nothing is published yet."""
     # If rows cannot be read, the job ends before anything is committed.
     refused = row_not_stored(exc) or task_error(exc)
     if refused is not None:
         return refused.with_context(table=table)
     if _FOR_GOOD.intersection(class_names(exc)):
         return TargetError(
-            f"Iceberg refuses the batch, and nothing was written ({summary(exc)}). Either a row has no key, "
+            f"Iceberg refuses the batch, so nothing was written ({summary(exc)}). Check whether a row has "
+            "no key, "
             "or another program changed the table.",
             table=table,
         )
-    return TransientTargetError(f"Nothing was written ({summary(exc)}). Try again.", table=table)
+    return TransientTargetError(
+        f"Spark could not write the batch, so nothing was written ({summary(exc)}). The batch is tried "
+        "again.",
+        table=table,
+    )
 
 
 def commit_error(exc: BaseException, *, table: str) -> TidesinkError:
-    """Return the error for an exception of the commit that publishes rows and progress."""
+    """Return the error to raise for an exception of the commit that publishes rows and progress."""
     if is_conflict(exc):
         return TransientTargetError(
-            "Others commit to the table. Nothing was written. Try again.", table=table
+            "Another writer committed to the table at the same time, so nothing of this batch was written. "
+            "The batch "
+            "is tried again.",
+            table=table,
         )
     return CommitUnknownError(
-        f"The commit was interrupted and may have happened ({summary(exc)}). Read the committed progress "
-        "before anything else.",
+        f"The commit was interrupted, so it is unknown whether it happened ({summary(exc)}). The worker "
+        "reads the "
+        "progress at the target to find out.",
         table=table,
     )
 
 
 def reading_error(exc: BaseException, *, table: str | None) -> TidesinkError:
-    """Return the error for a Spark exception while nothing was being written."""
+    """Return the error to raise for a Spark exception while the table or the catalog was only read."""
     names = frozenset(class_names(exc))
     if _UNUSABLE & names:
         return ConfigError(
@@ -248,5 +267,5 @@ def reading_error(exc: BaseException, *, table: str | None) -> TidesinkError:
 
 
 def is_conflict(exc: BaseException) -> bool:
-    """Return True if another commit came first, so that ours did not happen."""
+    """Return True if a commit did not happen because another writer committed in between."""
     return CONFLICT in class_names(exc)

@@ -1,4 +1,4 @@
-"""The ledger of an Iceberg table, and the worker's hold on the table."""
+"""The ledger of an Iceberg table, which is a table property, and the worker's claim on the table."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tidesink.sinks.targets.sharing import Owner, is_shared, known_after, not_sh
 from tidesink.typemap.target_schema import Shard, TableShape
 
 LEDGER: Final = "tidesink.ledger"
-# In a shared table: the snapshot of the last commit of any of its source tables.
+# Property of a shared table: the snapshot of the last commit of any shard.
 SHARED_ROWS: Final = "tidesink.rows"
-# Set by the user: the rows of this snapshot are right, whatever happened before.
+# Property that the user sets: the id of a snapshot whose rows are right although the table was rolled back.
 ACCEPTED: Final = "tidesink.accepted"
 BRANCH_PREFIX: Final = "tidesink_"
 _FORMAT: Final = 1
@@ -36,13 +36,18 @@ EntryKind = Literal["claim", "batch"]
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of the ledger: ``progress`` is applied, and ``snapshot`` has its rows.
+    """The ledger's entry of a table or a shard.
 
-    ``claimed_by``: a new id for each claim, because an epoch is used twice if a catalog is restored from a
-        backup.
-    ``result``: the batch's result, returned if the batch is delivered again.
-    ``shard``, ``source``: in a shared table, the shard and its source table.
-    ``known``: columns of the shard's rows; None before it has rows.
+    ``kind``: whether a claim or a batch wrote the entry.
+    ``epoch``, ``batch``: epoch of the worker, and number of the last applied batch.
+    ``progress``: the applied progress; None if no batch was ever applied.
+    ``snapshot``: the snapshot with the rows of this progress.
+    ``keys``: the key columns under which the rows were written.
+    ``claimed_by``: a new id for each claim. The epoch is not enough to identify a claim, because an epoch is
+        used twice if the catalog is restored from a backup.
+    ``result``: the last batch's result, which is returned if the batch is applied again.
+    ``shard``, ``source``: in a shared table, the shard's name and its source table.
+    ``known``: in a shared table, the columns of the shard's rows; None if the shard has no rows.
     """
 
     kind: EntryKind
@@ -60,7 +65,7 @@ class Entry:
 
     @property
     def branch(self) -> str:
-        """The branch on which the holder of this epoch stages its rows."""
+        """The branch on which the worker of this epoch stages rows before they are published."""
         return f"{branches_of(self.shard)}{self.epoch}"
 
     def to_json(self) -> str:
@@ -85,7 +90,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class IcebergLedger:
-    """The ledger of the table ``location``, whose rows are identified by the columns ``keys``."""
+    """Reads and checks the ledger of an Iceberg table.
+
+    ``table``: the source table.
+    ``location``: the Iceberg table's quoted name.
+    ``keys``: the key columns.
+    ``shard``: set if several source tables share the table.
+    """
 
     table: TableId
     pipeline: str
@@ -95,37 +106,39 @@ class IcebergLedger:
 
     @property
     def name(self) -> str:
-        """The table property that has our entry."""
+        """The name of the table property that contains this table's or shard's entry."""
         return LEDGER if self.shard is None else f"{LEDGER}.{tag(self.shard)}"
 
     def properties(self, entry: Entry) -> dict[str, str]:
-        """Return an entry as table properties."""
+        """Return the table properties that record an entry."""
         shared = {} if self.shard is None else {SHARED_ROWS: str(entry.snapshot)}
         return {self.name: entry.to_json(), **shared}
 
     def is_ours(self, branch: str) -> bool:
-        """Return True if a branch belongs to us, in any epoch."""
+        """Return True if a branch is the staging branch of this table or shard in any epoch."""
         first = branches_of(self.shard.value if self.shard else None)
         return branch.startswith(first) and branch.removeprefix(first).isdigit()
 
     def shards(self, state: TableState) -> tuple[str, ...]:
-        """Return the other shards of the table."""
+        """Return the names of the table's other shards."""
         texts = state.properties(f"{LEDGER}.").values()
         own = self.shard.value if self.shard else None
         return tuple(shard for shard in (_read(text).shard for text in texts) if shard and shard != own)
 
     def entry(self, state: TableState) -> Entry | None:
-        """Return the entry in the table's ledger; None if the table was never claimed.
+        """Return the entry in the table's ledger; None if the table or shard was never claimed.
 
         Raises:
-            StaleProgressError: the rows are not those of the ledger, or the table belongs to another pipeline
-                or another source table.
-            ProgressError: the ledger was written by a tidesink with another format.
+            StaleProgressError: the table was rolled back or replaced after the ledger was written, or it
+                belongs to another pipeline or another source table.
+            ProgressError: the ledger is damaged, or has another format than this tidesink version reads.
         """
         text = state.property(self.name)
         self._check_sharing(state)
         if text is None:
-            if state.property(SHARED_ROWS) is not None:  # a claim must not hide that rows moved back
+            if (
+                state.property(SHARED_ROWS) is not None
+            ):  # before a first claim, too, the table must not have been rolled back
                 self._check_rows(int(state.property(SHARED_ROWS) or 0), state)
             return None
         entry = _read(text)
@@ -135,7 +148,11 @@ class IcebergLedger:
         return entry
 
     def _check_sharing(self, state: TableState) -> None:
-        """Refuse a table that is used in another way: unshared, or as shards."""
+        """Check that the table is used with shards if and only if this source table has a shard.
+
+        Raises:
+            StaleProgressError: only one of the two uses shards.
+        """
         place = f"the Iceberg table {self.location}"
         if self.shard is not None and state.property(LEDGER) is not None:
             raise not_shared(place, self.shard, table=self.table)
@@ -143,7 +160,11 @@ class IcebergLedger:
             raise is_shared(place, self.shards(state), table=self.table)
 
     def claimed(self, held: Entry | None, *, snapshot: int) -> Entry:
-        """Return the entry of the next epoch, with the applied progress."""
+        """Return the entry for a claim: the next epoch, with the applied progress.
+
+        ``held``: the ledger's current entry; None if it has none.
+        ``snapshot``: the snapshot that readers see.
+        """
         epoch, batch = (held.epoch + 1, held.batch) if held else (1, 0)
         progress = replace(held.progress, epoch=epoch) if held and held.progress else None
         claim = Entry("claim", self.pipeline, epoch, batch, progress, snapshot, self.keys, uuid4().hex)
@@ -155,13 +176,18 @@ class IcebergLedger:
     def batch(
         self, held: Entry, progress: Progress, result: ApplyResult, *, snapshot: int, shape: TableShape
     ) -> Entry:
-        """Return the entry of a batch of a shape that the holder of ``held`` applies."""
+        """Return the entry for an applied batch.
+
+        ``held``: the entry of the worker's claim or of its previous batch.
+        ``snapshot``: the snapshot with the batch's rows.
+        ``shape``: the columns and key of the batch's rows.
+        """
         known = None if self.shard is None else known_after(held.known or (), shape)
         applied = replace(held, kind="batch", batch=progress.batch, progress=progress, known=known)
         return replace(applied, snapshot=snapshot, result=result)
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
-        """Return the error of a worker that lost the table to ``entry``."""
+        """Return the error for a worker after another worker claimed the table with ``entry``."""
         return StaleProgressError(
             f"Another worker holds this table (epoch {entry.epoch}, pipeline {entry.pipeline!r}). Run only "
             "one worker per table. This worker wrote nothing and must stop.",
@@ -176,7 +202,9 @@ class IcebergLedger:
         )
 
     def check_keys(self, entry: Entry | None) -> None:
-        """Refuse a key that differs from the stored rows' key.
+        """Check that the stored rows were written under the configured key.
+
+        ``entry``: the ledger's entry; None if it has none.
 
         Raises:
             SchemaRefusedError: the rows were written under another key.
@@ -189,7 +217,16 @@ class IcebergLedger:
         self._owner.check_writer(entry.pipeline, entry.source if self.shard else source)
 
     def _check_rows(self, rows: int, state: TableState) -> None:
-        """Check that the current snapshot descends from the ledger's, or from one the user accepted."""
+        """Check that the table was not rolled back or replaced after the ledger was written.
+
+        The snapshot that readers see must descend from the ledger's snapshot, or from one that the user
+        accepted.
+
+        ``rows``: the id of the ledger's snapshot.
+
+        Raises:
+            StaleProgressError: it does not.
+        """
         known = {str(rows), state.property(ACCEPTED)}
         last = None
         for snapshot, parent in _with_parents(state):
@@ -200,14 +237,17 @@ class IcebergLedger:
             last = snapshot
         if last is not None and last.parentId() is not None:
             raise self._moved(
-                rows, state, "later snapshots were expired, so that it is unknown whether rows moved back"
+                rows,
+                state,
+                "later snapshots were expired, so it is unknown whether the table was rolled back",
             )
         raise self._moved(rows, state, "the table was rolled back or replaced")
 
     def _moved(self, rows: int, state: TableState, what: str) -> StaleProgressError:
         catalog, _, name = self.location.partition(".")
         ways = [
-            f"move the rows forward again with CALL {catalog}.system.set_current_snapshot('{name}', {rows})"
+            "set the table to this snapshot again with CALL "
+            f"{catalog}.system.set_current_snapshot('{name}', {rows})"
         ]
         if state.head is not None:
             ways.append(
@@ -223,12 +263,12 @@ class IcebergLedger:
 
 
 def branches_of(shard: str | None) -> str:
-    """Return the prefix of a table's or shard's branches. The epoch follows it."""
+    """Return the prefix of the names of a table's or shard's staging branches. The epoch follows it."""
     return BRANCH_PREFIX if shard is None else f"{BRANCH_PREFIX}{tag(Shard('', shard))}_"
 
 
 def _with_parents(state: TableState) -> Iterator[tuple[Any, Any]]:
-    """Yield snapshots with their parent; None if it is expired or never existed."""
+    """Yield the visible snapshot and its ancestors, each with its parent; None if that does not exist."""
     snapshots = state.lineage()
     current = next(snapshots, None)
     while current is not None:
@@ -238,7 +278,7 @@ def _with_parents(state: TableState) -> Iterator[tuple[Any, Any]]:
 
 
 def _replaces_all(state: TableState, snapshot: Any, parent: Any) -> bool:
-    """Return True if an INSERT OVERWRITE removed all files. A compaction ('replace') keeps the rows."""
+    """Return True if a snapshot is an INSERT OVERWRITE that removed all data files of its parent."""
     before = state.numbers(parent).get("total-data-files", 0)
     gone = state.numbers(snapshot).get("deleted-data-files", 0)
     return snapshot.operation() == "overwrite" and before > 0 and gone == before
@@ -248,8 +288,9 @@ def _read(text: str) -> Entry:
     document = _document(text)
     if document.get("tidesink") != _FORMAT:
         raise ProgressError(
-            f"The table's {LEDGER} was written by a tidesink with ledger format {document.get('tidesink')}, "
-            f"but this tidesink reads format {_FORMAT}."
+            f"The table property {LEDGER} has ledger format {document.get('tidesink')}, but this tidesink "
+            "version "
+            f"reads format {_FORMAT}. Run the tidesink version that wrote it, or a newer one."
         )
     progress, result = document["progress"], document["result"]
     return Entry(
@@ -272,9 +313,16 @@ def _document(text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except ValueError as exc:
-        raise ProgressError(f"The table's {LEDGER} is not JSON. Was it written by another program?") from exc
+        raise ProgressError(
+            f"The table property {LEDGER} is not JSON: another program may have changed it. Restore its "
+            "earlier "
+            "value, or drop the table and let the worker load it again from the start of its topic."
+        ) from exc
     if not isinstance(document, dict):
-        raise ProgressError(f"The table's {LEDGER} is not a ledger. Was it written by another program?")
+        raise ProgressError(
+            f"The table property {LEDGER} is not a ledger: another program may have changed it. Restore its "
+            "earlier value, or drop the table and let the worker load it again from the start of its topic."
+        )
     return document
 
 
@@ -283,12 +331,14 @@ def _result_document(result: ApplyResult) -> list[int | str]:
     return [*said, result.stale] if result.stale else said
 
 
-# Number of attempts if commits of others interfere.
+# Number of attempts to commit if other writers commit in between.
 ATTEMPTS: Final = 5
 
 
 class Holder:
-    """A worker's hold on one table. Nothing is held before ``claim``."""
+    """A worker's claim on one table. It makes the commits that change the ledger, for which it checks the
+    claim.
+    """
 
     def __init__(self, table: JvmTable, ledger: IcebergLedger, name: TableId) -> None:
         self._table, self._ledger, self._name = table, ledger, name
@@ -297,22 +347,22 @@ class Holder:
 
     @property
     def held(self) -> Entry:
-        """The newest entry of the ledger, which is ours.
+        """The ledger's entry as this worker last wrote or read it.
 
         Raises:
-            StaleProgressError: the table was not claimed.
+            StaleProgressError: this worker has not claimed the table.
         """
         if self._held is None:
             raise StaleProgressError("The table must be claimed before it is written.", table=str(self._name))
         return self._held
 
     def claim(self) -> Entry:
-        """Take the next epoch with one commit that keeps the applied progress.
+        """Commit the next epoch with the applied progress, which fences older workers, and return the entry.
 
         Raises:
-            StaleProgressError, ProgressError: see ``IcebergLedger.entry``.
+            StaleProgressError, ProgressError: for the same reasons as ``IcebergLedger.entry``.
             SchemaRefusedError: the rows were written under another key.
-            TransientTargetError: others kept committing.
+            TransientTargetError: other writers kept committing.
         """
         for _ in range(ATTEMPTS):
             state = self._table.state()
@@ -328,10 +378,11 @@ class Holder:
         raise self._crowded()
 
     def current(self) -> TableState:
-        """Return the current table. It must be ours, with the rows of our ledger.
+        """Read the table's current state, after checking that this worker still holds the table.
 
         Raises:
-            StaleProgressError: another worker claimed it, its rows were moved, or it was created again.
+            StaleProgressError: another worker claimed the table, or it was rolled back, dropped or created
+                again.
         """
         held = self.held
         try:
@@ -351,11 +402,12 @@ class Holder:
         return state
 
     def staging(self) -> TableState:
-        """Return the current table, with our branch at the snapshot that readers see.
+        """Set this worker's staging branch to the snapshot that readers see, and return the table's state.
 
         Raises:
-            StaleProgressError: another worker claimed it, its rows were moved, or it was created again.
-            TransientTargetError: others kept committing.
+            StaleProgressError: another worker claimed the table, or it was rolled back, dropped or created
+                again.
+            TransientTargetError: other writers kept committing.
         """
         for _ in range(ATTEMPTS):
             state = self.current()
@@ -375,24 +427,28 @@ class Holder:
         forgetting: Iterable[str] = (),
         saying: Mapping[str, str] = MappingProxyType({}),
     ) -> bool:
-        """Publish an entry's snapshot and properties. Returns False, doing nothing, if others changed rows.
+        """Make an entry's snapshot visible to readers, and record the entry, in one commit.
 
-        ``on``: the snapshot that readers saw before.
-        ``at``: the result of ``current`` at that time. The commit is tried on it first; the table is read
-            again only if it has changed.
-        ``adding``: the entry's snapshot, if the table does not have it on a branch.
-        ``forgetting``: properties to remove in the commit.
+        Returns False without a commit if readers no longer see the snapshot ``on``.
+
+        ``on``: the snapshot that readers saw when the entry's snapshot was created.
+        ``at``: the table's state at that time, if known. The commit is first tried on this state, and the
+            table is only read again if it has changed.
+        ``adding``: Java's object of the entry's snapshot, if the table does not have it on a branch.
+        ``forgetting``: names of properties to remove in the commit.
         ``saying``: properties to set in the commit.
 
         Raises:
-            StaleProgressError: another worker claimed the table, its rows were moved, or it was created
+            StaleProgressError: another worker claimed the table, or it was rolled back, dropped or created
                 again.
+            TransientTargetError: other writers kept committing.
             CommitUnknownError: the commit may have happened.
         """
         before = self._held
         for _ in range(ATTEMPTS):
             state, at = at or self.current(), None
-            # A client that lost the answer sends the commit again, and gets a conflict with itself.
+            # If Iceberg's client lost the answer to a commit, it sent the commit again and got a conflict
+            # with itself.
             if self._held == entry != before:
                 return True
             if state.head != on or not (adding is None or state.takes(adding)):
@@ -403,7 +459,7 @@ class Holder:
         raise self._crowded()
 
     def put_schema(self, state: TableState, schema: Any, properties: dict[str, str]) -> bool:
-        """Commit a new schema with properties. Returns False if another commit came first."""
+        """Commit a new schema and properties. Returns False if another writer committed in between."""
         last = max(int(state.metadata.lastColumnId()), int(schema.highestFieldId()))
 
         def change(builder: Any) -> None:
@@ -440,7 +496,10 @@ class Holder:
         return self._commit(state, change, entry=entry)
 
     def _branch_at(self, state: TableState, entry: Entry) -> Any:
-        """Return our branch's reference, which always differs from the previous one."""
+        """Return a reference of the staging branch to the entry's snapshot.
+
+        It always differs from the current reference, so that a commit of another worker conflicts with it.
+        """
         before = state.metadata.ref(entry.branch)
         keep = 2 if before is not None and before.minSnapshotsToKeep() == 1 else 1
         return self._table.branch_at(entry.snapshot, keep=keep)
@@ -456,7 +515,9 @@ class Holder:
         return True
 
     def _landed(self, entry: Entry) -> bool:
-        """Return True if a commit happened although Java raised. False if that cannot be determined now."""
+        """Return True if the commit of an entry happened although Java raised; False if it did not or is
+        unknown.
+        """
         try:
             return self._ledger.entry(self._table.state()) == entry
         except (*SPARK_ERRORS, TidesinkError):
@@ -467,10 +528,10 @@ class Holder:
 
     def _gone(self, what: str) -> StaleProgressError:
         return StaleProgressError(
-            f"The Iceberg table {self._table.location} {what} while this worker held it, and its progress "
-            "was lost with it. Start the worker again. It then loads the table from the start of its topic.",
+            f"The Iceberg table {self._table.location} {what} while this worker held it, so its progress is "
+            "lost. Start the worker again. It then loads the table from the start of its topic.",
             table=str(self._name),
         )
 
     def _crowded(self) -> TransientTargetError:
-        return TransientTargetError("Others keep committing to the table.", table=str(self._name))
+        return TransientTargetError("Other writers keep committing to the table.", table=str(self._name))

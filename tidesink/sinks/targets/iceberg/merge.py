@@ -1,4 +1,4 @@
-"""Stages and merges a batch on a branch of an Iceberg table: upserts, order, tombstones, histories."""
+"""Merges batches with Spark's MERGE on the staging branch of an Iceberg table, and counts changed rows."""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -49,35 +49,41 @@ _VIEW: Final = "_tidesink_batch"
 
 
 class Staged(NamedTuple):
-    """A snapshot of the branch, and the numbers of its summary; no numbers if it is the previous snapshot."""
+    """The result of a statement on the staging branch.
+
+    ``snapshot``: id of the branch's newest snapshot.
+    ``summary``: the numbers in the snapshot's summary; empty if the statement created no snapshot.
+    """
 
     snapshot: int
     summary: Mapping[str, int]
 
 
 class Staging:
-    """Writes to the branch of one table's holder."""
+    """Writes batches to the staging branch of one table."""
 
     def __init__(self, session: SparkSession, table: JvmTable, holder: Holder, name: TableId) -> None:
         self._session, self._table, self._holder, self._name = session, table, holder, name
 
     @property
     def branch(self) -> str:
-        """The branch's quoted name in SQL."""
+        """The quoted name of the staging branch in SQL."""
         return f"{self._table.location}.{quote_identifier(f'branch_{self._holder.held.branch}')}"
 
     def run(self, statement: str, head: int) -> Staged:
-        """Run a statement on the branch. ``head`` is the branch's newest snapshot.
+        """Run a statement that writes to the staging branch, and return the snapshot that it created.
+
+        ``head``: id of the branch's newest snapshot before the statement.
 
         Raises:
             StaleProgressError: another worker holds the table.
             TransientTargetError: another program wrote to the branch.
-            TidesinkError: Spark's error, converted by ``staging_error``.
+            TidesinkError: the statement failed; Spark's error is converted by ``staging_error``.
         """
         try:
             self._session.sql(statement)
         except SPARK_ERRORS as exc:
-            self._holder.current()  # a worker that lost the table gets that error first
+            self._holder.current()  # if another worker holds the table, this raises the more useful error
             raise staging_error(exc, table=str(self._name)) from exc
         state = self._table.state()
         staged = state.snapshot(state.branch_head(self._holder.held.branch))
@@ -87,16 +93,19 @@ class Staging:
         if number is None or staged.parentId() != head:
             self._holder.current()
             raise TransientTargetError(
-                f"Another program wrote to the branch {self._holder.held.branch}. Nothing was written.",
+                f"Another program wrote to the branch {self._holder.held.branch}. Nothing was published. "
+                "The batch "
+                "is tried again.",
                 table=str(self._name),
             )
         return Staged(number, self._numbers(state, staged))
 
     def _numbers(self, state: TableState, snapshot: Any) -> Mapping[str, int]:
-        """Return the numbers of a snapshot's summary, counting each row marked as deleted once.
+        """Return the numbers in a snapshot's summary, corrected so that each deleted row counts once.
 
-        In format 3, a data file's first vector also contains positions from the position files that existed
-        before the upgrade. Such a position file stays if it has positions of several data files.
+        In format 3, the first deletion vector of a data file also contains the rows that position delete
+        files from before the upgrade delete. Such a file stays if it has rows of several data files, so its
+        rows would count twice.
         """
         numbers = state.numbers(snapshot)
         if state.version != 3 or not numbers.get("added-dvs"):
@@ -116,12 +125,15 @@ class Staging:
     def batch(
         self, batch: ReducedBatch, state: TableState, present: Mapping[str, str]
     ) -> tuple[int, ApplyResult]:
-        """Stage a batch and return its snapshot and result. ``present``: the table's types by column name.
+        """Merge a batch on the staging branch. Returns the id of the new snapshot, and the batch's result.
+
+        ``state``: the table's state, in which the branch is at the snapshot that readers see.
+        ``present``: the table's columns: Spark type by name.
 
         Raises:
             StaleProgressError: another worker holds the table.
             TransientTargetError: another program wrote to the branch.
-            AccountingError: the numbers do not match the batch.
+            AccountingError: the numbers of changed rows do not match the batch.
         """
         head = cast(int, state.head)
         # In a table without files, nothing can match.
@@ -148,7 +160,7 @@ class Staging:
             return self._merged(batch, head, present, beside, hidden=hidden)
 
     def close(self) -> None:
-        """Drop the batch's view."""
+        """Drop the temporary view of the batch's rows."""
         # An error here means that the JVM has ended, and the view with it.
         with suppress(*SPARK_ERRORS):
             self._session.catalog.dropTempView(_VIEW)
@@ -171,7 +183,11 @@ class Staging:
         *,
         hidden: bool,
     ) -> tuple[int, ApplyResult]:
-        """Merge. ``hidden``: positions hide rows, which count as deleted if their files are rewritten."""
+        """Merge a batch into a table that has rows. Returns the id of the new snapshot, and the result.
+
+        ``hidden``: True if the table has position deletes. A row that they delete counts as deleted once more
+            in the summary if its file is rewritten.
+        """
         merge = merge_statement(self.branch, _VIEW, batch, present, beside=beside)
         if batch.sequenced:
             snapshot, summary = self.run(merge, head)
@@ -190,7 +206,11 @@ class Staging:
     def _counted(
         self, batch: ReducedBatch, head: int, present: Mapping[str, str], *, version: str
     ) -> ApplyResult:
-        """Count the result of a MERGE that rewrote files with hidden rows. Its summary does not show it."""
+        """Return the result of a MERGE that rewrote files with deleted rows, by counting in the previous
+        snapshot.
+
+        The summary of such a MERGE does not show how many rows changed.
+        """
         updated, deleted = (
             self._count(found_statement(self._at(head), _VIEW, batch, present, op=op))
             for op in ("upsert", "delete")
@@ -199,7 +219,7 @@ class Staging:
 
     @contextmanager
     def _beside(self, statement: str) -> Iterator[Future[int]]:
-        """Run a count in parallel to a statement: both are mostly Spark's planning."""
+        """Run a counting query in parallel to the block, because both are mostly Spark's planning."""
         counting = start_thread(self._session, lambda: self._count(statement), name=f"count {self._name}")
         try:
             yield counting
@@ -234,19 +254,23 @@ class Staging:
 
 
 _COUNTED: Final = "_found"
-# Key in a snapshot's summary: number of positions in its delete files.
+# Key in a snapshot's summary: number of rows that its new delete files delete.
 _MARKED_NOW: Final = "added-position-deletes"
 
 
 def counts_beside(batch: ReducedBatch) -> bool:
-    """Return True if the summary does not separate a batch's deleted rows from its updated rows."""
+    """Return True if a snapshot's summary cannot tell a batch's deleted rows from its updated rows."""
     return batch.deletes > 0 and (batch.upserts > 0 or batch.delete_mode == "soft")
 
 
 def found_statement(
     location: str, view: str, batch: ReducedBatch, present: Mapping[str, str], *, op: str = "delete"
 ) -> str:
-    """Return a query that counts the existing rows that a batch deletes, or upserts."""
+    """Return the query that counts the stored rows that a batch deletes or upserts.
+
+    ``location``: the table's quoted name, with the snapshot before the merge.
+    ``op``: the operation, ``delete`` or ``upsert``.
+    """
     return (
         f"SELECT count(*) AS {_COUNTED} FROM {location} AS {quote_identifier(TARGET)} "
         f"JOIN {quote_identifier(view)} AS {quote_identifier(SOURCE)} "
@@ -255,13 +279,13 @@ def found_statement(
 
 
 def position_files_statement(location: str, snapshot: int) -> str:
-    """Return a query that counts the position files of a snapshot."""
+    """Return the query that counts the position delete files of a snapshot."""
     files = f"{location}.delete_files VERSION AS OF {snapshot}"
     return f"SELECT count(*) AS {_COUNTED} FROM {files} WHERE file_format <> 'PUFFIN'"
 
 
 def positions_statement(location: str, snapshot: int, files: Sequence[str]) -> str:
-    """Return a query that counts the rows that a snapshot's position files mark as deleted in data files."""
+    """Return the query that counts the rows of data files that a snapshot's position delete files delete."""
     positions = f"{location}.position_deletes VERSION AS OF {snapshot}"
     return (
         f"SELECT count(DISTINCT file_path, pos) AS {_COUNTED} FROM {positions} WHERE file_path IN "
@@ -270,20 +294,21 @@ def positions_statement(location: str, snapshot: int, files: Sequence[str]) -> s
 
 
 def living_statement(location: str, batch: ReducedBatch) -> str:
-    """Return a query that counts the current rows, of the batch's shard if it has one."""
+    """Return the query that counts the current rows of the table, or of the batch's shard."""
     return f"SELECT count(*) AS {_COUNTED} FROM {location} WHERE {living_rows(batch)}"
 
 
 def sequenced_result(
     summary: Mapping[str, int], batch: ReducedBatch, *, stale: Callable[[], int], version: str
 ) -> ApplyResult:
-    """Return the result of a batch in the source's order: no row is removed, and older rows change nothing.
+    """Return the result of a batch that was merged in the source's order.
 
-    ``stale``: counts the latter in the previous snapshot. It is called only if rows were skipped, or if the
-        table rewrites files, because then the summary does not show how many rows changed.
+    ``summary``: the numbers in the snapshot's summary.
+    ``stale``: counts the batch's rows that were not newer than those of the previous snapshot. It is called
+        only if the summary does not show that all rows changed.
 
     Raises:
-        AccountingError: the skipped rows differ from those that were not newer.
+        AccountingError: the number of skipped rows differs from ``stale``.
     """
     added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
     inserted = grown_by(summary)
@@ -300,7 +325,7 @@ def sequenced_result(
 
 
 def grown_by(summary: Mapping[str, int]) -> int:
-    """Return how many more rows a snapshot has than its parent."""
+    """Return the number of rows that a snapshot has more than its parent; ``summary``: its numbers."""
     marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
     return summary.get("added-records", 0) - summary.get("deleted-records", 0) - marked
 
@@ -308,14 +333,15 @@ def grown_by(summary: Mapping[str, int]) -> int:
 def result_of(
     summary: Mapping[str, int], batch: ReducedBatch, *, found: int | None, version: str
 ) -> ApplyResult:
-    """Return the result of our MERGE or INSERT.
+    """Return the result of a batch that was merged in Kafka's order.
 
-    ``summary``: the snapshot's numbers: rows added, rows removed with their files (if files are rewritten),
-        and positions marked as deleted (if they are not).
-    ``found``: number of rows to delete that existed; None to derive it from the summary.
+    ``summary``: the numbers in the snapshot's summary: rows added, rows removed because their files were
+        rewritten, and rows deleted by new position deletes.
+    ``found``: number of the batch's deletes that had a stored row; None to compute it from the summary.
+    ``version``: the snapshot's id.
 
     Raises:
-        AccountingError: more or fewer rows than a batch of this size can change.
+        AccountingError: the numbers are impossible for a batch of this size.
     """
     added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
     marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
@@ -341,7 +367,12 @@ _VERSIONS_VIEW: Final = "_tidesink_versions"
 
 @dataclass(frozen=True)
 class Versions:
-    """The branch on which batches are staged, the table's columns, and a function to run statements."""
+    """Merges batches into a history on the staging branch.
+
+    ``branch``: the branch's quoted name.
+    ``present``: the table's columns: Spark type by name.
+    ``stage``: runs a statement, and returns the new snapshot's id and the numbers of its summary.
+    """
 
     session: SparkSession
     branch: str
@@ -349,10 +380,13 @@ class Versions:
     stage: Callable[[str], tuple[int, Mapping[str, int]]]
 
     def staged(self, batch: ReducedBatch, head: int, *, empty: bool) -> tuple[int, ApplyResult]:
-        """Stage a batch of versions and return its snapshot and result. ``empty``: the table has no rows.
+        """Merge a batch into the history. Returns the id of the new snapshot, and the result.
+
+        ``head``: id of the branch's newest snapshot, which is returned if nothing changes.
+        ``empty``: True if the table has no rows.
 
         Raises:
-            AccountingError: the snapshot's numbers are not the expected ones.
+            AccountingError: the numbers of changed rows differ from the expected ones.
         """
         with (
             partitions_for(self.session, batch.upserts + batch.deletes),
@@ -371,9 +405,10 @@ class Versions:
 
 
 def _check(summary: Mapping[str, int], counts: Counts, batch: ReducedBatch) -> None:
-    """Check the snapshot's numbers against the expected ones.
+    """Check the numbers in a snapshot's summary against the expected ones.
 
-    If files are not rewritten, every added row was inserted or updated.
+    Raises:
+        AccountingError: they differ.
     """
     added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
     inserted, updated, deleted = counts.rows
@@ -392,24 +427,24 @@ _ORDER_COLUMNS: Final = (
 
 
 def add_order(table: JvmTable, holder: Holder, name: TableId) -> dict[str, str]:
-    """Add the columns that ordering by source needs, if missing, and return all columns.
+    """Add the columns that the source's order needs, if missing. Returns the table's columns: type by name.
 
     Raises:
         StaleProgressError: another worker holds the table.
-        TransientTargetError: others kept committing.
+        TransientTargetError: other writers kept committing.
     """
     for _ in range(ATTEMPTS):
         state = holder.current()
         schema = _with_order(table, state)
         if schema is None or holder.put_schema(state, schema, {}):
             return table.columns(table.state())
-    raise TransientTargetError("Others keep committing to the table.", table=str(name))
+    raise TransientTargetError("Other writers keep committing to the table.", table=str(name))
 
 
 def _with_order(table: JvmTable, state: TableState) -> Any:
-    """Return Java's schema with the columns that ordering by source needs; None if they exist.
+    """Return Java's schema with the columns that the source's order needs; None if the table has them.
 
-    NULL in old rows means older than every change.
+    Existing rows get NULL in these columns, which counts as older than every change.
     """
     present = table.columns(state)
     missing = [one for one in _ORDER_COLUMNS if one[0] not in present]
@@ -427,21 +462,21 @@ _COMMIT_TS: Final = f"{quote_path(SEQUENCE_COLUMN, 'source')}[0]"
 
 
 def horizon_of(state: TableState) -> int | None:
-    """Return the commit_ts up to which the table's deletes may be forgotten."""
+    """Return the commit_ts up to which tombstones may have been removed; None if none were."""
     text = state.property(PROPERTY)
     return int(text) if text else None
 
 
 def raised(state: TableState, horizon: int) -> int:
-    """Return the new horizon, which never moves back."""
+    """Return the greater of ``horizon`` and the recorded horizon, so that it never moves back."""
     return max(horizon, horizon_of(state) or 0)
 
 
 def statement(location: str, horizon: int) -> str:
-    """Return the DELETE of rows marked as deleted up to a horizon."""
+    """Return the DELETE statement that removes tombstones of deletes up to the commit_ts ``horizon``."""
     return f"DELETE FROM {location} WHERE {_MARKED} AND {_COMMIT_TS} <= {horizon}"
 
 
 def kept(location: str) -> str:
-    """Return a query of the number of rows still marked as deleted, and their oldest commit_ts."""
+    """Return the query of the number of tombstones in a table, and of their oldest commit_ts."""
     return f"SELECT count(*) AS kept, min({_COMMIT_TS}) AS oldest FROM {location} WHERE {_MARKED}"

@@ -1,6 +1,6 @@
-"""Iceberg's partition transforms, as specified, for the tasks that write files.
+"""Iceberg's partition transforms (from its table specification), for the tasks that write files.
 
-Partition values are passed to the commit in Iceberg's JSON, by the ids of the partition's fields.
+Tasks return partition values to the driver in Iceberg's JSON form, by the ids of the partition fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Hashes = npt.NDArray[np.uint32]
 
 
 class PartitionField(NamedTuple):
-    """A field of a table's partition spec. ``column``: the source column's name in files."""
+    """A field of a table's partition spec; ``column``: the name in files of the column that it transforms."""
 
     id: int
     name: str
@@ -37,12 +37,14 @@ class PartitionField(NamedTuple):
 
 @dataclass(frozen=True)
 class SplitBySpec:
-    """The ``Split`` of a partition spec's fields."""
+    """Splits rows by the fields of a partition spec (a ``lake.rows.Split``)."""
 
     fields: tuple[PartitionField, ...]
 
     def __call__(self, rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
-        """Yield each partition with its rows. Files store all columns."""
+        """Yield each partition with its rows. No column is dropped, because Iceberg's files store all
+        columns.
+        """
         columns = [transformed(rows[field.column], field.transform) for field in self.fields]
         for first, part in grouped(rows, columns):
             values = [column[first] for column in columns]
@@ -56,12 +58,16 @@ class SplitBySpec:
 
 
 def is_known(transform: str) -> bool:
-    """Return True if a transform, as spelled in Iceberg's metadata, is supported here."""
+    """Return True if a transform, such as ``bucket[16]`` in Iceberg's metadata, is implemented here."""
     return _parsed(transform) is not None
 
 
 def transformed(values: pa.ChunkedArray, transform: str) -> pa.ChunkedArray:
-    """Apply a supported transform to a column's values. Null stays null."""
+    """Apply a transform to a column's values. Null stays null.
+
+    Raises:
+        ValueError: the transform is not implemented here.
+    """
     function, width = _parsed(transform) or (None, 0)
     if function is None:
         raise ValueError(f"Unknown transform {transform}.")
@@ -110,13 +116,15 @@ def _truncated_decimals(values: pa.Array, width: int) -> pa.Array:
         return pa.array(cut, values.type).take(encoded.indices)
     except pa.ArrowInvalid as exc:  # -9.99 becomes -10.00
         raise TargetError(
-            f"A partition of a {values.type} column, by truncate[{width}], would have more digits than the "
-            f"column, which Iceberg does not write ({exc}). Nothing was written."
+            f"A partition value of a {values.type} column under truncate[{width}] has more digits than the "
+            f"column's type, so Iceberg cannot store it ({exc}). Nothing was committed. Correct the row at "
+            "the "
+            "source, or change the table's partition spec."
         ) from exc
 
 
 def _calendar(unit: str) -> _Transform:
-    """Return a transform to years or months since 1970. numpy's calendar covers any year."""
+    """Return the transform to years or months since 1970, by numpy's calendar, which covers any year."""
 
     def counted(values: pa.Array, _: int) -> pa.Array:
         moments = _days(values).astype("M8[D]").astype(f"M8[{unit}]")
@@ -134,7 +142,7 @@ def _hour(values: pa.Array, _: int) -> pa.Array:
 
 
 _Transform = Callable[[pa.Array, int], pa.Array]
-# By name, and whether a number in brackets follows.
+# By the transform's name, and True if a number in brackets follows it.
 _TRANSFORMS: Final[Mapping[tuple[str, bool], _Transform]] = {
     ("identity", False): _identity,
     ("void", False): _void,
@@ -152,7 +160,7 @@ def _is_null(values: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _numbers(values: pa.Array) -> Any:
-    """Return integers, dates in days, or timestamps in microseconds as numpy numbers; 0 for null."""
+    """Convert integers, dates (to days) or timestamps (to microseconds) to numpy numbers, with 0 for null."""
     kind = values.type
     if not pa.types.is_integer(kind):
         values = values.cast(pa.int32() if pa.types.is_date(kind) else pa.int64())
@@ -165,7 +173,7 @@ def _days(values: pa.Array) -> Ints:
 
 
 def _hashed_bytes(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
-    """Return the bytes to hash: all values' bytes, and start and length of each value."""
+    """Return the bytes that Iceberg hashes: one buffer, and each value's start and length in it."""
     kind, count = values.type, len(values)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         whole = pa.concat_arrays([values.cast(pa.large_binary()).fill_null(b"")])
@@ -179,7 +187,10 @@ def _hashed_bytes(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
 
 
 def _decimal_bytes(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
-    """Return unscaled numbers, big-endian, each in as few bytes as hold the number and its sign."""
+    """Return the hashed bytes of decimals, as ``_hashed_bytes``.
+
+    A value's bytes are its unscaled number, big-endian, in the fewest bytes that hold it with its sign.
+    """
     count = len(values)
     little = np.frombuffer(values.buffers()[1], np.uint8)[16 * values.offset :][: 16 * count]
     big = little.reshape(count, 16)[:, ::-1]
@@ -195,9 +206,9 @@ _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 
 
 def murmur3(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints) -> Hashes:
-    """Compute 32-bit Murmur3 hashes (x86 variant, seed 0) of many slices of ``data`` at once."""
+    """Compute the 32-bit Murmur3 hash (x86 variant, seed 0) of each slice of ``data``."""
     found = np.zeros(len(starts), np.uint32)
-    # Longest first, so that the slices with one more block of four bytes are the first ones.
+    # Longest slices first, so that the slices with a further block of four bytes are always the first ones.
     order = np.argsort(-lengths, kind="stable")
     starts, lengths = starts[order], lengths[order]
     blocks = lengths // 4
@@ -232,7 +243,7 @@ def _rotated(bits: Hashes, by: int) -> Hashes:
 
 
 def _as_json(value: pa.Scalar) -> Any:
-    """Return a value in Iceberg's JSON form."""
+    """Return a partition value in Iceberg's JSON form."""
     kind = value.type
     if pa.types.is_decimal(kind):
         return f"{value.as_py():f}"
@@ -249,7 +260,10 @@ _UNITS: Final = {"year": "Y", "month": "M", "hour": "h"}
 
 
 def _in_folder(value: pa.Scalar, transform: str) -> str:
-    """Return a value roughly as Iceberg spells it in folder names."""
+    """Return a partition value for a folder name, roughly as Iceberg spells it.
+
+    Readers ignore folder names.
+    """
     if not value.is_valid:
         return "null"
     if transform in _UNITS:

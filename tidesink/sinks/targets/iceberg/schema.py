@@ -1,4 +1,4 @@
-"""The schema of an Iceberg table, its Spark session, and its maintenance."""
+"""The columns of an Iceberg table, the Spark session with its catalog, and the table's maintenance."""
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
 
@@ -38,11 +38,11 @@ TABLE_PROPERTIES: Final[Mapping[str, str]] = {
     "write.update.mode": "merge-on-read",
     "write.delete.mode": "merge-on-read",
     "write.target-file-size-bytes": "134217728",
-    # Each batch creates two new versions of the metadata.
+    # Each batch creates two metadata files, so old ones are removed.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "50",
 }
-# Iceberg's own columns, and those that Spark's MERGE adds to a table's columns.
+# Names of Iceberg's metadata columns, and of columns that Spark's MERGE adds.
 RESERVED: Final = Reserved(
     "Iceberg",
     frozenset(
@@ -72,15 +72,15 @@ class IcebergPreflight(LakePreflight):
     """Checks of Iceberg tables before the first run."""
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
-        """Return the type's name in Iceberg, which can differ from Spark's."""
+        """Return the name of the column's type in Iceberg, which can differ from Spark's."""
         return iceberg_type(column.spark)
 
 
 def check(shape: TableShape, present: Iterable[str] = ()) -> None:
-    """Refuse a shape for which Iceberg cannot create a table, or that conflicts with ``present`` columns.
+    """Check that an Iceberg table can have the columns of a shape together with its columns ``present``.
 
     Raises:
-        SchemaRefusedError: names the column.
+        SchemaRefusedError: the shape has no key, or a column whose name is reserved or the same as another's.
     """
     check_shape(shape, RESERVED)
     lake_tables.check_names(shape, present)
@@ -89,7 +89,7 @@ def check(shape: TableShape, present: Iterable[str] = ()) -> None:
 def create_statement(
     location: str, shape: TableShape, *, soft_deletes: bool, properties: Mapping[str, str]
 ) -> str:
-    """Return the CREATE TABLE of a shape; ``location`` is the quoted table."""
+    """Return the CREATE TABLE statement for a shape's columns; ``location``: the table's quoted name."""
     given = {**TABLE_PROPERTIES, **properties}
     return lake_tables.create_statement(
         location, shape, provider="iceberg", properties=given, soft_deletes=soft_deletes
@@ -106,7 +106,7 @@ def open_table(
 ) -> bool:
     """Create the table if missing. Returns True if it was created."""
     if not table.exists:
-        check(shape)  # only here, because an existing table may never get the columns it lacks
+        check(shape)  # not for an existing table, which may never get the shape's other columns
         namespace = table.location.rpartition(".")[0]
         session.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
         session.sql(create_statement(table.location, shape, soft_deletes=soft_deletes, properties=properties))
@@ -117,16 +117,20 @@ def open_table(
 
 
 def check_promotions(widened: Mapping[str, str], present: Mapping[str, str], *, table: TableId) -> None:
-    """Refuse type changes for which Iceberg would have to rewrite every row.
+    """Check that Iceberg can make the planned type changes without rewriting rows.
+
+    ``widened``: new Spark type by column name.
+    ``present``: the table's columns: Spark type by name.
 
     Raises:
-        SchemaRefusedError: names the column and both types.
+        SchemaRefusedError: Iceberg cannot make a type change. The error names the column and both types.
     """
     for name, wider in widened.items():
         if not _promotes(present[name], wider):
             raise SchemaRefusedError(
-                f"The column is {present[name]} and must become {wider} to hold the source's values, but "
-                "Iceberg can only widen int to bigint, float to double, and the precision of a decimal. "
+                f"The column is {present[name]} and must become {wider} to hold the source's values. But "
+                "Iceberg "
+                "can only widen int to bigint, float to double, and the precision of a decimal. "
                 f"{ways_out(name)}",
                 table=str(table),
                 column=name,
@@ -139,21 +143,25 @@ def check_promotions(widened: Mapping[str, str], present: Mapping[str, str], *, 
 def evolution(
     table: JvmTable, state: TableState, plan: Evolution, shape: TableShape
 ) -> tuple[Any, dict[str, str], tuple[str, ...]]:
-    """Convert a plan to Java's new schema, the properties to set with it, and warnings."""
+    """Convert a plan of column changes to a commit.
+
+    Returns Java's new schema, the table properties to set with it (defaults that are still to be written into
+    existing rows), and warnings.
+    """
     update = state.table.updateSchema()
     for name, ddl in plan.widened.items():
         update.updateColumn(name, table.type_of(ddl))
     for column in plan.added:
-        # With the parent argument, even None, a name may contain dots.
+        # With a parent argument, even None, Iceberg does not split the name at dots.
         update.addColumn(None, column.name, table.type_of(column.spark), column.comment)
-    # In a shared table, only the shard's rows get its defaults.
+    # In a shared table, ``IcebergShard.fill`` writes the defaults, into the rows of this shard only.
     defaults, warnings = default_texts(plan.added if shape.shard is None else (), shape)
     pending = {**pending_defaults(state), **defaults}
     return update.apply(), {BACKFILL: json.dumps(pending)} if pending else {}, warnings
 
 
 def pending_defaults(state: TableState) -> dict[str, str]:
-    """Return the columns whose old rows still lack their default, with the default's literal text."""
+    """Return the defaults that still have to be written into existing rows, as texts by column name."""
     text = state.property(BACKFILL)
     return json.loads(text) if text else {}
 
@@ -161,7 +169,12 @@ def pending_defaults(state: TableState) -> dict[str, str]:
 def fill_statement(
     location: str, pending: Mapping[str, str], present: Mapping[str, str], shard: Shard | None = None
 ) -> str | None:
-    """Return the UPDATE that fills defaults into old rows, or a shard's rows; None if no column needs it."""
+    """Return the UPDATE that writes defaults into existing rows; None if the table has none of the columns.
+
+    ``pending``: default texts by column name.
+    ``present``: the table's columns: Spark type by name.
+    ``shard``: only the rows of this shard are updated; None for all rows.
+    """
     given = {fold_name(name): text for name, text in pending.items()}
     sets = [
         f"{quote_identifier(name)} = {literal(given[fold_name(name)], ddl)}"
@@ -181,16 +194,19 @@ CATALOG_CLASS: Final = "org.apache.iceberg.spark.SparkCatalog"
 _PREFIX: Final = "spark.sql.catalog."
 _ONE_AT_A_TIME: Final = threading.Lock()
 _DEFAULTS: Final[Mapping[str, str]] = {
-    # A cached table would show commits of others up to half a minute late.
+    # A cached table would show other writers' commits up to half a minute late.
     "cache-enabled": "false",
 }
 
 
 def open_session(spark: SparkSession, catalog: str, properties: Mapping[str, str]) -> SparkSession:
-    """Open a new session with the catalog configured.
+    """Return a new Spark session in which the catalog is configured, and connect to the catalog.
+
+    ``catalog``: the catalog's name.
+    ``properties``: the catalog's properties; if empty, Spark's own settings define the catalog.
 
     Raises:
-        ConfigError: Iceberg is not on Spark's class path, or the catalog is not defined.
+        ConfigError: Iceberg is not on Spark's class path, or the catalog is not defined or cannot be used.
         TransientTargetError: the catalog does not answer.
     """
     session = spark.newSession()
@@ -203,7 +219,7 @@ def open_session(spark: SparkSession, catalog: str, properties: Mapping[str, str
         )
     if properties:
         session.conf.set(_PREFIX + catalog, CATALOG_CLASS)
-    # Tasks get payloads of some MiB each. A few of them stay far below the 2 GiB of an Arrow batch.
+    # Tasks get payloads of some MiB each. 32 of them stay far below the limit of 2 GiB for an Arrow batch.
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "32")
     for name, value in {**_DEFAULTS, **properties}.items():
         session.conf.set(f"{_PREFIX}{catalog}.{name}", value)
@@ -212,7 +228,10 @@ def open_session(spark: SparkSession, catalog: str, properties: Mapping[str, str
 
 
 def _load_catalog(session: SparkSession, catalog: str) -> None:
-    """Create the catalog now. Each session has its own, and a JDBC catalog creates its tables first."""
+    """Make Spark create the session's catalog object, one session at a time.
+
+    A JDBC catalog creates its own tables then, which fails if two sessions do so at the same time.
+    """
     with _ONE_AT_A_TIME:
         try:
             session.catalog.tableExists(f"{catalog}.tidesink.none")
@@ -235,26 +254,30 @@ WAREHOUSE: Final = "target.catalog-properties.warehouse"
 
 
 def warehouse_path(properties: Mapping[str, str]) -> str | None:
-    """Return the path of a catalog in files; None if the catalog stores its tables elsewhere."""
+    """Return the warehouse path of a ``hadoop`` catalog; None for another type of catalog."""
     return properties.get("warehouse") if properties.get("type") == "hadoop" else None
 
 
 def try_catalog(catalog: str, properties: Mapping[str, str]) -> str:
-    """Try what is possible without starting Spark: whether a warehouse on this machine can be used.
+    """Check a catalog as far as possible without starting Spark, and return the result as text for display.
+
+    Only a ``hadoop`` catalog whose warehouse is on this machine can be checked.
 
     Raises:
-        ConfigError: the warehouse cannot be listed or written to; names the system's reason.
+        ConfigError: the warehouse cannot be listed or written to. The message has the system's reason.
     """
     if (path := warehouse_path(properties)) is not None:
         return try_path(path, setting=WAREHOUSE)
-    return f"the catalog {catalog} is not tried here: the worker opens it through Spark when it starts"
+    return f"the catalog {catalog} is not checked here: the worker opens it through Spark when it starts"
 
 
 # A table is compacted when it has this many more files than after the last compaction.
 FILES_BETWEEN: Final = 50
-# Position files are compacted if this many remain: those of data files that are large enough stay.
+# Delete files are compacted if this many remain when data files are compacted, which only rewrites small data
+# files.
 DELETE_FILES_LEFT: Final = 10
-# Snapshots are expired when there are this many. The last hour's and the newest are kept for running readers.
+# Snapshots are expired each time this many were added. Those of the last hour and the newest ones are kept
+# for readers.
 SNAPSHOTS_BETWEEN: Final = 300
 SNAPSHOTS_KEPT: Final = 100
 _HOUR_MS: Final = 3_600_000
@@ -262,7 +285,7 @@ _AGE: Final = "history.expire.max-snapshot-age-ms"
 
 
 class Maintenance:
-    """The maintenance of one table in a catalog."""
+    """Compacts the files of one table and expires its old snapshots, from time to time."""
 
     def __init__(self, session: SparkSession, table: JvmTable) -> None:
         self._session, self._table = session, table
@@ -270,13 +293,13 @@ class Maintenance:
         self._snapshots_before = 0
 
     def run_if_due(self, totals: Mapping[str, int], snapshots: int) -> bool:
-        """Compact files and expire snapshots if many have gathered. Returns True if anything was tried.
+        """Compact files, or expire snapshots, if many were added. Returns True if either was tried.
 
-        ``totals``: the numbers of the newest snapshot's summary.
-        ``snapshots``: the number of snapshots.
+        A failure, mostly because another program commits at the same time, is ignored. The next attempt is
+        made after as many more files or snapshots.
 
-        A failure leaves the table unchanged, and mostly means that another program commits. It is tried again
-        after as many more files or snapshots.
+        ``totals``: the numbers in the newest snapshot's summary.
+        ``snapshots``: the number of the table's snapshots.
         """
         pack = _files(totals) >= self._files_before + FILES_BETWEEN
         expire = snapshots >= self._snapshots_before + SNAPSHOTS_BETWEEN
@@ -297,7 +320,7 @@ class Maintenance:
 
 
 def pack_files(session: SparkSession, table: JvmTable) -> None:
-    """Compact small files, and position files if many remain."""
+    """Compact small data files, and position delete files if many remain."""
     catalog, _, name = table.location.partition(".")
     rewrite, named = f"CALL {catalog}.system.rewrite", f"table => {quote_text(name)}"
     session.sql(f"{rewrite}_data_files({named}, options => map('remove-dangling-deletes', 'true'))")
@@ -310,9 +333,9 @@ def _files(totals: Mapping[str, int]) -> int:
 
 
 def _expire(state: TableState) -> None:
-    """Expire snapshots that are older than the table's property allows (an hour if it is not set).
+    """Expire old snapshots. The table property for their maximum age applies; an hour if it is not set.
 
-    Snapshots that cuts refer to have tags.
+    Snapshots that cuts refer to are protected by tags.
     """
     oldest = int(time.time() * 1000) - int(state.property(_AGE) or _HOUR_MS)
     state.table.expireSnapshots().expireOlderThan(oldest).retainLast(SNAPSHOTS_KEPT).commit()

@@ -1,4 +1,7 @@
-"""Iceberg tables: batches are staged on a branch, and published with their progress."""
+"""The Iceberg target.
+
+A batch's new snapshot is published together with its progress in one metadata commit.
+"""
 
 from __future__ import annotations
 
@@ -60,12 +63,15 @@ if TYPE_CHECKING:
 
 
 _log = structlog.get_logger("tidesink.iceberg")
-# Filled into the template of table names, so that the table of cuts gets its own namespace.
+# Stands for the table of cuts in the template of table names, which determines its namespace.
 _CUTS_TABLE: Final = TableId("tidesink", "cuts")
 
 
 class IcebergColumns(ABC):
-    """The part of a table that manages columns. ``_present``: the columns when they were last read."""
+    """The part of ``IcebergTable`` that changes columns.
+
+    ``_present``: the columns as they were last read: Spark type by name.
+    """
 
     _name: TableId
     _table: JvmTable
@@ -74,30 +80,34 @@ class IcebergColumns(ABC):
 
     @abstractmethod
     def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:
-        """Translate errors of Java calls inside the block."""
+        """Convert errors of Java calls inside the block with ``translate``."""
 
     @abstractmethod
     def _plan(self, shape: TableShape) -> Evolution:
-        """Plan the column changes that a shape needs."""
+        """Plan the column changes that the table needs to store ``shape``."""
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return the difference from the columns when they were last read."""
+        """Return the difference between the columns, as they were last read, and those of ``shape``."""
         with self._translating(reading_error):
             plan = self._plan(shape)
             schema.check_promotions(plan.widened, self._present, table=self._name)
         return gap_of(self._present, plan)
 
     def rename_column(self, old: str, new: str) -> None:
-        """Rename a column. It keeps its field id."""
+        """Rename a column. No file is rewritten, because files refer to columns by field id."""
         self._alter(lambda present: new not in present, lambda update: update.renameColumn(old, new))
 
     def drop_columns(self, names: Sequence[str]) -> None:
-        """Drop columns. Older snapshots keep them."""
+        """Drop columns from the current schema. Older snapshots keep them."""
         for name in names:
             self._alter(lambda present, n=name: n in present, lambda update, n=name: update.deleteColumn(n))  # type: ignore[misc]
 
     def _alter(self, needed: Callable[[Mapping[str, str]], bool], change: Callable[[Any], object]) -> None:
-        """Commit a schema change if it is needed."""
+        """Commit a schema change.
+
+        ``needed``: returns True if the current columns need the change.
+        ``change``: makes the change on Java's schema update.
+        """
         with self._translating(reading_error):
             for _ in range(ATTEMPTS):
                 state = self._holder.current()
@@ -107,7 +117,7 @@ class IcebergColumns(ABC):
                 update = state.table.updateSchema()
                 change(update)
                 self._holder.put_schema(state, update.apply(), {})
-        raise TransientTargetError("Others keep committing to the table.", table=str(self._name))
+        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
 
 
 CAPABILITIES: Final = Capabilities(
@@ -122,7 +132,7 @@ PREFLIGHT: Final = iceberg_schema.IcebergPreflight(
 
 
 def open_target(config: Config, spark: SparkSession, _store: StateStore) -> IcebergTarget:
-    """Open the Iceberg tables of a config.
+    """Return the Iceberg target that a config describes.
 
     Raises:
         ConfigError: the warehouse is a local path that cannot be written to.
@@ -141,12 +151,12 @@ def open_target(config: Config, spark: SparkSession, _store: StateStore) -> Iceb
 
 
 def place_of(settings: IcebergSettings, table: TableId) -> str:
-    """Return a table's name, with its catalog."""
+    """Return the catalog and name of a source table's target table, for display."""
     return ".".join((settings.catalog, *table_names(settings.table, table)))
 
 
 def try_target(settings: IcebergSettings) -> str:
-    """Try to use the catalog and return the result.
+    """Check the catalog as far as possible without Spark, and return the result as text.
 
     Raises:
         ConfigError: the catalog's warehouse cannot be used.
@@ -156,12 +166,15 @@ def try_target(settings: IcebergSettings) -> str:
 
 @dataclass(frozen=True)
 class IcebergTarget:
-    """Iceberg tables of a catalog, each named by ``template`` with ``{schema}`` and ``{table}`` filled in.
+    """An Iceberg catalog in which tables are written.
 
+    ``catalog``: the catalog's name in Spark.
+    ``template``: template of the target tables' names, with ``{schema}`` and ``{table}`` of the source table.
     ``properties``: the catalog's properties (type, uri, warehouse, …); if empty, Spark's settings define the
         catalog.
-    ``table_properties``: properties of tables that are created.
-    ``fewest_staged``: ranges with at least this many records are written to files while they are read.
+    ``table_properties``: additional properties of new tables.
+    ``fewest_staged``: a batch whose smallest offset range has at least this many records is written to files
+        by the tasks that reduce it.
     """
 
     spark: SparkSession
@@ -173,17 +186,17 @@ class IcebergTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The abilities of Iceberg."""
+        """The abilities of an Iceberg target."""
         return CAPABILITIES
 
     def location_of(self, table: TableId) -> str:
-        """Return a table's quoted name in SQL."""
+        """Return the quoted name of a source table's target table, with its catalog."""
         return f"{self.catalog}.{quote_path(*table_names(self.template, table))}"
 
     def open_table(
         self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
     ) -> IcebergTable:
-        """Open the Iceberg table of ``shape``, and create it if missing."""
+        """Open a target table with the columns and key of ``shape``, and create it if missing."""
         session = open_session(self.spark, self.catalog, self.properties)
         location = self.location_of(shape.table)
         with long_names_refused(table_names(self.template, shape.table), shape.table):
@@ -197,7 +210,10 @@ class IcebergTarget:
             )
 
     def cut_log(self, pipeline: str) -> CutLog:
-        """Return the cuts of a pipeline. Their namespace is the template's, filled in for tidesink."""
+        """Return the publisher of a pipeline's cuts.
+
+        Cuts are recorded in the namespace that the template gives for a source schema ``tidesink``.
+        """
         session = open_session(self.spark, self.catalog, self.properties)
         spaces = table_names(self.template, _CUTS_TABLE)[:-1]
         location = f"{self.catalog}.{quote_path(*spaces, CUTS)}"
@@ -220,14 +236,14 @@ class IcebergTarget:
         )
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> IcebergReader | None:
-        """Return a reader of the Iceberg table of ``shape``; None if it does not exist."""
+        """Return a reader of the target table of ``shape``; None if the table does not exist."""
         own = open_session(session, self.catalog, self.properties)
         found = IcebergReader(own, self.location_of(shape.table), shape, pipeline=pipeline)
         return found if found.exists else None
 
 
 class IcebergReader(TableReader):
-    """Reads one Iceberg table, as its readers see it."""
+    """Reads the rows of one Iceberg table, in the snapshot that its readers see."""
 
     def __init__(self, session: SparkSession, location: str, shape: TableShape, *, pipeline: str) -> None:
         self.session = session
@@ -242,24 +258,24 @@ class IcebergReader(TableReader):
             return self._table.exists
 
     def columns(self) -> Mapping[str, str]:
-        """Return the columns from the latest metadata."""
+        """Return the table's current columns: Spark type by name."""
         with translating(reading_error, self._shape.source):
             return self._table.columns(self._table.state())
 
     def committed(self) -> Progress | None:
-        """Return the progress in the table's properties."""
+        """Return the progress that the table's ledger property records; None if no batch was ever applied."""
         with translating(reading_error, self._shape.source):
             entry = self._ledger.entry(self._table.state())
         return entry.progress if entry else None
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return the rows of the snapshot that readers see."""
+        """Return the current rows of the snapshot that readers see, with ``columns`` in this order."""
         with translating(reading_error, self._shape.source):
             return rows_that_live(self.session.table(self._table.location), columns, self._shape.shard)
 
 
 class IcebergTable(IcebergColumns):
-    """One Iceberg table, open for one worker thread."""
+    """An open Iceberg table. It is used by one worker thread."""
 
     def __init__(
         self,
@@ -301,7 +317,7 @@ class IcebergTable(IcebergColumns):
             self._present = self._table.columns(self._table.state())
 
     def claim(self) -> Claim:
-        """Take the table's next epoch with a commit, then return what is applied."""
+        """Commit the table's next epoch, which fences older workers. Returns it and the applied progress."""
         with self._turns.mine(), self._translating(reading_error):
             entry = self._holder.claim()
             self._fill_pending()
@@ -310,13 +326,13 @@ class IcebergTable(IcebergColumns):
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
-        """Return the progress in the table's properties."""
+        """Return the progress that the table's ledger property records; None if no batch was ever applied."""
         with self._translating(reading_error):
             entry = self._ledger.entry(self._table.state())
         return entry.progress if entry else None
 
     def version_of(self, progress: Progress) -> TableVersion:
-        """Return the snapshot that readers see. The ledger must have this progress."""
+        """Return the snapshot that readers see, after checking that the ledger has this progress."""
         with self._translating(reading_error):
             state = self._table.state()
             entry = self._ledger.entry(state)
@@ -324,25 +340,29 @@ class IcebergTable(IcebergColumns):
         return TableVersion(self.location, cast(int, state.head))
 
     def keep_version(self, version: int, commit_ts: int, *, keep: float) -> None:
-        """Keep a snapshot that a cut refers to, with a tag."""
+        """Protect a snapshot that a cut refers to from expiry, with a tag."""
         with self._translating(reading_error):
             self._tags.keep(version, commit_ts, seconds=keep)
 
     def evolve(self, shape: TableShape) -> EvolveResult:
-        """Add columns and widen numbers so that ``shape`` fits. Old rows get the defaults."""
+        """Add and widen columns so that the table can store ``shape``. Existing rows get new columns'
+        defaults.
+        """
         iceberg_schema.check(shape, self._present)
         with self._turns.mine(), self._translating(reading_error):
             created, self._created = self._created, False
             grows = self._shard is not None and bool(self._shard.new_columns(shape))
             if not (self._plan(shape).needed or grows or self._evolving):
                 return EvolveResult(created=created)
-            self._evolving = True  # until all is done, so that an interrupted change is continued
+            self._evolving = (
+                True  # reset at the end, so that an interrupted change is completed by the next call
+            )
             result = self._evolve(shape)
             if self._shard:
                 filled, warnings = self._shard.fill(shape, self._staging.branch, self._staging.run)
             else:
                 filled, warnings = self._fill_pending(), ()
-            self._plan(shape)  # reads the current columns of a shared table
+            self._plan(shape)  # for a shared table, this reads the columns again
             self._evolving = False
         return replace(result, created=created, backfilled=filled, warnings=(*result.warnings, *warnings))
 
@@ -352,7 +372,7 @@ class IcebergTable(IcebergColumns):
         return plan_evolution(self._present, shape)
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
-        """Stage a batch, then publish it and its progress in one commit."""
+        """Write a batch, and publish it with its progress in one commit. Returns the row counts."""
         with self._turns.mine(), self._translating(reading_error):
             state, done = self._looked_at(progress)
             if done is None and self._take_order(batch):
@@ -363,16 +383,21 @@ class IcebergTable(IcebergColumns):
                 done = self._attempt(batch, progress, state)
                 state = None
             if done is None:
-                # Each commit was certainly refused, so no snapshot has the files.
+                # No commit succeeded, so no snapshot contains the staged files.
                 self.forget_staged(batch.staged or ())
                 raise TransientTargetError(
-                    "Others kept committing while the batch was written. Nothing of it was published.",
+                    "Other writers kept committing while the batch was written. Nothing of the batch was "
+                    "published, "
+                    "and it is tried again.",
                     table=str(self._name),
                 )
         return done
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
-        """Return a sink that writes files that no snapshot has yet; None if rows depend on stored ones."""
+        """Return the sink with which the tasks that reduce the next batch write its rows to files.
+
+        Returns None if the rows depend on stored rows, or if the batch needs a MERGE.
+        """
         self._sink = None
         if self._files_or_merge.stages(rows, soft=self._soft):
             with self._translating(reading_error):
@@ -380,19 +405,19 @@ class IcebergTable(IcebergColumns):
         return self._sink
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
-        """Remove the files that rows were written to."""
+        """Remove the files to which staged rows were written."""
         paths = paths_of(parts)
         if paths:
             with self._translating(reading_error):
                 self._files.discard(paths, self._table.state())
 
     def horizon(self) -> int | None:
-        """Return the commit_ts up to which deletes may be forgotten."""
+        """Return the commit_ts up to which tombstones may have been removed; None if none were."""
         with self._translating(reading_error):
             return merge.horizon_of(self._table.state())
 
     def collect(self, horizon: int) -> Collected:
-        """Forget deletes up to a commit_ts. Rows and horizon change in one metadata commit."""
+        """Remove tombstones of deletes up to the commit_ts ``horizon``, and record it in the same commit."""
         with self._translating(reading_error):
             for _ in range(ATTEMPTS):
                 state = self._holder.staging()
@@ -403,14 +428,15 @@ class IcebergTable(IcebergColumns):
                 said = {merge.PROPERTY: str(now)}
                 if self._holder.publish(entry, on=head, saying=said):
                     return Collected(now, -grown_by(summary), kept, oldest)
-        raise TransientTargetError("Others keep committing to the table.", table=str(self._name))
+        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
 
     def close(self) -> None:
-        """Drop the batch's view. The session ends with its last reference."""
+        """Drop the temporary view of the last batch. The Spark session ends with its last reference."""
         self._staging.close()
 
     def _looked_at(self, progress: Progress) -> tuple[TableState | None, ApplyResult | None]:
-        """Return the current table, and the result of this batch if it is applied already.
+        """Return the table's current state, and the batch's result if the batch is applied already, else
+        None.
 
         Raises:
             StaleProgressError: this worker does not hold the batch's epoch, or a later batch is applied.
@@ -424,9 +450,9 @@ class IcebergTable(IcebergColumns):
     def _attempt(
         self, batch: ReducedBatch, progress: Progress, state: TableState | None
     ) -> ApplyResult | None:
-        """Stage and publish once; None if others committed in between.
+        """Try once to write and publish a batch. Returns None if another writer committed in between.
 
-        ``state``: the table as it was last read; None to read it again.
+        ``state``: the table's state as it was just read; None to read it again.
         """
         if batch.empty or batch.truncates:
             return self._merged(batch, progress)
@@ -436,7 +462,9 @@ class IcebergTable(IcebergColumns):
         return self._merged(batch, progress) if isinstance(done, str) else done
 
     def _written(self, batch: ReducedBatch, progress: Progress, plan: FilePlan) -> ApplyResult | None:
-        """Write a batch as files, and publish their snapshot."""
+        """Write a batch as files, and publish their snapshot. Returns None if another writer committed in
+        between.
+        """
         staged = self._files.stage(batch, plan)
         if staged is None:
             return None
@@ -454,7 +482,9 @@ class IcebergTable(IcebergColumns):
         return staged.result
 
     def _merged(self, batch: ReducedBatch, progress: Progress) -> ApplyResult | None:
-        """Merge a batch on the branch, and publish it."""
+        """Merge a batch on the staging branch, and publish it. Returns None if another writer committed in
+        between.
+        """
         state = self._holder.staging()
         snapshot, result = self._staging.batch(batch, state, self._present)
         entry = self._ledger.batch(self._holder.held, progress, result, snapshot=snapshot, shape=batch.shape)
@@ -466,9 +496,12 @@ class IcebergTable(IcebergColumns):
         return result
 
     def _take_order(self, batch: ReducedBatch) -> bool:
-        """Add the columns that ordering by source needs, once. Refuse to go back to Kafka's order.
+        """Check the table's order, and add the columns that the source's order needs.
 
-        Returns True if the columns were added now.
+        Returns True if columns were added.
+
+        Raises:
+            SchemaRefusedError: the table is ordered by the source, but the batch is in Kafka's order.
         """
         check_order(batch, self._present, table=self._name)
         if not batch.sequenced or SEQUENCE_COLUMN in self._present:
@@ -477,7 +510,9 @@ class IcebergTable(IcebergColumns):
         return True
 
     def _evolve(self, shape: TableShape) -> EvolveResult:
-        """Commit the columns that a shape needs. Their defaults stay pending."""
+        """Commit the columns that ``shape`` needs. Their defaults are recorded, but not written into rows
+        yet.
+        """
         for _ in range(ATTEMPTS):
             state = self._holder.current()
             present = self._table.columns(state)
@@ -487,10 +522,13 @@ class IcebergTable(IcebergColumns):
             if not plan.needed or self._holder.put_schema(state, schema, properties):
                 added = tuple(column.name for column in plan.added)
                 return EvolveResult(False, added, tuple(plan.widened), (), warnings)
-        raise TransientTargetError("Others keep committing to the table.", table=str(self._name))
+        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
 
     def _fill_pending(self) -> tuple[str, ...]:
-        """Fill pending defaults into old rows. Returns the filled columns."""
+        """Write the recorded defaults of new columns into existing rows.
+
+        Returns the names of these columns.
+        """
         for _ in range(ATTEMPTS):
             state = self._holder.staging()
             self._present = self._table.columns(state)
@@ -503,20 +541,21 @@ class IcebergTable(IcebergColumns):
             entry = replace(self._holder.held, snapshot=snapshot)
             if self._holder.publish(entry, on=head, forgetting=(iceberg_schema.BACKFILL,)):
                 return tuple(name for name in pending if name in self._present)
-        raise TransientTargetError("Others keep committing to the table.", table=str(self._name))
+        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
 
     def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:
         return translating(translate, self._name)
 
 
-# (statement, head of the shard's branch) -> snapshot of the statement, and its summary's numbers.
+# Runs a statement on the staging branch whose newest snapshot is given. Returns the id of the new snapshot
+# and the numbers in its summary.
 Stage = Callable[[str, int], tuple[int, Mapping[str, int]]]
 _Filled = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class IcebergShard:
-    """One shard of an open table."""
+    """A shard of an open shared table."""
 
     shard: Shard
     table: JvmTable
@@ -524,10 +563,11 @@ class IcebergShard:
     holder: Holder
 
     def present(self, shape: TableShape) -> dict[str, str]:
-        """Return the current columns of the table, which other shards may have changed.
+        """Read the table's columns again, because other shards may have changed them: Spark type by name.
 
         Raises:
-            SchemaRefusedError: a column cannot hold the values of all shards; names the other shards.
+            SchemaRefusedError: a column's type cannot hold this shard's values. The message names the other
+                shards.
         """
         state = self.table.state()
         present = self.table.columns(state)
@@ -539,14 +579,17 @@ class IcebergShard:
         return present
 
     def new_columns(self, shape: TableShape) -> tuple[ShapeColumn, ...]:
-        """Return the columns for which the shard's rows have no value yet."""
+        """Return the shape's columns that the shard's rows do not have yet."""
         return new_columns(shape, self.holder.held.known)
 
     def fill(self, shape: TableShape, branch: str, stage: Stage) -> _Filled:
-        """Fill the defaults of new columns into the shard's rows. Returns these columns, and warnings.
+        """Write the defaults of new columns into the shard's rows. Returns the columns' names, and warnings.
+
+        ``branch``: the quoted name of the staging branch.
+        ``stage``: runs a statement on it.
 
         Raises:
-            TransientTargetError: others kept committing.
+            TransientTargetError: other writers kept committing.
         """
         defaults, warnings = default_texts(self.new_columns(shape), shape)
         if not defaults:
@@ -559,11 +602,13 @@ class IcebergShard:
             entry = replace(held, snapshot=snapshot, known=known_after(held.known, shape))
             if self.holder.publish(entry, on=head):
                 return tuple(defaults), warnings
-        raise TransientTargetError("Others keep committing to the table.", table=str(self.ledger.table))
+        raise TransientTargetError(
+            "Other writers keep committing to the table.", table=str(self.ledger.table)
+        )
 
 
 def shard_of(
     shape: TableShape, table: JvmTable, ledger: IcebergLedger, holder: Holder
 ) -> IcebergShard | None:
-    """Return the shard of a shape; None if its table is not shared."""
+    """Return the shard of a source table; None if its target table is not shared."""
     return IcebergShard(shape.shard, table, ledger, holder) if shape.shard else None

@@ -1,9 +1,9 @@
-"""Tags of Iceberg tables. A tag keeps a snapshot that a cut refers to, whoever expires snapshots (ADR 36).
+"""Tags of Iceberg tables that protect the snapshots of cuts from ``expire_snapshots`` (ADR 36).
 
-A snapshot gets a tag when a cut first refers to it; later cuts of the same snapshot need no commit. While the
-snapshot is the newest one of a cut, its tag never expires. The commit that tags the next snapshot sets the
-tag's age, so that any ``expire_snapshots`` removes it with the last cut of the snapshot. Nothing else has to
-remove it.
+A snapshot gets a tag when a cut first refers to it. Later cuts with the same snapshot need no commit. The tag
+of the snapshot to which the newest cut refers has no maximum age. The commit that tags the next snapshot sets
+a maximum age on it, which ends when the last cut of the snapshot is no longer kept. Any ``expire_snapshots``
+then removes the tag.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.targets.cuts import tag_prefix
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, commit_error, is_conflict
 
-# Number of attempts if other commits come first.
+# Number of attempts to commit if other writers commit in between.
 _ATTEMPTS: Final = 5
-# The maximum age, set explicitly: a table's property may set an age for tags without one.
+# An explicit maximum age, because a table property may set an age for tags without one.
 _FOR_EVER: Final = 2**63 - 1
-# A reader may open a cut at the last moment, and then reads it for a while.
+# Additional age of a tag, for readers that open a cut shortly before it expires.
 _READ_MS: Final = 3_600_000
 
 
 class CutTags:
-    """The tags of one pipeline's cuts in an open table."""
+    """Creates and ages the tags of one pipeline's cuts in an open table."""
 
     def __init__(self, table: JvmTable, pipeline: str, name: TableId) -> None:
         self._table, self._name = table, name
         self._prefix = tag_prefix(pipeline)
-        # The commit_ts follows, and the snapshot id if another snapshot has the name already.
+        # A tag's name is the prefix, the commit_ts, and also the snapshot id if another snapshot's tag has
+        # that name.
         self._pattern = re.compile(rf"{re.escape(self._prefix)}([0-9]+)(?:\.[0-9]+)?")
         self._tagged: int | None = None
 
     def keep(self, snapshot: int, commit_ts: int, *, seconds: float) -> None:
         """Tag a snapshot that the cut at ``commit_ts`` refers to.
 
-        ``seconds``: how long a cut is kept.
+        ``seconds``: time for which a cut is kept.
 
         Raises:
-            TransientTargetError: others kept committing.
+            TransientTargetError: other writers kept committing.
             CommitUnknownError: the commit was interrupted, and may have happened.
         """
         if snapshot == self._tagged:
@@ -52,10 +53,13 @@ class CutTags:
             if self._commit(state, snapshot, commit_ts, round(seconds * 1000)):
                 self._tagged = snapshot
                 return
-        raise TransientTargetError("Others keep committing to the table.", table=str(self._name))
+        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
 
     def _commit(self, state: TableState, snapshot: int, commit_ts: int, keep_ms: int) -> bool:
-        """Tag a snapshot, and set the age of earlier tags. Returns False if another commit came first."""
+        """Tag a snapshot, and set a maximum age on the tags of the previous cut.
+
+        Returns False if another writer committed in between.
+        """
         names = {*state.branches()}
         ages = {former: self._age(state, former, keep_ms) for former in self._newest(names)}
         if any(age is not None and state.branch_head(name) == snapshot for name, age in ages.items()):
@@ -78,19 +82,21 @@ class CutTags:
         return True
 
     def _free_name(self, names: set[str], commit_ts: int, snapshot: int) -> str:
-        """Return a tag's name. An existing tag is never moved, because a cut may refer to its snapshot."""
+        """Return an unused name for a tag. An existing tag is never moved, because a cut may need its
+        snapshot.
+        """
         name = f"{self._prefix}{commit_ts}"
         return f"{name}.{snapshot}" if name in names else name
 
     def _newest(self, names: set[str]) -> list[str]:
-        """Return our tags of the newest commit_ts."""
+        """Return the names of this pipeline's tags with the newest commit_ts."""
         found = dict[int, list[str]]()
         for match in filter(None, map(self._pattern.fullmatch, names)):
             found.setdefault(int(match[1]), []).append(match[0])
         return found[max(found)] if found else []
 
     def _age(self, state: TableState, name: str, keep_ms: int) -> int | None:
-        """Return the new age of a tag whose last cut is the current one; None if the tag has an age.
+        """Return the maximum age in milliseconds to set on a tag; None if it has one already.
 
         Iceberg counts the age from the time when the snapshot was written.
         """
@@ -98,5 +104,5 @@ class CutTags:
         if reference.maxRefAgeMs() != _FOR_EVER:
             return None
         written = int(state.snapshot(reference.snapshotId()).timestampMillis())
-        # Iceberg allows no age below 1, and the snapshot's clock may be ahead of ours.
+        # Iceberg allows no age below 1, and the clock of the snapshot's writer may be ahead.
         return max(1, round(time.time() * 1000) - written + keep_ms + _READ_MS)

@@ -14,8 +14,8 @@ null       none: the event needs no row of its own, or is stored already
 =========  =================================================================================
 
 ``key`` is a struct of the key columns and ``FROM_COLUMN``. ``_to`` is the version's end, or null. ``_read``
-is true if the version begins with a snapshot's read. ``count`` counts the operations and the outcomes of
-events in one Spark job.
+is true if the version begins with a snapshot's read. ``count`` counts operations and outcomes of events
+in one Spark job.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
@@ -489,7 +489,7 @@ def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
 
 
 def range_literal(value: Any, ddl: str) -> str | None:
-    """Return a literal of exactly the SQL type ``ddl``, for Delta's file skipping; None if impossible."""
+    """Return a literal of exactly the SQL type ``ddl``, as Delta needs to skip files; None if impossible."""
     if ddl in _RANGE_LITERALS and value is not None:
         return _RANGE_LITERALS[ddl].format(literal_text(value))
     if ddl == "string" and isinstance(value, str):

@@ -448,7 +448,7 @@ class _Moments:
 
 
 def spans_of(rows: pa.Table, spans: Spans, by: Places, wanted: Mask) -> pa.Table:
-    """Return the rows that ``wanted`` selects, with columns for their spans and closing events."""
+    """Return the rows that ``wanted`` selects, with their spans and the event that changes each."""
     columns = {
         FROM_COLUMN: _optional(spans.begin),
         TO_COLUMN: _optional(spans.end),
