@@ -110,7 +110,7 @@ def test_keys_whose_length_nothing_tells(mysql_sql: Bed) -> None:
     table.apply(mysql_sql.batch(one, [row(code, code[:9]) for code in codes]), progress(epoch, 1))
     expected = {code: code[:9] for code in codes}
     for long in ("x" * 256, "x" * 255 + " ", "x" * 255 + "  "):
-        with pytest.raises(TargetError, match=r"key's text longer than its varchar.*target.key-length"):
+        with pytest.raises(TargetError, match=r"key's text is longer than its varchar.*target.key-length"):
             table.apply(mysql_sql.batch(one, [row(long, "new"), row("a", "new")]), progress(epoch, 2))
         assert {r["code"]: r["name"] for r in mysql_sql.read(TABLE)} == expected
     # What the error says is what is to be done.
