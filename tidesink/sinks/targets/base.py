@@ -457,7 +457,7 @@ class Collected(NamedTuple):
     ``horizon``: commit_ts up to which tombstones are removed.
     ``removed``: number of tombstones removed by this call.
     ``kept``: number of tombstones still in the table.
-    ``oldest``: commit_ts of the oldest tombstone still in the table; None if the table has none.
+    ``oldest``: commit_ts of the oldest tombstone still in the table, or None.
     """
 
     horizon: int
@@ -506,7 +506,7 @@ class StagingTable(TargetTable, Protocol):
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
         """Remove the staged rows, if any, of a batch that is not applied.
 
-        ``parts``: the results of the tasks that staged the rows, as far as Spark returned them.
+        ``parts``: the results of the tasks that staged the rows that Spark returned.
         """
 
 

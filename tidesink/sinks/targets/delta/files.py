@@ -481,7 +481,7 @@ def _in_files(field: Mapping[str, Any]) -> tuple[str, int | None]:
 
 
 def _stored_version(transaction: Any, application: str) -> int:
-    """Return an application's last transaction version; -1 if it has none.
+    """Return an application's last transaction version, or -1.
 
     After this call, any other commit of the application is a conflict for the transaction. The version is
     read from the checksum of the last commit, because ``txnVersion`` would compute the table's state in a

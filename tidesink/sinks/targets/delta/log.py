@@ -32,7 +32,7 @@ class Commit:
     ``version``: the table version that it created.
     ``operation``: Delta's name of the operation, such as MERGE.
     ``read_version``: the table version that its transaction read; None if not recorded.
-    ``metadata``: its user metadata; None if it has none.
+    ``metadata``: its user metadata, or None.
     ``metrics``: its operation metrics, such as numbers of rows.
     ``restored_version``: the version that a RESTORE went back to; None if it was given a timestamp instead.
     ``overwrites``: True if the commit replaced all rows.
@@ -109,7 +109,7 @@ class DeltaLog:
                 return
 
     def transaction_version(self, application: str) -> int | None:
-        """Return the last transaction version of an application; None if it has none.
+        """Return the last transaction version of an application, or None.
 
         Delta keeps it even when it removes old commits from the log.
         """

@@ -162,7 +162,7 @@ class IcebergLedger:
     def claimed(self, held: Entry | None, *, snapshot: int) -> Entry:
         """Return the entry for a claim: the next epoch, with the applied progress.
 
-        ``held``: the ledger's current entry; None if it has none.
+        ``held``: the ledger's current entry; None if the ledger is empty.
         ``snapshot``: the snapshot that readers see.
         """
         epoch, batch = (held.epoch + 1, held.batch) if held else (1, 0)
@@ -204,7 +204,7 @@ class IcebergLedger:
     def check_keys(self, entry: Entry | None) -> None:
         """Check that the stored rows were written under the configured key.
 
-        ``entry``: the ledger's entry; None if it has none.
+        ``entry``: the ledger's entry; None if the ledger is empty.
 
         Raises:
             SchemaRefusedError: the rows were written under another key.

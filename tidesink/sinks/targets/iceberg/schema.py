@@ -169,7 +169,7 @@ def pending_defaults(state: TableState) -> dict[str, str]:
 def fill_statement(
     location: str, pending: Mapping[str, str], present: Mapping[str, str], shard: Shard | None = None
 ) -> str | None:
-    """Return the UPDATE that writes defaults into existing rows; None if the table has none of the columns.
+    """Return the UPDATE that writes defaults into existing rows; None if no column is in the table.
 
     ``pending``: default texts by column name.
     ``present``: the table's columns: Spark type by name.
@@ -259,7 +259,7 @@ def warehouse_path(properties: Mapping[str, str]) -> str | None:
 
 
 def try_catalog(catalog: str, properties: Mapping[str, str]) -> str:
-    """Check a catalog as far as possible without starting Spark, and return the result as text for display.
+    """Check a catalog without starting Spark, and return the result as text for display.
 
     Only a ``hadoop`` catalog whose warehouse is on this machine can be checked.
 

@@ -156,7 +156,7 @@ def place_of(settings: IcebergSettings, table: TableId) -> str:
 
 
 def try_target(settings: IcebergSettings) -> str:
-    """Check the catalog as far as possible without Spark, and return the result as text.
+    """Check the catalog without starting Spark, and return the result as text for display.
 
     Raises:
         ConfigError: the catalog's warehouse cannot be used.

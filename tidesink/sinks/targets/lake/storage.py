@@ -247,7 +247,7 @@ def _code(exc: Exception) -> str:
 
 @contextmanager
 def _reported(location: str) -> Iterator[None]:
-    """Convert pyarrow's errors inside the block to those that ``Storage.reading`` documents."""
+    """Convert pyarrow's errors inside the block to the errors of ``Storage.reading``."""
     try:
         yield
     except FileNotFoundError:

@@ -339,7 +339,7 @@ def changes(events: pa.Table, parts: Iterable[pa.Table], names: Sequence[str], *
     ``events``: a table of keys, commit_ts and kinds.
     ``parts``: the stored versions that the tasks returned.
     ``names``: the key columns.
-    ``ended``: True if the tasks that found the stored versions also write those that end.
+    ``ended``: True if the tasks that found the stored versions also write the versions that end.
 
     Raises:
         AccountingError: the table has several rows of one version.

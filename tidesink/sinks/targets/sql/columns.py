@@ -157,7 +157,7 @@ def plan_columns(
 
 
 def _plan_own(present: Mapping[str, str], shape: TableShape, database: Database) -> SqlEvolution:
-    """Plan the changes of columns whose types are among those that tidesink creates."""
+    """Plan the changes of columns whose types tidesink itself creates."""
     fold = folding(present, (column.name for column in shape.columns))
     there = {fold(name): found for name, found in present.items()}
     columns = {fold(column.name): column for column in shape.columns}

@@ -579,7 +579,7 @@ def make_staging(
     """Create an empty staging table ``stage``. An existing table of this name is dropped.
 
     ``columns``: the columns without the attempt id.
-    ``types``: the types of those that are columns of the shape, in order.
+    ``types``: the types of the columns that belong to the shape, in order.
     ``natives``: names and types of the additional columns that ``cast_staged`` fills.
     ``table``: the source table, for errors.
     """

@@ -281,7 +281,7 @@ class StoreLedger:
         return self.entry().progress
 
     def entry(self) -> LedgerEntry:
-        """Return the table's ledger entry in the store, or a new entry if the store has none.
+        """Return the table's ledger entry in the store, or a new entry if there is no entry in the store.
 
         Raises:
             StaleProgressError: the table belongs to another pipeline, or another source table was sent there.
