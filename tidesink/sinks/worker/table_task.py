@@ -872,12 +872,13 @@ class TableTask:
     def _failure_details(self) -> dict[str, Any]:
         """How much is not applied, and what keeps it from being."""
         seen, failures = self.seen, self._context.failures
-        lag = self._known_lag()
+        known = self._known_offsets(seen) if seen else {}
+        lag = waiting_records(seen, known) if seen else self.lag
         failure = failures.of(self.table)
         if failure is None:
             return {LAG: lag}
         answers = not failure.is_of_kafka and failures.of(None) is None
-        oldest = self._oldest.time(self._known_offsets(seen), seen.partitions) if seen and answers else None
+        oldest = self._oldest.time(known, seen.partitions) if seen and answers else None
         return {LAG: lag, OLDEST: oldest, **failure.as_details()}
 
     def _warnings(self) -> tuple[str, ...]:
