@@ -14,7 +14,7 @@ import functools
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
@@ -530,15 +530,20 @@ def read_topic(
         ConfigError: the topic does not exist.
         SourceUnavailableError: the broker does not answer.
     """
+    with _reading(properties) as consumer:
+        ends = _assign(consumer, topic, start)
+        found = _following(consumer) if start.kind == "latest" else _Merge(consumer, topic, ends).records()
+        yield from islice(found, limit)
+
+
+@contextmanager
+def _reading(properties: Mapping[str, str]) -> Iterator[Consumer]:
+    """A consumer that commits nothing; what Kafka does not answer is an error of the source."""
     own = {"group.id": "tidesink-cli", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
     consumer = open_client(Consumer, properties, own, logger=SILENT)
     with closing(consumer):
         try:
-            ends = _assign(consumer, topic, start)
-            found = (
-                _following(consumer) if start.kind == "latest" else _Merge(consumer, topic, ends).records()
-            )
-            yield from islice(found, limit)
+            yield consumer
         except KafkaException as error:
             raise no_answer(properties["bootstrap.servers"], error) from error
 
@@ -550,22 +555,17 @@ def peek(properties: Mapping[str, str], topic: str, *, most: int, ends: bool = F
         ConfigError: the topic does not exist.
         SourceUnavailableError: the broker does not answer.
     """
-    own = {"group.id": "tidesink-cli", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
-    consumer = open_client(Consumer, properties, own, logger=SILENT)
-    with closing(consumer):
-        try:
-            bounds: dict[int, int] = {}
-            assigned = []
-            for number in _partitions(consumer, topic):
-                low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_SECONDS)
-                begin = max(low, high - most) if ends else low
-                if begin < high:
-                    bounds[number] = high if ends else min(high, low + most)
-                    assigned.append(TopicPartition(topic, number, begin))
-            consumer.assign(assigned)
-            yield from _Merge(consumer, topic, bounds).records()
-        except KafkaException as error:
-            raise no_answer(properties["bootstrap.servers"], error) from error
+    with _reading(properties) as consumer:
+        bounds: dict[int, int] = {}
+        assigned = []
+        for number in _partitions(consumer, topic):
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_SECONDS)
+            begin = max(low, high - most) if ends else low
+            if begin < high:
+                bounds[number] = high if ends else min(high, low + most)
+                assigned.append(TopicPartition(topic, number, begin))
+        consumer.assign(assigned)
+        yield from _Merge(consumer, topic, bounds).records()
 
 
 def _partitions(consumer: Consumer, topic: str) -> list[int]:

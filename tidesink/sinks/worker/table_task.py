@@ -959,12 +959,13 @@ class TableTask:
     def _failure_details(self) -> dict[str, Any]:
         """Return the status details about lag and failure, and the time of the oldest unapplied record."""
         seen, failures = self.seen, self._context.failures
-        lag = self._known_lag()
+        known = self._known_offsets(seen) if seen else {}
+        lag = waiting_records(seen, known) if seen else self.lag
         failure = failures.of(self.table)
         if failure is None:
             return {LAG: lag}
         answers = not failure.is_of_kafka and failures.of(None) is None
-        oldest = self._oldest.time(self._known_offsets(seen), seen.partitions) if seen and answers else None
+        oldest = self._oldest.time(known, seen.partitions) if seen and answers else None
         return {LAG: lag, OLDEST: oldest, **failure.as_details()}
 
     def _warnings(self) -> tuple[str, ...]:
