@@ -362,14 +362,14 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         changed(FLAT_AVRO, target__table="{table}"),
         "target.table",
         "{table}' is not allowed",
-        "{schema}/{table}: two tables could share one place",
+        "{schema}/{table}; otherwise two tables could share one place",
     ),
     (
         "two tables, one name in the catalog",
         changed(FLAT_AVRO, target__catalog_table="lake.{table}"),
         "target.catalog-table",
         "lake.{table}' is not allowed",
-        "{schema}.{table}: two tables could share one name",
+        "{schema}.{table}; otherwise two tables could share one name",
     ),
     (
         "no path",
@@ -516,7 +516,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         changed(FLAT_AVRO, target__table="{schema}/{table}/{day}"),
         "target.table",
         "{day}' is not allowed",
-        "{schema} and {table} only",
+        "use only {schema} and {table}",
     ),
     (
         "certificate that is not there",

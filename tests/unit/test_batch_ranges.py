@@ -111,10 +111,10 @@ GROWN_LATE = TopicOffsets("t", "id", {0: PartitionOffsets(0, 100), 1: PartitionO
 @pytest.mark.parametrize(
     ("progress", "found", "message"),
     [
-        (_at(50), GROWN_LATE, "offsets 0 to 6 expired before they were read"),
-        (_at(50), None, "the topic was deleted"),
+        (_at(50), GROWN_LATE, "Offsets 0 to 6 expired before they were read"),
+        (_at(50), None, "The topic was deleted"),
         (_at(50), _found(topic_id="other"), "deleted and recreated"),
-        (_at(50), _found(earliest=60), "offsets 50 to 59 expired before they were read"),
+        (_at(50), _found(earliest=60), "Offsets 50 to 59 expired before they were read"),
         (_at(500), _found(), "ends at 100, before the offset that was already applied"),
         (_at(50, partition=3), _found(), "The partition no longer exists"),
     ],
@@ -145,5 +145,5 @@ def test_a_table_stays_with_its_topic() -> None:
     assert topic_progress(fresh, "new") is None
     fed = Progress(TableId("shop", "orders"), "shop", 1, 7, {"old": _at(50)})
     assert topic_progress(fed, "old") == _at(50)
-    with pytest.raises(ConfigError, match=r"shop\.orders was fed from topic old until now.* says new.*again"):
+    with pytest.raises(ConfigError, match=r"shop\.orders was fed from topic old until now.* has new.*again"):
         topic_progress(fed, "new")

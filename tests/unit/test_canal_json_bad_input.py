@@ -35,7 +35,7 @@ from tidesink.errors import (
         (b"[" * 200_000, FramingError, "not JSON"),
         (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, FramingError, "not JSON"),
         (b"[]", SchemaMismatchError, "Expected a JSON object, but got list"),
-        (b"12", SchemaMismatchError, "not int"),
+        (b"12", SchemaMismatchError, "Expected a JSON object, but got int"),
         (b"{}", SchemaMismatchError, "no 'type'"),
         (b"\x04\x22\x4d\x18rest", FramingError, "lz4 frame, but it is damaged"),
         (b'\x40x{"id":0,"database":"test","tabl', FramingError, "snappy block, but it is damaged"),

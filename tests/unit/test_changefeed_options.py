@@ -35,15 +35,15 @@ class Case(NamedTuple):
         Case(CANAL, "[sink]\ncontent-compatible='true'", "sink.content-compatible: give true or false"),
         Case(CANAL, "[sink]\nschema-registry=1", "sink.schema-registry: give a text"),
         Case(f"{CANAL}&output-row-key=maybe", "", "true or false", "new"),
-        Case("kafka://k:9092/t?protocol=avro", "", "add schema-registry="),
+        Case("kafka://k:9092/t?protocol=avro", "", "Add schema-registry="),
         Case("kafka://k:9092/t?protocol=avro", GLUE, r"not with AWS Glue"),
-        Case("kafka://k:9092/t", "", "protocol: is missing"),
+        Case("kafka://k:9092/t", "", "protocol is missing"),
         Case("kafka://k:9092/t?protocol=debezum", "", "did you mean debezium-"),
         Case(AVRO, "[sink]\ndispatchers=[{matcher=['a.*'],topic='{table}'}]", "one subject"),
         Case(
             AVRO,
             "[sink]\ndispatchers=[{matcher=['a']}]",
-            r"dispatchers\[0\]: Matcher 'a' is wrong: .*correct",
+            r"dispatchers\[0\]: Matcher 'a' is wrong: .*Correct this rule",
         ),
         Case(
             "kafka://k/t?protocol=debezium-avro&schema-registry=http://r",

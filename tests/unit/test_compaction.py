@@ -254,7 +254,7 @@ def test_a_plan_says_how_long_a_table_may_stand_still(data: dict[str, Any]) -> N
     config, plan = right(data), TablePlan(ORDERS, "t", warnings=("before",))
     planned = of_topic(config, plan, _found())
     assert planned.problem is None
-    assert "removes deletes 24 h (delete.retention.ms)" in planned.warnings[1]
+    assert "removes deletes after 24 h (delete.retention.ms)" in planned.warnings[1]
     assert of_topic(config, plan, _found(compaction=None)) == plan
     (_, unnamed) = of_topic(config, plan, _found(compaction=None, topic_id=NO_ID)).warnings
     assert "assigns no ids to topics" in unnamed

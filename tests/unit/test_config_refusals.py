@@ -150,7 +150,7 @@ def test_a_duration_of_nothing_needs_no_unit() -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file or directory; tidesink init writes one"):
+    with pytest.raises(ConfigError, match=r"No such file or directory\. tidesink init writes one"):
         check_config(tmp_path / "none.yaml")
 
 

@@ -174,7 +174,7 @@ def test_names_of_debezium_that_are_not_known_are_refused(kind: str, name: str) 
     ):
         with pytest.raises(SchemaMismatchError, match=name) as found:
             own_column(one)
-        assert "definition" in str(found.value)
+        assert "define the table under tables" in str(found.value)
         assert found.value.context["column"] == "c"
 
 

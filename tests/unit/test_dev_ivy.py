@@ -57,7 +57,7 @@ def test_connectors_of_known_versions(version: str) -> None:
 
 
 def test_an_unknown_spark_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"Spark 3\.5\.1; install pyspark 4\.0, 4\.1"):
+    with pytest.raises(ConfigError, match=r"Spark 3\.5\.1\. Install pyspark 4\.0, 4\.1"):
         connector_set("3.5.1")
 
 

@@ -174,7 +174,7 @@ def test_a_daemon_that_ends_while_starting_shows_its_log(files: DaemonFiles) -> 
 
 def test_another_program_that_answers_is_not_taken_for_ours(files: DaemonFiles) -> None:
     gone = RunningDaemon(os.getpid(), "never", 1)
-    with pytest.raises(DevStackError, match="ended while starting"):
+    with pytest.raises(DevStackError, match="ended while it was starting"):
         wait_ready(files, gone, lambda: True, deadline=time.monotonic() + _SECONDS)
 
 
@@ -223,5 +223,5 @@ def test_a_machine_without_loopback_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_port_that_is_not_one_is_refused() -> None:
-    with pytest.raises(DevStackError, match=r"port 70000.*--kafka-port"):
+    with pytest.raises(DevStackError, match=r"Port 70000.*--kafka-port"):
         require_free_port(70000, name="broker", option="--kafka-port")

@@ -58,7 +58,7 @@ def test_a_worker_that_waits_for_the_next_cut_is_not_given_up() -> None:
     ("details", "said"),
     [
         ({TOPIC_ABSENT: True}, "The target has no such table"),
-        ({}, "the topic was deleted"),
+        ({}, "The topic was deleted"),
     ],
 )
 def test_a_table_whose_topic_is_not_there_yet_is_compared(

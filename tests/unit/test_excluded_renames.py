@@ -68,7 +68,7 @@ def test_a_rename_of_an_excluded_column_waits_until_both_names_are_listed(rename
     bed = Bed(CREATE, NO_PHONE, rename=rename)
     waits = _waits(bed, "ALTER TABLE t RENAME COLUMN phone TO mobile")
     assert said((waits,)) == [("rename", "phone mobile", ())]
-    assert "add mobile to it" in waits.reason
+    assert "Add mobile to it" in waits.reason
     assert bed.table.gap(bed.inner.columns().shape).columns == ("id", "name")
     bed.layout = Layout(except_columns=("phone", "Mobile"))
     bed.start()
@@ -106,7 +106,7 @@ def test_a_list_that_names_the_new_name_alone_waits_for_the_old_one() -> None:
     bed.ddl.definitions = TableDefinitions()
     bed.ddl.alter(f"CREATE TABLE t ({CREATE})")
     waits = _waits(bed, "ALTER TABLE t RENAME COLUMN phone TO mobile")
-    assert "add phone to it" in waits.reason
+    assert "Add phone to it" in waits.reason
 
 
 def test_names_that_are_swapped_wait_though_the_columns_are_the_same() -> None:

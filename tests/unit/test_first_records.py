@@ -69,7 +69,7 @@ def test_another_first_record_is_another_topic(store: SqlStateStore, now: tuple[
     # The oldest records expired; and the partition is empty for a while.
     _check(store, _Brokers(p0=(7, 1005)), _read())
     _check(store, _Brokers(), _read())
-    with pytest.raises(SourceError, match=r"made again \(partition 0 begins with offset \d of time \d+, and"):
+    with pytest.raises(SourceError, match=r"recreated \(partition 0 begins with offset \d of time \d+, and"):
         _check(store, _Brokers(p0=now), _read())
     # The table is loaded again from the new topic.
     _check(store, _Brokers(p0=now))
@@ -102,7 +102,7 @@ def test_ids_are_believed_where_there_are_any(store: SqlStateStore) -> None:
     _check(store, brokers, _read("id"), _found("id"))
     assert brokers.asked == 0
     check_continuity(_read("id"), _found("id"))
-    with pytest.raises(SourceError, match="its topic id is other, progress has id"):
+    with pytest.raises(SourceError, match="its topic id is other, the progress has id"):
         check_continuity(_read("id"), _found("other"))
 
 

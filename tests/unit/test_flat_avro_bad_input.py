@@ -38,9 +38,9 @@ def _bad(error: type[DecodeError], key: bytes | None, value: bytes | None, match
 @pytest.mark.parametrize(
     ("key", "match"),
     [
-        (b"", "the key is empty"),
+        (b"", "The key is empty"),
         (b"\x00\x00\x01", "The key has 3 bytes, but a Confluent header needs 5"),
-        (b"\x07\x00\x00\x00\x01\x02", "the key starts with 07 00 00 00 01 02, not with the magic byte 00"),
+        (b"\x07\x00\x00\x00\x01\x02", "The key starts with 07 00 00 00 01 02, not with the magic byte 00"),
         (b'{"id": 1}', "looks like JSON: is the protocol canal-json"),
         (b"\x03\x00" + uuid.UUID(int=7).bytes + b"\x02", "AWS Glue"),
     ],
@@ -53,9 +53,9 @@ def test_a_header_of_another_kind_is_refused(key: bytes, match: str) -> None:
 @pytest.mark.parametrize(
     ("value", "match"),
     [
-        (b"", "the value is empty"),
-        (b"\x00", "the value has 1 bytes"),
-        (b"\x05\x00\x00\x00\x01", "the value starts with 05"),
+        (b"", "The value is empty"),
+        (b"\x00", "The value has 1 bytes"),
+        (b"\x05\x00\x00\x00\x01", "The value starts with 05"),
         (b"\x03\x05" + uuid.UUID(int=7).bytes + b"\x02", "AWS Glue"),
         (b"\x01{}", "the byte of a control event, but the key is not null"),
         (b"\x02" + bytes(8), "the byte of a control event, but the key is not null"),
@@ -73,7 +73,7 @@ def test_a_delete_marker_of_another_shape_is_refused_and_never_skipped() -> None
     _bad(SchemaMismatchError, message.key, marker[:-1], "a delete marker, but it has 8 bytes instead of 9")
     _bad(SchemaMismatchError, message.key, marker + b"\0", "has 10 bytes instead of 9")
     _bad(SchemaMismatchError, message.key, b"\x03" + b"\xff" * 8, "commit_ts 18446744073709551615")
-    _bad(FramingError, b"\x07" + bytes(8), marker, "the key starts with 07")
+    _bad(FramingError, b"\x07" + bytes(8), marker, "The key starts with 07")
 
 
 def test_a_delete_without_key_names_the_option_that_mends_it() -> None:
@@ -107,7 +107,12 @@ def test_bytes_that_end_early_or_go_on_are_refused_at_every_length() -> None:
             message.value + extra,
             f"has {len(extra)} more bytes after its record",
         )
-        _bad(SchemaMismatchError, message.key + extra, message.value, "the key goes on")
+        _bad(
+            SchemaMismatchError,
+            message.key + extra,
+            message.value,
+            f"The key has {len(extra)} more bytes after its record",
+        )
 
 
 def _text_table() -> tuple[FlatAvroCodec, Message]:

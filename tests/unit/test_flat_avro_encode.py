@@ -187,7 +187,11 @@ def test_a_registrys_refusal_names_the_field() -> None:
 @pytest.mark.parametrize(
     ("ddl", "row", "match"),
     [
-        ("create table t (id int primary key, `a-b` int, `a+b` int)", {"id": 1}, "'a-b' and 'a.b' both come"),
+        (
+            "create table t (id int primary key, `a-b` int, `a+b` int)",
+            {"id": 1},
+            "'a-b' and 'a.b' both map",
+        ),
         ("create table t (id int primary key, b int)", {"id": 1}, "does not have this column"),
         ("create table t (id int primary key, b int not null)", {"id": 1, "b": None}, "NOT NULL"),
         (

@@ -77,7 +77,7 @@ def test_without_a_source_the_way_out_is_named() -> None:
         codec(None).decode(message(framed(KEY, KEY_ID), framed(VALUE, VALUE_ID)))
     text = str(caught.value)
     assert text.startswith(
-        f"shop_t[0]@4: the message has an AWS Glue schema registry header (schema version {KEY_ID})"
+        f"shop_t[0]@4: The message has an AWS Glue schema registry header (schema version {KEY_ID})"
     )
     assert "--schemas FILE" in text
 

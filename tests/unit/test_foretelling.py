@@ -370,7 +370,7 @@ def test_what_kafka_would_refuse_at_the_first_row_is_a_problem() -> None:
     same = {**TARGET["kafka"], "brokers": "a:1", "topic": "{schema}_{table}"}
     reading = changed(CANAL_JSON, source__topics=["shop_orders"])
     found = plan_of(right({**reading, "target": same}), "shop_orders", shape(), types_from="rows")
-    assert "The pipeline reads the topic shop_orders" in (found.problem or "")
+    assert "the topic shop_orders, which it also reads" in (found.problem or "")
 
 
 def test_every_kind_of_limit_is_on_the_page() -> None:

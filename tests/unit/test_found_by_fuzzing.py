@@ -266,7 +266,7 @@ def test_what_a_column_cannot_hold_is_not_written(protocol: str, kind: str, valu
     row: dict[str, Value] = {"id": 1, "v": value}
     event = ChangeEvent(Op.INSERT, TableId("s", "t"), {"id": 1}, None, row, 5, Position("t", 0, 0), schema)
     codec = open_codec(protocol, registry=MemorySchemaRegistry(), definitions=definitions)
-    with pytest.raises(EncodeError, match="is no"):
+    with pytest.raises(EncodeError, match=r"is no|does not have the field's type"):
         codec.encode(event, topic="t")
 
 

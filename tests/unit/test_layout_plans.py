@@ -82,7 +82,7 @@ def test_a_rename_of_an_excluded_column_is_a_problem_until_both_names_are_listed
 ) -> None:
     problem = _canal_plan(CREATE, RENAME, except_column_list=listed).problem or ""
     assert problem.startswith("column phone was renamed to mobile")
-    assert f"add {lacking} to it" in problem
+    assert f"Add {lacking} to it" in problem
     plan = _canal_plan(CREATE, RENAME, except_column_list=["phone", "mobile"])
     assert (plan.problem, plan.omitted, plan.warnings) == (None, ("mobile",), ())
 

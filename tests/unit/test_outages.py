@@ -226,7 +226,7 @@ def test_an_error_that_does_not_pass_says_how_the_table_goes_on(shop: _Shop) -> 
     status = TableStatus("shop", ORDERS, "FAILING", error="TargetError: no rights", details={"lag": 4})
     shop.store.save_status(status)
     shown = shop.asked()
-    assert f"then `tidesink resume --config {shop.file} shop.orders`" in shown.stdout
+    assert f"then run `tidesink resume --config {shop.file} shop.orders`" in shown.stdout
     assert (shown.exit_code, shop.json()["tables"][0]["failure"]) == (3, None)
 
 

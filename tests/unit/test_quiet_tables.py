@@ -87,4 +87,4 @@ def test_a_topic_that_lost_its_beginning_says_a_way_out_that_the_mode_has(mode: 
     with pytest.raises(SourceError, match="partition 0 at 5") as refused:
         checks.check_topic(TopicProgress("app", "", {}), found)
     assert ("`tidesink resync shop.orders`" in str(refused.value)) is (mode == "upsert")
-    assert ("load the table again" in str(refused.value)) is (mode != "upsert")
+    assert ("Load it again" in str(refused.value)) is (mode != "upsert")

@@ -77,8 +77,8 @@ def test_what_a_statement_does_to_rows(sql: str, changes: list[str], word: str) 
 
 def test_a_swap_of_names_says_both_at_each_table() -> None:
     first, second = row_changes("RENAME TABLE t TO x, u TO t, x TO u", "s")[0:3:2]
-    assert (first.table, "is s.x" in first.effect, "was s.u" in first.effect) == (T, True, True)
-    assert (second.table, "is s.t" in second.effect, "was s.x" in second.effect) == (U, True, True)
+    assert (first.table, "is now s.x" in first.effect, "was s.u" in first.effect) == (T, True, True)
+    assert (second.table, "is now s.t" in second.effect, "was s.x" in second.effect) == (U, True, True)
 
 
 def test_columns_that_are_renamed() -> None:

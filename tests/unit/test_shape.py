@@ -102,7 +102,7 @@ def test_a_decimal_whose_precision_is_unknown_goes_into_the_column_there_is() ->
 
 
 def test_types_that_cannot_be_one_are_refused_with_both() -> None:
-    with pytest.raises(SchemaRefusedError, match=r"column 'v' is int \(int.*\) and .* string \(varchar\(9\)"):
+    with pytest.raises(SchemaRefusedError, match=r"'v' is int \(int.*\), and .* has string \(varchar\(9\)"):
         merge_shape(shape("a int primary key, v int"), shape("a int primary key, v varchar(9)"))
 
 

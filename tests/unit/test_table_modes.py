@@ -87,7 +87,7 @@ def test_words_that_contradict_each_other_are_refused(said: dict[str, Any]) -> N
         (
             changed(DATED, defaults={"mode": "history", "history": {"current": "Valid_From"}}),
             "defaults.history",
-            "one name",
+            "the same name",
         ),
     ],
 )

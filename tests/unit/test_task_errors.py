@@ -101,7 +101,7 @@ def test_a_fault_is_told_by_class_and_place_and_by_those_of_its_causes() -> None
     with pytest.raises(ValueError, match="4711x") as found:
         fail("4711x")
     fault, here = fault_of(found.value), r"unit/test_task_errors\.py:\d+"
-    assert re.fullmatch(f"ValueError at {here}: report this .*", str(fault))
+    assert re.fullmatch(rf"ValueError at {here}\. Report this .*", str(fault))
     assert re.fullmatch(rf"ValueError \({here} < {here}\)", fault.trace)
     full = OSError(errno.ENOSPC, "No space left on device", "/a/b")
     full.__context__ = found.value
@@ -110,4 +110,4 @@ def test_a_fault_is_told_by_class_and_place_and_by_those_of_its_causes() -> None
     full.__suppress_context__ = True
     assert "ValueError" not in fault_of(full).trace
     full.__cause__ = full
-    assert str(fault_of(full)).startswith("OSError ENOSPC at an unknown place: ")
+    assert str(fault_of(full)).startswith("OSError ENOSPC at an unknown place. ")

@@ -42,7 +42,7 @@ _KEPT = {
 def test_a_topic_of_which_nothing_can_be_decoded_is_a_problem_under_either_policy() -> None:
     plan = TablePlan(None, "app", warnings=("None of the sampled records changes a row.",))
     told = Undecodable(1, ["FramingError: x"]).told(right(changed(CANAL_JSON, **_KEPT)), plan)
-    assert (told.warnings, "1 of the 1 records" in str(told.problem)) == ((), True)
+    assert (told.warnings, "1 of the 1 sampled records" in str(told.problem)) == ((), True)
 
 
 @pytest.mark.parametrize(

@@ -211,9 +211,9 @@ def test_a_table_waits_whose_columns_nothing_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "asked", "words"),
     [
-        (("a",), False, "types of column 'a': "),
-        (("a", "b"), False, "types of columns 'a' and 'b': "),
-        (("a", "b", "c"), True, "types of columns 'a', 'b' and 1 more: "),
+        (("a",), False, "types of column 'a' are unknown: "),
+        (("a", "b"), False, "types of columns 'a' and 'b' are unknown: "),
+        (("a", "b", "c"), True, "types of columns 'a', 'b' and 1 more are unknown: "),
     ],
 )
 def test_the_refusal_names_columns_and_what_was_asked(names: Sequence[str], asked: bool, words: str) -> None:
@@ -224,7 +224,7 @@ def test_the_refusal_names_columns_and_what_was_asked(names: Sequence[str], aske
 
 
 def test_a_column_that_the_target_does_not_hold_needs_no_type(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="types of column 'id': "):
+    with pytest.raises(ConfigError, match="types of column 'id' are unknown: "):
         _Table(tmp_path, _bare(ROW), excluded=["total", "at", "id"]).opened()
     table = _Table(tmp_path, _bare(ROW), excluded=["total", "at"], untyped="text").opened()
     assert table.untyped == ["id"]

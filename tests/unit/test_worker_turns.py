@@ -207,7 +207,7 @@ def test_an_unforeseen_error_is_told_by_class_and_place_and_no_value(
     (table,), (status,) = report.tables, store.statuses("shop")
     assert (table.state, status.state) == ("FAILING", "FAILING")
     assert status.error == table.error
-    assert re.match(r"ValueError at unit/test_worker_turns\.py:\d+: report this", str(table.error))
+    assert re.match(r"ValueError at unit/test_worker_turns\.py:\d+\. Report this", str(table.error))
     output = capsys.readouterr()
     log = output.out + output.err
     assert re.search(r"ValueError \(unit/test_worker_turns\.py:\d+ < .* < worker/table_task\.py:\d+", log)

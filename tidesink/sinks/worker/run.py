@@ -143,6 +143,11 @@ class Worker:
         batches: int | None = None,
         offsets: KafkaOffsets | None = None,
     ) -> None:
+        """Create a worker that has opened no table yet.
+
+        ``batches``: number of batches after which each table stops; None for no limit. ``offsets``: looks up
+        topics' offsets, and is that of ``context`` by default.
+        """
         self._ends = until == "drained" or batches is not None
         self._context = context = replace(context, ends=self._ends)
         self._job_tag = f"tidesink-{uuid4()}"

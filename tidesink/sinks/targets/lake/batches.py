@@ -112,6 +112,7 @@ def written(
 def _written(
     batch: ReducedBatch, files: Sequence[DataFile], rows: RowsTask, marks: Marks, session: SparkSession
 ) -> list[WrittenFile]:
+    """Runs the Spark tasks that locate stored rows and write the batch's rows. Returns the files written."""
     cores = session.sparkContext.defaultParallelism
     groups = groups_of(files, most=2 * cores, rows=_ROWS_A_TASK)
     locate = LocateTask(groups, b"", rows.columns, marks)
