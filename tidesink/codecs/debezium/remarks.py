@@ -1,4 +1,4 @@
-"""Warnings of ``tidesink plan`` and ``status`` about facts that a connector's topic does not contain.
+"""Warnings that ``tidesink plan`` and ``status`` show about facts that a connector's records do not contain.
 
 Each warning names its columns, and the setting at the connector or the source that fixes the problem.
 """
@@ -60,10 +60,11 @@ def column_remarks(
     gone: Iterable[str] = (),
     is_confirmed: bool = False,
 ) -> Iterator[str]:
-    """The warnings for a table whose newest records have these columns.
+    """Yields the warnings for a table whose newest records have these columns.
 
-    ``connector``: the name in the source block, if known. ``gone``: columns that only earlier records have.
-    ``is_confirmed``: it is known that Postgres sends the key columns of a deleted row.
+    ``connector``: the connector's name in the source block; empty if unknown. ``keys``: names of the key
+    columns. ``gone``: names of columns that only older records have. ``is_confirmed``: True if it is
+    confirmed that Postgres sends the key columns of a deleted row.
     """
     listed, in_key = tuple(columns), set(keys)
     for column in listed:
@@ -80,10 +81,11 @@ def column_remarks(
 
 
 def key_remark(keys: Iterable[str]) -> Iterator[str]:
-    """The warning for a Postgres key of several columns, which a deleted row may lack.
+    """Yields the warning that a deleted row of a Postgres table may lack columns of its key.
 
-    There is no warning for a key of one column: if it was not sent, the old row contains another column, and
-    the delete is refused. The field of ``ByLogicalTableRouter`` is not a column of the table.
+    There is no warning for a key of one column. If such a key was not sent, the old row contains another
+    column, and decoding the delete raises an error. The field of ``ByLogicalTableRouter`` does not count,
+    because it is not a column of the table.
     """
     named = tuple(name for name in keys if name != ROUTED)
     if len(named) > 1:
@@ -91,12 +93,18 @@ def key_remark(keys: Iterable[str]) -> Iterator[str]:
 
 
 def routed_field(added: Collection[str]) -> str:
-    """The option for that field, with its name; ``added``: columns that only the keys of records have."""
+    """Returns how to describe, in a message, the key field that ``ByLogicalTableRouter`` adds.
+
+    ``added``: names of the columns that only the records' keys have. If empty, the default name is returned.
+    """
     return f"key.field.name: {', '.join(sorted(added))}" if added else f"key.field.name, {ROUTED} by default"
 
 
 def has_required_shapes(columns: Iterable[Column]) -> bool:
-    """Return True if a PostGIS column is NOT NULL, so that an update may contain a stand-in for its value."""
+    """Returns True if a PostGIS column is NOT NULL.
+
+    In such a column an update may contain a placeholder for a geometry that the connector did not send.
+    """
     return any(one.type.name in _SHAPE_TYPES and not one.nullable for one in columns)
 
 
