@@ -214,8 +214,8 @@ class DebeziumCodec(Codec):
             table = str(event.table) if isinstance(event, ChangeEvent | DdlEvent) else None
             raise error.with_context(topic=topic, table=table) from error
         raise EncodeError(
-            f"Messages ({event.kind}) of a Debezium connector cannot be written, because TiCDC has no such "
-            "message. Remove the line.",
+            f"TiCDC's protocol has no message of the kind {event.kind}, which only a Debezium "
+            "connector sends, so this event cannot be written. Remove it from the input.",
             topic=topic,
         )
 
@@ -281,8 +281,8 @@ class DebeziumCodec(Codec):
         keyed = read_key(key, table, self._rows)
         if keyed.row is None:
             raise SchemaMismatchError(
-                "The record has neither value nor key, so the delete does not identify a row. Define a key "
-                "for the table, or set message.key.columns at the connector."
+                "The record has neither value nor key, so it does not show which row was deleted. Add a "
+                "primary key to the source table, or set message.key.columns at the connector."
             )
         read = RowRead(keyed.row, keyed.read.columns)
         change = Change(Op.DELETE, table, keyed, source, before=read, after=None, extension={})
@@ -410,7 +410,9 @@ def _kind(payload: Payload) -> str | None:
 def _ddl(payload: Payload, source: Payload, position: Position) -> DdlEvent:
     query = payload["ddl"]
     if not isinstance(query, str | None):
-        raise SchemaMismatchError(f"The member ddl is {shown(query)}, but text was expected.")
+        raise SchemaMismatchError(
+            f"The member ddl of a schema change event is {shown(query)}, but text was expected."
+        )
     changes = payload.get("tableChanges")
     extension = kept({"source": dict(source), "ts_ms": payload.get("ts_ms")}, "source")
     if query is None or connector_of(source) == TICDC:
@@ -444,12 +446,14 @@ def _message(payload: Payload, source: Payload, position: Position, binary: Bina
     if connector_of(source) == TICDC:
         commit_ts = commit_ts_of_source(source)
         if commit_ts is None:
-            raise SchemaMismatchError("The watermark has no source.commit_ts.")
+            raise SchemaMismatchError(
+                "TiCDC's watermark has no source.commit_ts, so its timestamp is not known."
+            )
         return WatermarkEvent(commit_ts, position)
     message = payload.get("message")
     if not isinstance(message, Mapping):
         raise SchemaMismatchError(
-            f"The message of an event with op m is {shown(message)}, but an object was expected."
+            f"The member message of an event with op m is {shown(message)}, but an object was expected."
         )
     prefix = message.get("prefix")
     extension = kept({"source": dict(source), "ts_ms": payload.get("ts_ms")}, "source")
@@ -475,7 +479,8 @@ def _content(content: object, binary: BinaryHandling) -> bytes | None:
         return _TEXT_FORMS.get(binary, _base64)(str(content))
     except ValueError as error:
         raise SchemaMismatchError(
-            f"The message's content {shown(content)} is not in the format of binary-handling-mode {binary}."
+            f"The content {shown(content)} of a logical message is not encoded as "
+            f"binary-handling-mode {binary} requires. Set the mode that the connector uses."
         ) from error
 
 
@@ -509,7 +514,10 @@ _OTHERS: Final = (
 def refusal(payload: object) -> str:
     """Returns the message that a value is not an event of Debezium, with the likely cause and the remedy."""
     if not isinstance(payload, Mapping):
-        return f"{shown(payload)} is neither an envelope nor a row. Is the topic's protocol a Debezium one?"
+        return (
+            f"{shown(payload)} is neither an envelope nor a row. Set the source's protocol to the "
+            "format that this topic contains."
+        )
     for members, words in _OTHERS:
         if members <= payload.keys():
             return f"The value is not a Debezium event. {words}"

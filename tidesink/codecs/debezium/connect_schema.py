@@ -139,7 +139,10 @@ def connect_type(word: object) -> ConnectType:
     """
     name = _SPELT.get(word, word) if isinstance(word, str) else None
     if name not in _TYPES:
-        raise SchemaMismatchError(f"{shown(word)} is not a type of Kafka Connect. Is this a Connect schema?")
+        raise SchemaMismatchError(
+            f"{shown(word)} is not a type of Kafka Connect, so the record's schema is not a Kafka "
+            "Connect schema."
+        )
     return cast(ConnectType, name)
 
 
@@ -152,7 +155,9 @@ def text_parameters(found: object) -> Mapping[str, str]:
     if found is None:
         return NO_PARAMETERS
     if not isinstance(found, Mapping):
-        raise SchemaMismatchError(f"The parameters {shown(found)} of a Connect schema are not a JSON object.")
+        raise SchemaMismatchError(
+            f"A Kafka Connect schema has the parameters {shown(found)}, but a JSON object was expected."
+        )
     return MappingProxyType({str(key): str(value) for key, value in found.items()})
 
 
@@ -227,8 +232,8 @@ class _Reader:
         others = [branch for branch in branches if branch != "null"]
         if len(others) != 1:
             raise SchemaMismatchError(
-                f"The union {shown(branches)} has {len(others)} types in addition to null. Only unions of "
-                "null and one type are supported."
+                f"The Avro union {shown(branches)} has {len(others)} types in addition to null. Only "
+                "unions of null and one type are supported."
             )
         return replace(self.read(others[0], namespace, level + 1), optional=len(branches) > 1)
 
@@ -240,10 +245,10 @@ class _Reader:
                 found = self.named[name]
                 if found is None:
                     raise SchemaMismatchError(
-                        f"The Avro type {name} contains itself, which a table's row cannot do."
+                        f"The Avro type {name} contains itself. The row of a table cannot have such a type."
                     )
                 return found
-        raise SchemaMismatchError(f"The Avro schema refers to {word!r}, but does not define it.")
+        raise SchemaMismatchError(f"The Avro schema refers to the type {word!r}, but does not define it.")
 
     def _object(self, avro: Mapping[str, Any], kind: str, namespace: str, level: int) -> ConnectSchema:
         if kind not in _PRIMITIVES and kind not in _COMPLEX:
@@ -323,7 +328,7 @@ def _full(name: str, namespace: str) -> str:
 def _named(avro: Mapping[str, Any], namespace: str) -> str:
     name = avro.get("name")
     if not isinstance(name, str):
-        raise SchemaMismatchError(f"An Avro {shown(avro.get('type'), 40)} has no name.")
+        raise SchemaMismatchError(f"A type in the Avro schema ({shown(avro.get('type'), 40)}) has no name.")
     return name if "." in name else _full(name, str(avro.get("namespace", namespace)))
 
 
@@ -372,7 +377,9 @@ def _default(found: object, kind: str) -> object:
         try:
             return found.encode("latin-1")
         except UnicodeEncodeError as error:
-            raise SchemaMismatchError(f"The default {shown(found)} is not valid Avro bytes.") from error
+            raise SchemaMismatchError(
+                f"The default {shown(found)} in an Avro schema is not valid bytes."
+            ) from error
     return found
 
 
@@ -413,7 +420,9 @@ def _json_parameters(schema: Mapping[str, Any]) -> Mapping[str, str]:
 
 def _fields(found: object, level: int) -> tuple[ConnectField, ...]:
     if not isinstance(found, list):
-        raise SchemaMismatchError(f"The fields of a struct are {shown(found)}, but an array was expected.")
+        raise SchemaMismatchError(
+            f"The fields of a struct in a Kafka Connect schema are {shown(found)}, but an array was expected."
+        )
     # TiCDC (b813e76) lists a virtual column twice, in its place and at the end.
     return tuple(_field(one, level) for one in found)
 
@@ -422,7 +431,8 @@ def _field(found: object, level: int) -> ConnectField:
     wire = found.get("field") if isinstance(found, Mapping) else None
     if not isinstance(wire, str):
         raise SchemaMismatchError(
-            f"{shown(found)} is not a field of a struct, because it has no name in 'field'."
+            f"{shown(found)} is not a field of a struct in a Kafka Connect schema, because it has no "
+            "name in 'field'."
         )
     schema = _read(found, level + 1)
     return ConnectField(schema.parameters.get(SOURCE_NAME, wire), schema, wire)

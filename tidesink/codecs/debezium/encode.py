@@ -189,7 +189,10 @@ class AvroWriter(TicdcWriter):
 
     def _value(self, column: Column, row: Row) -> Any:
         if column.name not in row:
-            raise EncodeError("The event has no value for this column.", column=column.name)
+            raise EncodeError(
+                "The event's row has no value for this column, but the Avro record needs one.",
+                column=column.name,
+            )
         return avro_value(column, row[column.name], self._options, self._zone)
 
     def _schemas(self, schema: TableSchema, table: TableId, topic: str) -> tuple[AvroPart, AvroPart]:
@@ -367,7 +370,9 @@ class AvroPart:
         try:
             fastavro.schemaless_writer(stream, self.bare, record)
         except _NO_RECORD as error:
-            raise EncodeError(f"The event is not a record of its schema: {error!s:.200}.") from error
+            raise EncodeError(
+                f"The event's values do not match the Avro schema of its table: {error!s:.200}."
+            ) from error
         return self.head + stream.getvalue()
 
 
@@ -493,7 +498,10 @@ class JsonWriter(TicdcWriter):
 
     def _value(self, column: Column, row: Row) -> Any:
         if column.name not in row:
-            raise EncodeError("The event has no value for a key column.", column=column.name)
+            raise EncodeError(
+                "The event's row has no value for this key column, but the record's key needs one.",
+                column=column.name,
+            )
         return wire_value(column, row[column.name], self._zone)
 
     def _schema_texts(self, schema: TableSchema) -> tuple[str, str]:
@@ -519,7 +527,8 @@ def _start_ts(event: ChangeEvent) -> int:
     found = source.get("start_ts") if isinstance(source, dict) else None
     if not isinstance(found, int):
         raise EncodeError(
-            "debezium-include-start-ts needs extension.source.start_ts, but the event does not have it."
+            "The setting debezium-include-start-ts needs extension.source.start_ts in each event, "
+            "but this event does not have it."
         )
     return found
 

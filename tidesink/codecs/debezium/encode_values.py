@@ -335,7 +335,7 @@ def _dump(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
     except TypeError as error:
-        raise EncodeError(f"{shown(value)} does not have a JSON type.") from error
+        raise EncodeError(f"JSON has no type for the value {shown(value)}.") from error
 
 
 VERSION: Final = "2.4.0.Final"
@@ -579,12 +579,13 @@ def _table_changes(event: DdlEvent) -> list[Members]:
     source, changes = extension.get("source"), extension.get("tableChanges")
     if isinstance(source, dict) and connector_of(source) != TICDC:
         raise EncodeError(
-            "The DDL comes from a Debezium connector, but only TiCDC's DDL can be written. Remove the line."
+            "The DDL event comes from a Debezium connector, but only DDL events of TiCDC can be "
+            "written. Remove the event from the input."
         )
     if not isinstance(changes, list) or not all(isinstance(one, dict) for one in changes) or is_deep(changes):
         raise EncodeError(
-            "TiCDC's debezium protocols write tableChanges, the whole table definition of TiDB, but the "
-            "event's extension does not have it. Only DDL that was decoded from these protocols can be "
-            "written."
+            "A DDL event in TiCDC's debezium protocols contains tableChanges, the whole table "
+            "definition of TiDB, but the event's extension does not have it. Only DDL events that "
+            "were decoded from these protocols can be written."
         )
     return changes

@@ -251,9 +251,9 @@ def commit_ts_of_source(source: Source) -> int | None:
 
 
 _UNTYPED_TIME: Final = (
-    "Column {!r} has the members of io.debezium.time.{}, but the record has no schema that confirms it. "
-    "Define the table under tables, or set schemas.enable: true at the connector's converter, or use "
-    "another time.precision.mode than structured."
+    "Column {!r} has the members of io.debezium.time.{}, but the record has no schema that "
+    "confirms this type. Define the table under tables, or set schemas.enable: true at the "
+    "connector's converter, or use another time.precision.mode than structured."
 )
 _MOST_SHAPES: Final = 4096
 _Typed = tuple[Column, "Value | Unavailable"]
@@ -326,7 +326,7 @@ class Rows:
             ValueOutOfRangeError: a value does not fit its column; context has the column.
         """
         if not isinstance(raw, Mapping):
-            raise SchemaMismatchError(f"{shown(raw)} is not a row. A JSON object was expected.")
+            raise SchemaMismatchError(f"{shown(raw)} is not a row of a table. A JSON object was expected.")
         if schema is None or schema.type != "struct":
             return self._without_schema(raw, table)
         return _with_schema(raw, self.shape(schema, table, skipped))
@@ -558,16 +558,21 @@ def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Ro
     op = OPS.get(payload["op"])
     if op is None:
         raise SchemaMismatchError(
-            f"The member op is {shown(payload['op'], 40)}, but one of {', '.join(map(str, OPS))}, m was "
-            "expected."
+            f"The member op is {shown(payload['op'], 40)}, but one of {', '.join(map(str, OPS))}, m "
+            "was expected in an envelope."
         )
     table = table_of_source(source)
     if not table.name:
-        raise SchemaMismatchError("The source block names no table. Is this a row change of Debezium?")
+        raise SchemaMismatchError(
+            "The envelope's source block names no table, so the record is not a row change of a "
+            "Debezium connector."
+        )
     keyed = read_key(key, table, rows)
     before, after = (_image(value, part, keyed, table, rows) for part in ("before", "after"))
     if op not in (Op.TRUNCATE, Op.DELETE) and after is None:
-        raise SchemaMismatchError(f"An event with op {payload['op']} must have an after row.")
+        raise SchemaMismatchError(
+            f"An event with op {payload['op']} must have an after row, but this event has none."
+        )
     if connector_of(source) == POSTGRES and (op is Op.UPDATE or (op is Op.INSERT and moves_row(message))):
         row_schema = _image_schema(value.schema, "after")
         check_shapes(payload["after"], payload.get("before"), row_schema, rows.definitions.get(table))
@@ -591,9 +596,10 @@ def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Ro
 # branch, ``PostgisGeometry.createEmpty``).
 EMPTY_SHAPE: Final = bytes.fromhex("010700000000000000")
 _UNSENT_SHAPE: Final = (
-    "The update has an empty geometry without SRID in column {!r}. The connector writes this into a NOT "
-    "NULL column for an unchanged geometry that is stored out of line (TOAST). Set REPLICA IDENTITY FULL "
-    "on the table if it has another one, and take a snapshot of the row."
+    "The update has an empty geometry without SRID in column {!r}. The connector writes this "
+    "value for an unchanged geometry if it is stored out of line (TOAST) and the column is "
+    "NOT NULL, so the real value is not known. Set REPLICA IDENTITY FULL on the table, "
+    "unless it is set already, and take a snapshot of the row."
 )
 
 
@@ -747,7 +753,7 @@ def _image_schema(schema: ConnectSchema | None, part: str) -> ConnectSchema | No
         return None
     found = schema.field(part)
     if found is None or found.type != "struct":
-        raise SchemaMismatchError(f"The envelope's schema has no struct {part!r}.")
+        raise SchemaMismatchError(f"The envelope's schema has no struct field {part!r}.")
     return found
 
 

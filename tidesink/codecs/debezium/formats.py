@@ -64,12 +64,16 @@ def json_number(text: str) -> Decimal:
         number = None
     # Written with all its digits, 1e999999999 would need a gigabyte.
     if number is None or abs(number.adjusted()) > _MOST_DIGITS or len(text) > _MOST_DIGITS:
-        raise ValueOutOfRangeError(f"The number {shown(text, 40)} does not fit into any column.")
+        raise ValueOutOfRangeError(
+            f"The number {shown(text, 40)} has too many digits for a column of any database."
+        )
     return number
 
 
 def _no_number(text: str) -> NoReturn:
-    raise SchemaMismatchError(f"{text} is not JSON. Kafka Connect writes it in quotes.")
+    raise SchemaMismatchError(
+        f"{text} is not a JSON number. Kafka Connect writes this value as text in quotes."
+    )
 
 
 _DECODER: Final = json.JSONDecoder(parse_float=json_number, parse_constant=_no_number)
@@ -106,7 +110,9 @@ class JsonParser:
         except UnicodeDecodeError as error:
             raise FramingError(f"The {part} {_no_text(data)}") from error
         except RecursionError as error:
-            raise SchemaMismatchError(f"The {part} is nested deeper than a row can be.") from error
+            raise SchemaMismatchError(
+                f"The JSON in the {part} is nested deeper than the row of a table can be."
+            ) from error
         except ValueError as error:  # JSONDecodeError, and integers of thousands of digits
             what = not_json(data)
             raise FramingError(f"The {part} is not JSON: {error!s:.120}. {what or _ASKED}") from error
@@ -214,7 +220,7 @@ _ASKED: Final = "Is the topic's protocol debezium-json?"
 
 
 def _no_text(data: bytes) -> str:
-    what = f"starts with {data[:8].hex(' ')} and is not UTF-8 text."
+    what = f"starts with the bytes {data[:8].hex(' ')} and is not UTF-8 text."
     known = not_json(data)
     return f"{what} {_ASKED}" if known is None else f"{what} {known}"
 
@@ -325,7 +331,10 @@ def _costing(inner: Any) -> Any:
     size = shape.get("size", 0)
     is_empty_fixed = kind == "fixed" and not (isinstance(size, int) and size > 0)
     if kind == "null" or shape.get("fields") == [] or is_empty_fixed:
-        raise SchemaMismatchError("The schema has a part without bytes, which cannot be a column.")
+        raise SchemaMismatchError(
+            "A part of the Avro schema is stored in no bytes at all (null, an empty record or an "
+            "empty fixed), so it cannot be a column."
+        )
     return inner
 
 
@@ -336,13 +345,13 @@ def _record(data: bytes, bare: Any, part: str) -> Any:
         found: Any = fastavro.schemaless_reader(stream, bare, None)
     except DAMAGED as error:
         raise SchemaMismatchError(
-            f"The {part} of {len(data)} bytes is not a record of its schema ({type(error).__name__}). It is "
-            "cut short, or was written with a different schema than its id names."
+            f"The {part} of {len(data)} bytes is not a record of its schema ({type(error).__name__}). "
+            "It is cut short, or was written with a different schema than its id names."
         ) from error
     if stream.tell() != len(data):
         raise SchemaMismatchError(
-            f"The {part} has {len(data) - stream.tell()} more bytes after its record. It was written with a "
-            "different schema than its id names."
+            f"The {part} has {len(data) - stream.tell()} more bytes after its record. It was written "
+            "with a different schema than its id names."
         )
     return found
 

@@ -29,7 +29,9 @@ from tidesink.events import (
     TableSchema,
 )
 
-UNTYPED: Final = "its type is not known, so it is kept as text. Add a table definition."
+UNTYPED: Final = (
+    "its type is not known, so its values are kept as text. To set the type, define the table under tables."
+)
 # The member of an event's extension that every envelope has, and a flattened row does not.
 SOURCE: Final = "source"
 _MOST_SCHEMAS: Final = 1024

@@ -166,9 +166,10 @@ def _nested(column_type: ColumnType, raw: object) -> ConnectSchema:
     if row.reader != "text" or column_type.name not in _STRUCTURES:
         kind = "an object" if isinstance(raw, Mapping) else "an array"
         raise SchemaMismatchError(
-            f"The value is {kind} in JSON, but the definition declares "
-            f"{column_type.sql or column_type.name}. Declare the source's column type in the definition, or "
-            "change the connector's setting for that type (for example hstore.handling.mode)."
+            f"The value is {kind} in JSON, but the table definition declares "
+            f"{column_type.sql or column_type.name}. Declare the source's column type in the "
+            "definition, or change the connector's setting for that type (for example "
+            "hstore.handling.mode)."
         )
     return _schema("array") if isinstance(raw, list) else _schema("map")
 
@@ -333,7 +334,9 @@ def inferred_value(raw: object, *, modes: DebeziumModes) -> Value | Unavailable:
         return Decimal(raw)
     if raw is None or isinstance(raw, int | Decimal):
         return raw
-    raise SchemaMismatchError(f"{shown(raw)} is not a JSON value. Parse its numbers as Decimal.")
+    raise SchemaMismatchError(
+        f"{shown(raw)} is not a JSON value. The JSON parser must read numbers with a fraction as Decimal."
+    )
 
 
 Fit = Callable[[Value], Value]
@@ -361,8 +364,9 @@ def _refuse(value: object, column_type: ColumnType, why: str = "") -> ValueOutOf
 
 def _mismatch(value: object, column_type: ColumnType) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"{type(value).__name__} {shown(value)} is not a valid {column_type.sql or column_type.name}: the "
-        "table definition and the topic differ."
+        f"{type(value).__name__} {shown(value)} is not a valid "
+        f"{column_type.sql or column_type.name}, so the table definition does not match the "
+        "topic. Correct the column's type in the definition."
     )
 
 
@@ -435,8 +439,9 @@ def _sure(value: float, column_type: ColumnType) -> Decimal:
         raise _refuse(
             value,
             column_type,
-            ", because a double does not determine all of its digits. Set decimal.handling.mode to precise "
-            "or string, or define the column as DOUBLE",
+            ", because the record has it as a double, which does not determine all of its digits. "
+            "Set decimal.handling.mode to precise or string at the connector, or define the column "
+            "as DOUBLE",
         )
     return fit_decimal(Decimal(repr(value)), column_type)
 
@@ -536,7 +541,7 @@ def padded(text: str, column_type: ColumnType) -> str:
     if digits is None or (not fraction.isdigit() and fraction):
         return text
     if len(fraction) > digits:
-        raise _refuse(text, column_type, f": it has more than {digits} fractional digits")
+        raise _refuse(text, column_type, f", because it has more than {digits} fractional digits")
     return f"{whole}.{fraction.ljust(digits, '0')}" if digits else whole
 
 
@@ -562,7 +567,11 @@ def _local(text: str, zone: ZoneInfo, column_type: ColumnType) -> str:
     except (ValueError, OverflowError) as error:
         raise _refuse(text, column_type) from error
     if local.fold:
-        raise _refuse(text, column_type, f": its hour occurs twice in {zone}. Set UTC as the time zone")
+        raise _refuse(
+            text,
+            column_type,
+            f", because its hour occurs twice in the time zone {zone}. Set UTC as the time zone",
+        )
     shown_local = local.replace(tzinfo=None).isoformat(" ")
     return f"{shown_local}.{fraction}" if fraction else shown_local
 

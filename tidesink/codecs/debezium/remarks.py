@@ -13,42 +13,47 @@ from tidesink.events import Column
 from tidesink.typemap.table import type_words
 
 _FOREIGN: Final = (
-    "Column {}: its schema is named {}, which tidesink does not know. Its values are read as {}, according "
-    "to their Kafka Connect type. If they mean something else, define the table."
+    "Column {}: its Connect schema has the name {}, which tidesink does not know. Its values "
+    "are read as {}, according to their Kafka Connect type. If this is not their meaning, "
+    "define the table under tables."
 )
 # The fraction digits that only NanoTimestamp has.
 _NANO_DIGITS: Final = 9
 _NANO: Final = (
-    "Columns {}: NanoTimestamp counts nanoseconds in 64 bits, so a date before 1677-09-21 or after "
-    "2262-04-11 overflows at the connector and arrives as another date. If the table has such dates "
-    "(9999-12-31), set time.precision.mode to microseconds or isostring, or declare fewer digits at the "
-    "source."
+    "Columns {}: their records have the type NanoTimestamp, which counts nanoseconds in 64 "
+    "bits. A date before 1677-09-21 or after 2262-04-11 overflows at the connector and "
+    "arrives as another date. If the table has such dates (9999-12-31), set "
+    "time.precision.mode to microseconds or isostring at the connector, or declare fewer "
+    "fraction digits in the source table."
 )
 _DEFAULTS: Final = (
-    "Columns {}: they allow NULL and have a default. With the converter's default settings a NULL arrives "
-    "as the default, and no record shows it. Set replace.null.with.default=false (JsonConverter) or "
-    "ignore.default.for.nullables=true (AvroConverter) for the key and the value converter. Rows that "
-    "tidesink reads from the database have NULL, so diff finds the difference."
+    "Columns {}: they allow NULL and have a default. With the converter's default settings, "
+    "NULL arrives as the default, and the record does not show the difference. Set "
+    "replace.null.with.default=false (JsonConverter) or ignore.default.for.nullables=true "
+    "(AvroConverter) for the key and the value converter. Rows that tidesink reads from the "
+    "database have NULL, so `tidesink diff` reports these rows as different."
 )
 _SHAPES: Final = (
-    "Columns {}: the connector has no placeholder for an unchanged geometry that is stored out of line "
-    "(TOAST). It arrives as NULL, or as an empty geometry in a column that is NOT NULL, and no record "
-    "shows it. Set REPLICA IDENTITY FULL on the table."
+    "Columns {}: if an update does not change a geometry that is stored out of line (TOAST), "
+    "the connector does not send it. The geometry then arrives as NULL, or as an empty "
+    "geometry in a NOT NULL column, and the record does not show the difference. Set REPLICA "
+    "IDENTITY FULL on the table."
 )
 _KEY: Final = (
-    "Columns {}: they are the key of the records. If message.key.columns contains a column that is not in "
-    "the table's replica identity, a deleted row arrives with NULL or a zero in it, and no record shows "
-    "it. The delete then applies to another row. If the columns are the primary key or the replica "
-    "identity, confirm this under tables: keys, or set source.database."
+    "Columns {}: they are the key of the table's records. If message.key.columns at the "
+    "connector contains a column that is not in the table's replica identity, a deleted row "
+    "arrives with NULL or zero in this column, and the record does not show the difference. "
+    "The delete is then applied to another row. If the columns are the primary key or the "
+    "replica identity, list them under tables: keys to confirm this, or set source.database."
 )
 # The field that ByLogicalTableRouter adds to the keys of the tables that it routes into one topic.
 ROUTED: Final = "__dbz__physicalTableIdentifier"
 _SHAPE_TYPES: Final = ("geometry", "geography")
 _GONE: Final = (
-    "Columns {}: earlier records have them, but the newest do not, so new rows have NULL there. They were "
-    "dropped at the source, or they are generated columns, which PostgreSQL's connector sends in its "
-    "snapshot but not in its stream. Exclude them (except_column_list, or column.exclude.list at the "
-    "connector)."
+    "Columns {}: older records have them, but the newest records do not, so new rows have "
+    "NULL in them. They were dropped at the source, or they are generated columns, which "
+    "PostgreSQL's connector sends only in its snapshot. Exclude these columns "
+    "(except_column_list, or column.exclude.list at the connector)."
 )
 
 

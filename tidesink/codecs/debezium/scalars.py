@@ -171,7 +171,8 @@ def scale_of(schema: ConnectSchema) -> int | None:
     scale = whole_parameter(schema, "scale")
     if scale is not None and abs(scale) > _MOST_SCALE:
         raise SchemaMismatchError(
-            f"The scale of {schema.name or schema.type} is {scale}, which no database supports."
+            f"The scale of {schema.name or schema.type} in the record's schema is {scale}, which no "
+            "database supports."
         )
     return scale
 
@@ -255,7 +256,8 @@ def whole_parameter(schema: ConnectSchema, name: str) -> int | None:
         return int(text)
     except ValueError as error:
         raise SchemaMismatchError(
-            f"{name} of {schema.name or schema.type} is {shown(text)}, but a whole number was expected."
+            f"The parameter {name} of {schema.name or schema.type} in the record's schema is "
+            f"{shown(text)}, but a whole number was expected."
         ) from error
 
 

@@ -45,8 +45,9 @@ _TIME: Final = re.compile(r"(-?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?", re.ASCII)
 # A JSON string, which is kept, or the white space between two tokens.
 _JSON_SPACE: Final = re.compile(r'("(?:[^"\\]|\\.)*")|\s+')
 _NO_FORM: Final = (
-    "Column {!r} is text in the topic and binary in the database. Set source.debezium: "
-    "binary-handling-mode as at the connector, so that the table's rows can be read from the database."
+    "Column {!r} is text in the topic and binary in the database, so rows read from the "
+    "database cannot be converted to the topic's form. Set binary-handling-mode under "
+    "source.debezium to the mode that the connector uses."
 )
 
 

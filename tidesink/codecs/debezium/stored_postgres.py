@@ -34,9 +34,10 @@ from tidesink.typemap.values import Convert, unchanged
 _NON_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 _SIZES: Final = re.compile(r"\((-?\d+)(?:,(-?\d+))?\)")
 _NO_FORM: Final = (
-    "Column {!r} is an array of {} in records without schemas. tidesink cannot read it from the database "
-    "under the connector's modes. Exclude it (except_column_list), or set value.converter.schemas.enable: "
-    "true."
+    "Column {!r} is an array of {}, and the records have no schemas. With the connector's "
+    "modes, tidesink cannot convert such arrays when it reads the table from the database. "
+    "Exclude the column (except_column_list), or set value.converter.schemas.enable: true at "
+    "the connector."
 )
 
 

@@ -157,7 +157,9 @@ def _whole(raw: Mapping[str, Any], name: str, schema: ConnectSchema, low: int, h
     if type(value) is not int:
         raise mismatch(raw, schema)
     if not low <= value <= high:
-        raise ValueOutOfRangeError(f"{name} {shown(value)} is not valid for {schema.name}.")
+        raise ValueOutOfRangeError(
+            f"The member {name} is {shown(value)}, which is not valid for {schema.name}."
+        )
     return value
 
 
@@ -185,7 +187,9 @@ def _clock(raw: Mapping[str, Any], schema: ConnectSchema, most_hours: int) -> st
     )
     picoseconds = _picoseconds(raw, schema, 0)
     if hour == 24 and (minute or second or picoseconds):
-        raise ValueOutOfRangeError(f"{schema.name} cannot hold a time after 24:00:00.")
+        raise ValueOutOfRangeError(
+            f"A value of {schema.name} is later than 24:00:00, which is not a time of day."
+        )
     return f"{hour:02d}:{minute:02d}:{second:02d}{_fraction(picoseconds)}"
 
 
@@ -221,7 +225,8 @@ def duration_reader(schema: ConnectSchema) -> Callable[[object], str]:
             return f"P{years}Y{months}M{days}DT{hours}H{minutes}M{_seconds(picoseconds)}S"
         if years or months:
             raise ValueOutOfRangeError(
-                f"A time of {years} years and {months} months is not valid for MySQL's TIME."
+                f"A structured duration has {years} years and {months} months, which is not valid for "
+                "MySQL's TIME."
             )
         return _elapsed(picoseconds + (((days * 24 + hours) * 60 + minutes) * 60) * _PER_SECOND)
 

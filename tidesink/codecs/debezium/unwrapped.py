@@ -124,7 +124,8 @@ def _op(code: object, deleted: object) -> Op:
         return Op.UPSERT
     if not isinstance(code, str) or code not in OPS:
         raise SchemaMismatchError(
-            f"{OP_HEADER} is {shown(code, 40)}, but one of {', '.join(map(str, OPS))} was expected."
+            f"The operation {OP_HEADER} of a flattened row is {shown(code, 40)}, but one of "
+            f"{', '.join(map(str, OPS))} was expected."
         )
     return OPS[code]
 

@@ -132,16 +132,17 @@ def _is_zero(schema: ConnectSchema) -> bool:
 
 
 _UNKNOWN: Final = (
-    "Column {!r} has the semantic type {} ({}), which this version of tidesink does not read. The type "
-    "determines how values are read, so reading them as plain {} would change their meaning. Set another "
-    "handling mode or converter at the connector, exclude the column there (column.exclude.list), or "
-    "define the table under tables. Values are then read with the defined type."
+    "Column {!r} has the semantic type {} ({}), which this version of tidesink does not "
+    "support. Reading its values as plain {} could change their meaning. Set another "
+    "handling mode or converter at the connector, exclude the column there "
+    "(column.exclude.list), or define the table under tables, so that values are read with "
+    "the defined type."
 )
 CELLS: Final = (
-    "Column {!r} contains cells of value and set instead of plain values, as connectors of YugabyteDB and "
-    "Cassandra write them. Set the connector's transform that writes plain values "
-    "(YBExtractNewRecordState, or PGCompatible, both of YugabyteDB) and a record type that sends whole "
-    "rows (FULL, or REPLICA IDENTITY FULL)."
+    "Column {!r} contains objects of the members value and set instead of plain values, as "
+    "connectors of YugabyteDB and Cassandra write them. Set the connector's transform that "
+    "writes plain values (YBExtractNewRecordState, or PGCompatible, both of YugabyteDB) and "
+    "a record type that sends whole rows (FULL, or REPLICA IDENTITY FULL)."
 )
 # A cell's members: in YugabyteDB's gRPC connector, and in Cassandra's (``CellData``).
 _CELL: Final = frozenset({"value", "set"})
@@ -508,7 +509,9 @@ def json_text(value: Structure) -> str:
 
 def _json(value: Structure, level: int) -> str:
     if level > MOST_LEVELS:
-        raise ValueOutOfRangeError(f"A value is nested deeper than {MOST_LEVELS} levels.")
+        raise ValueOutOfRangeError(
+            f"An array, map or struct is nested deeper than {MOST_LEVELS} levels, which is the limit."
+        )
     if isinstance(value, Mapping):
         members = sorted((str(key), one) for key, one in value.items())
         return "{" + ",".join(f"{_quoted(key)}:{_json(one, level + 1)}" for key, one in members) + "}"
@@ -529,7 +532,7 @@ def _scalar(value: object) -> str:
     if isinstance(value, int):
         return str(value)
     raise SchemaMismatchError(
-        f"{shown(value)} is not a value that a Connect array, map or struct can contain."
+        f"{shown(value)} is not a value that an array, map or struct of Kafka Connect can contain."
     )
 
 
