@@ -1,12 +1,13 @@
-"""Parses and checks a condition on a table's rows, in Spark's SQL, before it runs.
+"""Parses and checks row filters, and applies a table's projection: its chosen columns, names and filter.
 
-Spark gets the text as it was written; only its column names are replaced by the row's. So this module decides
-which conditions are refused, but never what they mean.
+A row filter is a condition on a table's rows in Spark's SQL. Spark evaluates the text of the condition as the
+user wrote it; only column names are replaced. So the checks in this module decide which conditions raise an
+error, but never what a condition means.
 
-It also finds types and patterns that are certainly wrong, without Spark and Java. Types are sqlglot's; if
-sqlglot does not know a type, nothing is refused. A regular expression is refused only if no version of
-``java.util.regex.Pattern`` accepts it: unclosed parts, and repetitions of nothing. Spark and Java decide on
-everything else.
+Without Spark and Java, this module also finds types and patterns that are certainly wrong. The types come
+from sqlglot; if sqlglot does not know a type, the condition is accepted. A regular expression raises an error
+only if no version of ``java.util.regex.Pattern`` accepts it: unclosed parts, and repetitions of nothing.
+Spark and Java check everything else when the filter runs.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ _WORDS: Final = frozenset(
 
 
 class _Mention(NamedTuple):
-    """A column name in the text and its position; the end is exclusive."""
+    """A column name in the text of a condition, with its start and its exclusive end in the text."""
 
     name: str
     start: int
@@ -87,21 +88,30 @@ class _Mention(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFilter:
-    """A checked condition. ``mentions``: its columns in the order of the text."""
+    """A condition on rows that passed the checks.
+
+    ``mentions`` holds the column names in the condition, in the order of the text.
+    """
 
     text: str
     mentions: tuple[_Mention, ...]
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns used, in their first spelling; names that differ only in case appear once."""
+        """Names of the columns that the condition uses.
+
+        Names that differ only in case appear once, in their first spelling.
+        """
         found: dict[str, str] = {}
         for mention in self.mentions:
             found.setdefault(fold_name(mention.name), mention.name)
         return tuple(found.values())
 
     def bound(self, row: str, columns: Mapping[str, str], fold: NameFold = fold_name) -> str:
-        """Returns the text with columns read from the struct ``row``; ``columns``: names by folded name."""
+        """Returns the condition with each column replaced by a field of the struct ``row``.
+
+        ``columns`` maps names, folded by ``fold``, to the names of the struct's fields.
+        """
         parts, done = [], 0
         for mention in self.mentions:
             parts.append(self.text[done : mention.start])
@@ -111,12 +121,12 @@ class RowFilter:
 
 
 def read_filter(text: str) -> RowFilter | None:
-    """Parses a filter; returns None for ``true``, which every row satisfies.
+    """Parses and checks a row filter; returns None for ``true``, which every row satisfies.
 
     Raises:
-        ConfigError: sqlglot is not installed, or the text is not a single condition on one row's columns. It
-            has a subquery, an aggregate, a window, a pattern that Java rejects, or a function that is not
-            Spark's own or whose result depends on more than its arguments.
+        ConfigError: sqlglot is not installed, or the text is not a single condition on one row's columns, or
+            it contains a subquery, an aggregate, a window, a pattern that Java rejects, or a function that is
+            not Spark's own or whose result depends on more than its arguments.
     """
     if text.strip().lower() == ALWAYS:
         return None
@@ -133,10 +143,10 @@ def read_filter(text: str) -> RowFilter | None:
 
 
 def check_types(row_filter: RowFilter, shape: TableShape) -> None:
-    """Checks a filter against the types of a table's columns, as well as possible without Spark.
+    """Checks a row filter against the types of a table's columns, as far as this is possible without Spark.
 
     Raises:
-        ConfigError: The filter, or a part of it, is a value and not a condition.
+        ConfigError: The filter, or an operand of AND, OR or NOT in it, is a value and not a condition.
     """
     known = {fold_name(name): shape.by_name[shape.fold(name)].spark for name in row_filter.columns}
     try:
@@ -192,7 +202,7 @@ def _refuse_moments(tree: exp.Expression) -> None:
 
 
 def _texts(tree: exp.Expression) -> Iterator[str]:
-    """Yields the strings in a condition, and strings concatenated only from strings, such as 'to' 'day'."""
+    """Yields the strings in a condition, including strings that are joined, such as 'to' 'day'."""
     from sqlglot import exp
 
     for node in tree.find_all(exp.Literal, exp.RawString, exp.Concat):
@@ -211,7 +221,10 @@ def _refuse_no_condition(tree: exp.Expression) -> None:
 
 
 def _refuse_functions(text: str) -> None:
-    """Checks the words before a parenthesis, because sqlglot may parse a call into another function."""
+    """Raises ConfigError if the condition calls a function that is not allowed.
+
+    Looks at the words before parentheses, because sqlglot may parse a call into another function.
+    """
     import sqlglot
 
     tokens = sqlglot.tokenize(text, dialect="spark")
@@ -254,13 +267,13 @@ _TEXTS: Final = ("STRING", "RAW_STRING")
 
 
 def refuse_types(text: str, tree: exp.Expression, columns: Mapping[str, str]) -> None:
-    """Refuses a value that is not a condition.
+    """Raises if a text that should be a condition is a value.
 
-    ``tree``: the text as parsed by sqlglot. ``columns``: Spark's types of the known columns, by lower-case
+    ``tree``: the text as parsed by sqlglot. ``columns``: Spark types of the known columns, by lower-case
     name.
 
     Raises:
-        ConfigError: The text, or an operand of AND, OR or NOT, has a type that is not boolean.
+        ConfigError: The text, or an operand of AND, OR or NOT in it, has a type that is not boolean.
     """
     from sqlglot import exp
 
@@ -277,9 +290,10 @@ def refuse_types(text: str, tree: exp.Expression, columns: Mapping[str, str]) ->
 
 
 def _parts(node: Any) -> Iterator[exp.Expression]:
-    """Yields the operands of AND, OR or NOT whose type is certain: casts, and columns, which are casts here.
+    """Yields the operands of AND, OR or NOT whose type is certain.
 
-    The types of calls are not certain: sqlglot reports left(1, 2), which is a text, as a number.
+    These are casts, and columns, which ``_typed`` replaces by casts. The types of calls are not certain:
+    sqlglot reports left(1, 2), which is a text, as a number.
     """
     from sqlglot import exp
 
@@ -288,7 +302,7 @@ def _parts(node: Any) -> Iterator[exp.Expression]:
 
 
 def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression | None:
-    """Returns the tree with sqlglot's types; None if sqlglot cannot determine them."""
+    """Returns the condition's tree with sqlglot's types; None if sqlglot cannot determine them."""
     from sqlglot import exp
     from sqlglot.errors import SqlglotError
     from sqlglot.optimizer.annotate_types import annotate_types
@@ -305,7 +319,7 @@ def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression |
 
 
 def _no_truth(found: exp.DataType | None) -> str | None:
-    """Returns the name of a type that is certainly not boolean, or None."""
+    """Returns the name of a type that is certainly not boolean; None for all other types."""
     from sqlglot import exp
 
     if found is None:
@@ -318,10 +332,10 @@ def _no_truth(found: exp.DataType | None) -> str | None:
 
 
 def refuse_patterns(text: str) -> None:
-    """Refuses a regular expression, given as a string literal, that no version of Java accepts.
+    """Raises if the condition has a regular expression, as a string literal, that no version of Java accepts.
 
     Raises:
-        ConfigError: The message names the pattern and its fault.
+        ConfigError: Java rejects a pattern; the message names the pattern and its fault.
     """
     import sqlglot
 
@@ -344,7 +358,7 @@ def _patterns(tokens: Sequence[Any]) -> Iterator[str]:
 
 
 def _is_second(tokens: Sequence[Any], comma: int) -> bool:
-    """Returns True if this is the first comma in a call whose second argument is a pattern."""
+    """Returns True if the comma is the first one in a call whose second argument is a pattern."""
     depth = 0
     for at in range(comma - 1, 0, -1):
         kind = tokens[at].token_type.name
@@ -366,14 +380,14 @@ _BRACED: Final = "pPxkN"
 
 
 class _Step(NamedTuple):
-    """The end of a part of the pattern, and its fault."""
+    """The index after a parsed part of a pattern, and the part's fault, or an empty text."""
 
     end: int
     fault: str = ""
 
 
 def java_fault(pattern: str) -> str | None:
-    """Returns why Java rejects a pattern; None if it may accept it."""
+    """Returns why Java rejects a regular expression; None if it may accept the expression."""
     if _COMMENTS.search(pattern):
         return None
     at, depth, repeatable = 0, 0, False
@@ -396,7 +410,7 @@ def java_fault(pattern: str) -> str | None:
 
 
 def _repetition(pattern: str, at: int, *, repeatable: bool) -> _Step:
-    """Parses ``*``, ``+``, ``?`` or ``{n,m}``, and the mark that follows it."""
+    """Parses a repetition in a pattern: ``*``, ``+``, ``?`` or ``{n,m}``, and the mark that may follow it."""
     end = at + 1
     if pattern[at] == "{":
         count = _COUNT.match(pattern, at)
@@ -409,7 +423,7 @@ def _repetition(pattern: str, at: int, *, repeatable: bool) -> _Step:
 
 
 def _opening(pattern: str, at: int) -> _Step:
-    """Skips a group's opening: ``(``, ``(?:``, ``(?=``, ``(?<=``, ``(?<name>`` or ``(?flags``."""
+    """Parses the opening of a group: ``(``, ``(?:``, ``(?=``, ``(?<=``, ``(?<name>`` or ``(?flags``."""
     if pattern[at + 1 : at + 2] != "?":
         return _Step(at + 1)
     kind = pattern[at + 2 : at + 3]
@@ -445,7 +459,10 @@ def _escape_end(pattern: str, at: int) -> int:
 
 
 def _class_end(pattern: str, at: int) -> int:
-    """Returns the index after a class's ``]``; the class may contain others. 0 if the class is not closed."""
+    """Returns the index after the ``]`` of a character class; 0 if the class is not closed.
+
+    The class may contain other classes.
+    """
     depth, empty = 0, False
     while at < len(pattern):
         char = pattern[at]
@@ -464,12 +481,13 @@ def _class_end(pattern: str, at: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """Columns, names and rows of a table at the target.
+    """A table's projection: which columns and rows its target has, and under which names.
 
-    ``columns``: only these columns; ``except_columns``: all except these; ``rename``: target names by source
-    names; ``row_filter``: condition on the source's columns; ``metadata``: names of the columns that describe
-    a row's last change, by kind; ``ignore_nulls``: a null keeps the stored value; ``fold``: comparison of
-    names (see ``within``).
+    ``columns``: names of the only source columns that the target has, or None for all. ``except_columns``:
+    names of source columns that it does not have. ``rename``: target names by source names. ``row_filter``:
+    condition on the source's columns. ``metadata``: names of the columns that describe a row's last change,
+    by kind. ``ignore_nulls``: True if a null in a change keeps the stored value. ``fold``: function that
+    folds names for comparison (``within`` sets it).
     """
 
     columns: tuple[str, ...] | None = None
@@ -481,9 +499,9 @@ class Layout:
     fold: NameFold = field(default=fold_name, compare=False)
 
     def within(self, source: TableShape) -> Layout:
-        """Returns the layout for a table whose columns are those of ``source``; an exact name matches first.
+        """Returns the projection with names compared as the table ``source`` compares them.
 
-        ``laid_out`` refuses other spellings if the source distinguishes such names.
+        If the source distinguishes names by case, ``laid_out`` raises an error for names in another spelling.
         """
         return self if source.fold is fold_name else replace(self, fold=source.fold)
 
@@ -495,9 +513,9 @@ class Layout:
         return self.columns is None or name in {self.fold(wanted) for wanted in self.columns}
 
     def leaves_out(self, name: str, fold: NameFold) -> bool:
-        """Returns True if the target does not have a source column and the filter does not use it.
+        """Returns True if the target does not have a source column and the row filter does not use it.
 
-        ``fold``: comparison of the source's names.
+        ``fold``: function that folds the source's names for comparison.
         """
         if self.columns is None and not self.except_columns:
             return False
@@ -505,7 +523,7 @@ class Layout:
         return not replace(self, fold=fold).chooses(name) and fold(name) not in {fold(one) for one in read}
 
     def target_name(self, name: str) -> str:
-        """Returns the target's name of a source column."""
+        """Returns the name that a source column has at the target."""
         names = {self.fold(old): new for old, new in self.rename.items()}
         return names.get(self.fold(name), name)
 
@@ -517,15 +535,18 @@ class Layout:
         return frozenset(fold_name(name) for name in names)
 
     def doubts(self, column: ShapeColumn) -> bool:
-        """Returns True if a target column may be an omitted column under an unknown new name."""
+        """Returns True if a target column may be an excluded source column that was renamed at the source.
+
+        Columns that the config itself lists, and key columns, are never in doubt.
+        """
         may_be = not column.key and self.doubted(column.instead_of)
         return bool(may_be) and fold_name(column.name) not in self.asked
 
     def doubted(self, names: frozenset[str]) -> tuple[str, ...]:
-        """Returns the omitted columns that match some folded names, as the config spells them.
+        """Returns the excluded columns (``except_column_list``) that match one of the given names.
 
-        A name that differs only in case matches too: it is safer to pause for a column than to add it
-        unasked.
+        The names are returned in the config's spelling. A name that differs only in case matches too: pausing
+        the table for such a column is safer than adding a column that was to be excluded.
         """
         found = {fold_name(name) for name in names}
         doubted = (name for name in self.except_columns if fold_name(name) in found)
@@ -541,7 +562,7 @@ _PLAIN = Layout()
 
 
 class LaidOut(NamedTuple):
-    """The target's shape, and the source's column names by those of the target."""
+    """The schema of a target table, and the source's column names by the target's column names."""
 
     shape: TableShape
     sources: Mapping[str, str]
@@ -555,17 +576,18 @@ def laid_out(
     gone: Iterable[str] = (),
     past: Iterable[str] = (),
 ) -> LaidOut:
-    """Returns a source's shape as its target has it.
+    """Applies a projection to a source table's schema, and returns the schema of the target table.
 
-    ``own``: names of tidesink's own columns at the target. ``gone``: lower-case names of columns of the shape
-    that the source no longer has. ``past``: lower-case names of all columns it once had, in the shape or not.
+    ``own``: names of tidesink's own columns at the target. ``gone``: lower-case names of columns in
+    ``source`` that the source table no longer has. ``past``: lower-case names of all columns that it ever
+    had, in ``source`` or not.
 
     Raises:
-        ConfigError: The layout uses a column that does not exist, or in another case than a source that
-            distinguishes case, or twice; it omits a key column, or uses one name for two columns; or its
-            filter is a value and not a condition.
-        SchemaRefusedError: The layout uses a column that the source no longer has: later rows have no value
-            for it.
+        ConfigError: The projection uses a column that does not exist, or spells it in another case although
+            the source distinguishes case, or uses it twice; or it omits a key column, or uses one name for
+            two columns; or its filter is a value and not a condition.
+        SchemaRefusedError: The projection uses a column that the source no longer has, so that later rows
+            have no value for it.
     """
     layout = layout.within(source)
     _check_named(layout, source, frozenset(gone), frozenset(past))
@@ -584,7 +606,7 @@ def laid_out(
 
 
 def named_columns(layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yields each source column that a layout uses, with the setting that uses it."""
+    """Yields each source column that a projection uses, as a pair of the setting and the column's name."""
     yield from (("columns", name) for name in layout.columns or ())
     yield from (("except_column_list", name) for name in layout.except_columns)
     yield from (("rename", name) for name in layout.rename)
@@ -593,13 +615,14 @@ def named_columns(layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[str, str]]) -> None:
-    """Refuses to omit a column under only some of its names, because rows of any time may arrive.
+    """Raises if a column that was renamed is excluded under only one of its two names.
 
-    ``renames``: earlier column names, each with a later one, as reported by DDL. Key columns are never
-    omitted.
+    Rows with either name may still arrive. ``renames``: pairs of the earlier and the later name of a column,
+    as DDL reported them. Key columns are never excluded.
 
     Raises:
-        SchemaRefusedError: One of the two names of a renamed column is omitted; the table pauses.
+        SchemaRefusedError: One of the two names of a renamed column is in ``except_column_list``, and the
+            other is not. The table pauses.
     """
     fold = source.fold
     excluded = {fold(name) for name in layout.except_columns}
@@ -621,17 +644,21 @@ def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[st
 
 
 def _chosen(layout: Layout, source: TableShape) -> Iterator[ShapeColumn]:
-    """Yields columns in the source's order, so that later columns come last, wherever listed."""
+    """Yields the source columns that the target has, in the source's order.
+
+    So columns that are added later come last, wherever the config lists them.
+    """
     return (column for column in source.columns if column.hidden or layout.chooses(column.name))
 
 
 def _check_named(
     layout: Layout, source: TableShape, gone: frozenset[str], past: frozenset[str] = frozenset()
 ) -> None:
-    """Refuses a setting's name that matches no column, a disallowed column, or a column already named.
+    """Raises if a setting names a column that does not exist or that it must not name.
 
     Raises:
-        ConfigError: The name is not a column, is ambiguous, is the row key, or is a repeated name.
+        ConfigError: The name is not a column, matches several columns, is part of the row key, or names the
+            same column as another name.
         SchemaRefusedError: The source no longer has the column.
     """
     named: dict[tuple[str, str], str] = {}
@@ -686,7 +713,10 @@ def _check_ambiguous(setting: str, name: str, source: TableShape) -> None:
 
 
 def _check_spark_names(row_filter: RowFilter, source: TableShape) -> None:
-    """Refuses a filter on two columns that Spark cannot distinguish."""
+    """Raises ConfigError if a filter uses two columns whose names differ only in case.
+
+    Spark, which evaluates the filter, cannot distinguish them.
+    """
     found: dict[str, str] = {}
     for mention in row_filter.mentions:
         name = source.by_name[source.fold(mention.name)].name if source.find(mention.name) else mention.name

@@ -1,14 +1,14 @@
 """The table of types: the only definition of type names in tidesink, with look-ups for each side.
 
 Sources: TiCDC classic (tiflow c7b2588) and TiCDC new architecture (ticdc b813e76), checked against bytes from
-their encoders. An Avro type is identified by ``connect.parameters.tidb_type`` first and by the Avro type
-second, a canal-json type by the ``mysqlType`` word.
+their encoders. The type of an Avro field is found by its ``connect.parameters.tidb_type`` and its Avro type,
+a type in canal-json by the ``mysqlType`` word.
 
 Debezium and Kafka Connect mark types with semantic names. A Connect schema without a name is read only by its
-type; a schema with a name is read as a row of the table (``SEMANTIC_TYPES``). An unknown name of Debezium,
-Kafka Connect or Confluent is refused; any other name is read by its type with a warning (``unknown_name``).
-``captured`` names were seen in events of real connectors (MariaDB 10.11, PostgreSQL 15), ``documented`` names
-come from Debezium's documentation and source.
+type; a schema with a known name is read as the type in ``SEMANTIC_TYPES``. An unknown name that begins like
+Debezium's, Kafka Connect's or Confluent's names raises an error. Values under any other unknown name are read
+by their Connect type, with a warning (``unknown_name``). ``captured`` names were seen in events of real
+connectors (MariaDB 10.11, PostgreSQL 15), ``documented`` names come from Debezium's documentation and source.
 
 ``docs/types.md`` is generated from this table (``scripts/generate_docs.py``). Iceberg tables are created
 through Spark, so Iceberg's types follow from Spark's types.
@@ -38,16 +38,17 @@ SPARK_MAX_PRECISION = 38
 
 @dataclass(frozen=True)
 class TypeRow:
-    """One SQL type on every side of the wire.
+    """One SQL type, and its counterparts in Avro, canal-json, Python, Spark and the target databases.
 
     ``avro``: the Avro type in the default modes (decimals ``precise``, unsigned bigint ``long``).
     ``avro_string_mode``: the Avro type if this type's mode is ``string``. ``sql_type``: canal-json's
     ``java.sql.Types`` code. ``sql_type_above``: a limit, and the code for values above it. ``spark``: the
     type in Spark and Delta; ``{p}`` and ``{s}`` are precision and scale. ``display_width``: the width that
-    TiDB shows if the DDL has none. ``parameter``: content of ``connect.parameters`` in addition to
+    TiDB shows if the DDL has no width. ``parameter``: the member of ``connect.parameters`` in addition to
     ``tidb_type``. ``from_avro``: True for the row used for an Avro field of this ``tidb_type``, if several
-    rows share it. ``postgres`` and ``mysql``: the type in those databases, spelled as in their catalogs, if
-    it is not the type that ``render_sql`` has for the Spark type.
+    rows share it. ``lost``: what the target does not store as the source does, for the documentation.
+    ``postgres`` and ``mysql``: the type in those databases, spelled as in their catalogs, if it is not the
+    type that ``render_sql`` has for the Spark type.
     """
 
     name: str
@@ -185,7 +186,7 @@ TYPES: tuple[TypeRow, ...] = (
 
 
 def _other(name: str, sql_type: int, lost: str = "", **extra: Any) -> TypeRow:
-    """Returns a type of another database; it is stored as text unless ``extra`` has more."""
+    """Returns a type of another database; it is stored as text unless ``extra`` has other attributes."""
     return replace(_text(name, sql_type), lost=lost, **extra)
 
 
@@ -236,7 +237,10 @@ OTHER_TYPES: tuple[TypeRow, ...] = (
 
 @dataclass(frozen=True)
 class ExtensionField:
-    """A field of a flat-avro value record that is not a column. ``option``: the option that adds it."""
+    """A field of a flat-avro value record that is not a column.
+
+    ``option``: the option that adds the field. ``meaning``: what its values are, for the documentation.
+    """
 
     name: str
     avro: str
@@ -283,15 +287,15 @@ _BY_AVRO = _index(_avro_keys())
 
 
 def row_of(column_type: ColumnType) -> TypeRow:
-    """Returns the row of a column's type."""
+    """Returns the row of the type table for a column's type."""
     return row_named(column_type.name)
 
 
 def row_named(name: str) -> TypeRow:
-    """Returns the row with this SQL name, in lower case.
+    """Returns the row of the type table with this SQL name, in lower case.
 
     Raises:
-        ConfigError: The type is unknown.
+        ConfigError: The type table has no such name.
     """
     row = _BY_NAME.get(name)
     if row is None:
@@ -301,12 +305,15 @@ def row_named(name: str) -> TypeRow:
 
 
 def find_row(name: str) -> TypeRow | None:
-    """Returns the row with this SQL name, or None."""
+    """Returns the row of the type table with this SQL name, or None."""
     return _BY_NAME.get(name)
 
 
 def row_of_avro(tidb_type: str, avro: str) -> TypeRow | None:
-    """Returns the row of a ``tidb_type`` in an Avro primitive type; the widest row if several share it."""
+    """Returns the row of the type table for an Avro field with this ``tidb_type`` and Avro type, or None.
+
+    If several types share both, returns the widest of them.
+    """
     return _BY_AVRO.get((tidb_type, avro))
 
 
@@ -318,11 +325,11 @@ Form = Literal["plain", TimeForm, TextForm, StructForm, "unscaled", "bits"]
 
 @dataclass(frozen=True)
 class SemanticType:
-    """One semantic type.
+    """A semantic type of Debezium or Kafka Connect.
 
-    ``name``: name of the Connect schema. ``wire``: its Connect types. ``type``: the logical type of
-    ``typemap.table``. ``form``: how a value is written. ``fsp``: fraction digits of a second in this form.
-    ``seen``: source of the row's facts.
+    ``name``: name of the Connect schema. ``wire``: Connect types of schemas with this name. ``type``: name of
+    the logical type in ``TYPES`` or ``OTHER_TYPES``. ``form``: how a value is written. ``fsp``: fraction
+    digits of a second in this form. ``seen``: source of these facts.
     """
 
     name: str
@@ -462,7 +469,11 @@ _OWNERS: Final = ("io.debezium.", "org.apache.kafka.connect.", "io.confluent.")
 
 
 def semantic_type(name: str | None, wire: str) -> SemanticType | None:
-    """Returns the semantic type of a schema; None if its name is unknown for this Connect type."""
+    """Returns the semantic type of a Connect schema.
+
+    ``name`` is the schema's name, and ``wire`` its Connect type. Returns None if the schema has no name, or a
+    name that is unknown for this Connect type.
+    """
     if name is None:
         return None
     structured = _STRUCTURED_NAME.fullmatch(name)
@@ -470,11 +481,11 @@ def semantic_type(name: str | None, wire: str) -> SemanticType | None:
 
 
 def unknown_name(name: str | None, wire: str) -> Literal["refused", "bare"] | None:
-    """Returns how values of a schema with an unknown name are handled; None if the name is known.
+    """Returns how to handle values of a Connect schema with an unknown name; None if the name is known.
 
-    ``refused``: the name is Debezium's, Kafka Connect's or Confluent's, so it defines how to read the value.
-    ``bare``: the name is someone else's (a custom converter's or a transform's), and the value is read by its
-    type.
+    ``refused``: the name is Debezium's, Kafka Connect's or Confluent's, so it determines how values are read,
+    and reading them must raise an error. ``bare``: the name is someone else's (a custom converter's or a
+    transform's), and values are read by the schema's Connect type.
     """
     if not name or semantic_type(name, wire) is not None:
         return None
@@ -504,7 +515,10 @@ _SPARK_FSP = 6
 
 @dataclass(frozen=True)
 class SparkType:
-    """A Spark (and Delta) type as DDL text. ``reason``: why it is not the nearest type, if it is not."""
+    """A Spark and Delta type as DDL text.
+
+    ``reason``: why it is not the type nearest to the source's type, or None if it is.
+    """
 
     ddl: str
     reason: str | None = None
@@ -554,7 +568,8 @@ def avro_type(
 ) -> dict[str, object]:
     """Returns the Avro type object that TiCDC writes for a column, including ``connect.parameters``.
 
-    Key order is the producer's (tiflow c7b2588: type, connect.parameters, logicalType, precision, scale).
+    The keys have the same order as in TiCDC (tiflow c7b2588: type, connect.parameters, logicalType,
+    precision, scale).
     """
     row = row_of(column_type)
     parameters: dict[str, str] = {"tidb_type": row.tidb_type}
@@ -578,12 +593,18 @@ def avro_type(
 
 
 def escape_allowed(members: tuple[str, ...]) -> str:
-    """Renders ENUM or SET members for ``connect.parameters.allowed``: ``,`` as ``\\,``, joined by ``,``."""
+    r"""Joins ENUM or SET members to the text of ``connect.parameters.allowed``.
+
+    The members are separated by ``,``; a ``,`` in a member becomes ``\,``.
+    """
     return ",".join(member.replace(",", "\\,").replace("\\'", "'").replace("''", "'") for member in members)
 
 
 def split_allowed(allowed: str) -> tuple[str, ...]:
-    """Splits ``allowed`` into members. The producer writes a member that ends in a backslash ambiguously."""
+    """Splits the text of ``connect.parameters.allowed`` into ENUM or SET members.
+
+    TiCDC does not escape backslashes. So a member that ends in a backslash is joined with the next member.
+    """
     members, current, index = [], "", 0
     while index < len(allowed):
         if allowed.startswith("\\,", index):
@@ -599,7 +620,7 @@ def split_allowed(allowed: str) -> tuple[str, ...]:
 
 
 def type_words(column_type: ColumnType) -> str:
-    """Returns a type as in its DDL, or its name with the known digits, length and members."""
+    """Returns the text of a column's type: as in its DDL, or its name with the known sizes or members."""
     if column_type.sql:
         return column_type.sql
     if column_type.members is not None:
@@ -610,7 +631,7 @@ def type_words(column_type: ColumnType) -> str:
 
 
 def mysql_type_word(column_type: ColumnType) -> str:
-    """Returns canal-json's short ``mysqlType``: the name without precision, length or fsp."""
+    """Returns the short ``mysqlType`` of canal-json: the type's name without precision, length or fsp."""
     row = row_of(column_type)
     spelt = (column_type.sql or row.name).lower()
     if find_row(spelt.partition("(")[0].strip()) is None and row.reader == "text" and "(" not in spelt:
@@ -624,7 +645,10 @@ def mysql_type_word(column_type: ColumnType) -> str:
 
 
 def mysql_type_text(column_type: ColumnType) -> str | None:
-    """Returns canal-json's content-compatible ``mysqlType``, the full text; None if too little is known."""
+    """Returns the full ``mysqlType`` of canal-json's content-compatible mode, such as ``varchar(32)``.
+
+    Returns None if a size or the members of the type are not known.
+    """
     row = row_of(column_type)
     sql = column_type.sql
     if sql is not None and ("(" in sql or _needs_no_arguments(row)):
@@ -651,12 +675,15 @@ def _needs_no_arguments(row: TypeRow) -> bool:
 
 
 def render_members(members: Sequence[str]) -> str:
-    """Renders the argument list of an ENUM or SET."""
+    """Returns ENUM or SET members as SQL arguments: quoted, and separated by commas."""
     return ",".join("'" + member.replace("'", "''") + "'" for member in members)
 
 
 def sql_type_code(column_type: ColumnType, value: object) -> int:
-    """Returns canal-json's ``sqlType`` of a value; unsigned integers above the signed range are promoted."""
+    """Returns the ``sqlType`` code that canal-json has for a column's value.
+
+    An unsigned integer above the signed range has the code of the next wider type.
+    """
     row = row_of(column_type)
     if row.sql_type_above and isinstance(value, int) and value > row.sql_type_above[0]:
         return row.sql_type_above[1]
@@ -669,5 +696,5 @@ _ICEBERG: Final = {"bigint": "long", "timestamp_ntz": "timestamp", "timestamp": 
 
 
 def iceberg_type(spark: str) -> str:
-    """Returns the Iceberg type of a Spark DDL type."""
+    """Returns the Iceberg type for a Spark type in DDL text."""
     return _ICEBERG.get(spark, spark)
