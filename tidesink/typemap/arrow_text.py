@@ -461,7 +461,7 @@ Offset = Callable[[datetime], int]
 
 
 def has_known_offsets(zone: tzinfo) -> bool:
-    """Returns True if ``utc_micros`` can convert times of this zone: a ``zoneinfo`` zone or a fixed offset."""
+    """Returns True if ``utc_micros`` accepts the zone: a ``zoneinfo`` zone or a fixed offset."""
     return isinstance(zone, ZoneInfo | timezone)
 
 

@@ -137,7 +137,7 @@ def _next(sql: str, at: int, escapes: bool, delimiter: str) -> tuple[Token | Non
         # END$$
         found = _TOKEN.match(sql, at, at + found.group().index(delimiter))
     if found is None:
-        raise ConfigError(f"the SQL cannot be read at {sql[at : at + 30]!r}")
+        raise ConfigError(f"the SQL cannot be parsed at {sql[at : at + 30]!r}")
     kind, text = found.lastgroup, found.group()
     if kind == "introducer":
         return None, found.end()
@@ -175,7 +175,7 @@ def whole_number(token: Token) -> int:
         ConfigError: The token is not a number, or is longer than any number in a column definition.
     """
     if not (token.text.isascii() and token.text.isdigit()) or len(token.text) > _MOST_DIGITS:
-        raise ConfigError(f"SQL: expected a whole number, not {token.text[:30]!r}")
+        raise ConfigError(f"the SQL has {token.text[:30]!r} where a whole number was expected")
     return int(token.text)
 
 
@@ -214,7 +214,7 @@ class SqlReader:
         """
         token = self.peek()
         if token is _END:
-            raise ConfigError("the SQL statement ends too early")
+            raise ConfigError("the SQL statement ends too early, where more words were expected")
         self._at += 1
         return token
 
@@ -251,7 +251,7 @@ class SqlReader:
             ConfigError: Other tokens follow.
         """
         if not self.skip(*words):
-            raise ConfigError(f"SQL: expected {' '.join(words)} before {shown(self.peek().text)}")
+            raise ConfigError(f"the SQL must have {' '.join(words)} before {shown(self.peek().text)}")
 
     def name(self) -> str:
         """Consumes an identifier and returns its name.
@@ -263,7 +263,7 @@ class SqlReader:
         """
         token = self.take()
         if token.kind not in ("word", "quoted", "string"):
-            raise ConfigError(f"SQL: expected a name before {shown(token.text)}")
+            raise ConfigError(f"the SQL has {shown(token.text)} where a name was expected")
         return token.text
 
     def group(self) -> list[Token]:
@@ -353,14 +353,14 @@ def _with_arguments(row: TypeRow, arguments: str | None, text: str) -> ColumnTyp
         members = parse_members(arguments) if arguments is not None else None
         return ColumnType(row.name, members=members, sql=text)
     if arguments and _LENGTH_AND_SCALE.fullmatch(arguments) is None:
-        raise ConfigError(f"{shown(text)} is not an SQL type: its arguments are not numbers")
+        raise ConfigError(f"{shown(text)} is not an SQL type, because its arguments are not numbers")
     numbers = [int(part) for part in arguments.split(",")] if arguments else []
     first = numbers[0] if numbers else None
     if numbers and max(numbers) > _MOST_ARGUMENT.get(
         "time" if row.name in _TEMPORAL else row.name, max(numbers)
     ):
         raise ConfigError(
-            f"{shown(text)} is not an SQL type: {max(numbers)} is above the limit of every database"
+            f"{shown(text)} is not an SQL type, because {max(numbers)} is above the limit of every database"
         )
     if row.name == "decimal":
         scale = numbers[1] if len(numbers) > 1 else (0 if numbers else None)
@@ -554,7 +554,9 @@ def _from_bytes(raw: bytes, reader: str) -> str:
         return raw.decode("latin-1")
     if reader in NUMBER_READERS:
         if len(raw) > _MOST_NUMBER:
-            raise ConfigError(f"SQL: a number of {len(raw)} bytes cannot be the default of a column")
+            raise ConfigError(
+                f"the SQL has a number of {len(raw)} bytes, which is too large for the default of a column"
+            )
         return str(int.from_bytes(raw, "big"))
     return raw.decode("utf-8", "replace")
 
@@ -568,7 +570,9 @@ def _plain_number(text: str, reader: str) -> str:
         number = None
     # Written out, 1e999999999 would need a gigabyte.
     if number is None or abs(number.adjusted()) > _MOST_EXPONENT:
-        raise ConfigError(f"SQL: {text[:30]!r} cannot be the default of a column")
+        raise ConfigError(
+            f"the SQL has the number {text[:30]!r}, which is too large for the default of a column"
+        )
     return format(number, "f")
 
 

@@ -67,9 +67,10 @@ _MOMENT: Final = re.compile(
     r"[\s\x00-\x1f\x7f-\x9f]*(now|today|tomorrow|yesterday)([\s\x00-\x1f\x7f-\x9f+-]|$)", re.IGNORECASE
 )
 _AS_TEXT: Final = (
-    "has the text {text!r}, which Spark replaces by the time of the query when it becomes a date or a "
-    "timestamp, so the result is not the same at another time. Use a fixed time, for example "
-    "TIMESTAMP'2026-01-01 00:00:00', or compare a text column by rlike '^{word}$'"
+    "The filter has the text {text!r}, which Spark replaces by the time of the query when it "
+    "becomes a date or a timestamp. So the result is not the same at another time. Use a "
+    "fixed time, for example TIMESTAMP'2026-01-01 00:00:00', or compare a text column by "
+    "rlike '^{word}$'"
 )
 # Words that are not functions when a parenthesis follows.
 _WORDS: Final = frozenset(
@@ -138,7 +139,7 @@ def read_filter(text: str) -> RowFilter | None:
     refuse_patterns(text)
     mentions = tuple(sorted(_mentions(tree, text), key=lambda one: one.start))
     if not mentions:
-        raise ConfigError("uses no column, so it would keep every row or none")
+        raise ConfigError("The filter uses no column, so it would keep every row or no row")
     return RowFilter(text, mentions)
 
 
@@ -160,14 +161,16 @@ def _parsed(text: str) -> exp.Expression:
         import sqlglot
         from sqlglot.errors import SqlglotError
     except ImportError as error:
-        raise ConfigError("needs sqlglot, which is not installed: pip install 'tidesink[spark]'") from error
+        raise ConfigError(
+            "Filters need sqlglot, which is not installed. Install it: pip install 'tidesink[spark]'"
+        ) from error
     try:
         trees: list[Any] = sqlglot.parse(text, dialect="spark")
     except (SqlglotError, RecursionError, ValueError) as error:  # some calls without arguments raise that
         first = str(error).splitlines()[0] if str(error) else "too deep"
-        raise ConfigError(f"is not Spark SQL: {first}") from error
+        raise ConfigError(f"The filter is not Spark SQL: {first}") from error
     if len(trees) != 1 or trees[0] is None:
-        raise ConfigError("is not one condition")
+        raise ConfigError("The filter is not one condition: it is empty, or it has several statements")
     tree: exp.Expression = trees[0]
     return tree
 
@@ -176,12 +179,12 @@ def _refuse_nodes(tree: exp.Expression) -> None:
     from sqlglot import exp
 
     refused: tuple[tuple[tuple[type, ...], str], ...] = (
-        ((exp.Query, exp.Subquery, exp.Exists), "has a subquery"),
-        ((exp.Window,), "has a window"),
-        ((exp.AggFunc,), "has an aggregate"),
-        ((exp.Lambda, exp.Star), "has a lambda or a star"),
-        ((exp.Placeholder, exp.Parameter, exp.SessionParameter), "has a parameter"),
-        ((exp.Command, exp.DDL, exp.DML, exp.Alias), "is a statement, not a condition"),
+        ((exp.Query, exp.Subquery, exp.Exists), "The filter has a subquery"),
+        ((exp.Window,), "The filter has a window"),
+        ((exp.AggFunc,), "The filter has an aggregate"),
+        ((exp.Lambda, exp.Star), "The filter has a lambda or a star"),
+        ((exp.Placeholder, exp.Parameter, exp.SessionParameter), "The filter has a parameter"),
+        ((exp.Command, exp.DDL, exp.DML, exp.Alias), "The filter is a statement, not a condition"),
     )
     for node in tree.walk():
         for kinds, what in refused:
@@ -189,9 +192,13 @@ def _refuse_nodes(tree: exp.Expression) -> None:
                 raise ConfigError(f"{what}: {node.sql(dialect='spark')}")
         bare = isinstance(node, exp.Func) and not any(True for _ in node.iter_expressions())
         if bare and not isinstance(node, exp.Array):
-            raise ConfigError(f"has {node.sql(dialect='spark')}, whose value is not the same at another time")
+            raise ConfigError(
+                f"The filter has {node.sql(dialect='spark')}, whose value is not the same at another time"
+            )
         if isinstance(node, exp.Column) and (node.table or not isinstance(node.this, exp.Identifier)):
-            raise ConfigError(f"uses {node.sql(dialect='spark')}: write columns by their bare names")
+            raise ConfigError(
+                f"The filter uses {node.sql(dialect='spark')}. Write columns by their bare names"
+            )
 
 
 def _refuse_moments(tree: exp.Expression) -> None:
@@ -217,7 +224,7 @@ def _refuse_no_condition(tree: exp.Expression) -> None:
     top = tree.unnest()
     arithmetic = isinstance(top, exp.Binary) and not isinstance(top, exp.Predicate | exp.Connector)
     if arithmetic or isinstance(top, exp.Literal | exp.Null | exp.Tuple | exp.Neg):
-        raise ConfigError("is a value, not a condition")
+        raise ConfigError("The filter is a value, not a condition")
 
 
 def _refuse_functions(text: str) -> None:
@@ -237,8 +244,8 @@ def _refuse_functions(text: str) -> None:
         if not is_call or not name.replace("_", "").isalnum() or name in FUNCTIONS | _WORDS:
             continue
         raise ConfigError(
-            f"calls {name}(), which a filter cannot use: only Spark's own functions of a row's values are "
-            "allowed, whose result never changes"
+            f"The filter calls {name}(), which is not allowed. A filter can call only Spark's own "
+            "functions whose result depends on nothing but a row's values"
         )
 
 
@@ -249,7 +256,9 @@ def _mentions(tree: exp.Expression, text: str) -> Iterator[_Mention]:
         name, place = column.name, column.this.meta
         start, end = place.get("start", 0), place.get("end", -1) + 1
         if text[start:end] not in (name, quoted(name)):
-            raise ConfigError("cannot be parsed by the installed version of sqlglot: install a newer one")
+            raise ConfigError(
+                "The filter cannot be parsed by the installed version of sqlglot. Install a newer version"
+            )
         yield _Mention(name, start, end)
 
 
@@ -342,7 +351,9 @@ def refuse_patterns(text: str) -> None:
     for pattern in _patterns(sqlglot.tokenize(text, dialect="spark")):
         fault = java_fault(pattern)
         if fault is not None:
-            raise ConfigError(f"has the pattern {pattern!r}, which {fault}: it cannot match any row")
+            raise ConfigError(
+                f"The filter has the pattern {pattern!r}, which {fault}. Java does not accept this pattern"
+            )
 
 
 def _patterns(tokens: Sequence[Any]) -> Iterator[str]:
@@ -415,7 +426,7 @@ def _repetition(pattern: str, at: int, *, repeatable: bool) -> _Step:
     if pattern[at] == "{":
         count = _COUNT.match(pattern, at)
         if count is None:
-            return _Step(at, "has a { that does not begin a count: write it as \\\\{")
+            return _Step(at, "has a { that does not begin a count (write it as \\\\{)")
         end = count.end()
     elif not repeatable:
         return _Step(at, f"has a {pattern[at]} with nothing before it to repeat")
@@ -632,9 +643,9 @@ def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[st
         if len(names & excluded) == 1 and len(names) == 2 and not names & keys:
             lacking = old if fold(new) in excluded else new
             raise SchemaRefusedError(
-                f"column {old} was renamed to {new}, and except_column_list has only one of the names. "
-                f"Add {lacking} to it, so that the column is left out of rows under either name, or list the "
-                "target's columns under columns instead",
+                f"Column {old} was renamed to {new} at the source, but except_column_list has only one of "
+                f"the two names. Add {lacking} to except_column_list, so that the column is excluded "
+                "under either name, or list the target's columns under columns instead.",
                 table=str(source.table),
                 column=old,
                 change="rename",
@@ -678,24 +689,25 @@ def _check_named(
         other = named.setdefault((setting, found.name), name)
         if other != name and setting != "filter":
             raise ConfigError(
-                f"{setting}: {other} and {name} are the same column of {source.table}, {found.name}: "
-                "no record so far has two columns whose names differ only in case. Remove one of the names",
+                f"{setting}: {other} and {name} are the same column of {source.table}, {found.name}, "
+                "because no record so far has two columns whose names differ only in case. Remove one of "
+                "the names.",
                 table=str(source.table),
                 column=name,
             )
         if found.hidden and setting != "filter":
             raise ConfigError(
-                f"{setting}: {name} is not a column of {source.table}, but the row key that identifies its "
-                "rows. It always has this name. Remove it from the setting, or list columns that identify "
-                "the rows under keys",
+                f"{setting}: {name} is not a column of {source.table}, but the row key that identifies "
+                "its rows, which always has this name. Remove it from the setting, or list columns that "
+                "identify the rows under tables: keys.",
                 table=str(source.table),
                 column=name,
             )
         if source.fold(name) in gone and setting != "except_column_list":
             raise SchemaRefusedError(
-                f"{setting} names {name}, a column that the source has dropped or renamed: later rows have "
-                f"no value for it. Remove it from {setting}, or name the column that replaced it. "
-                "Load the table again if the existing rows are not right",
+                f"{setting} names {name}, a column that the source has dropped or renamed, so later rows "
+                f"have no value for it. Remove it from {setting}, or name the column that replaced it. If "
+                "the existing rows are wrong, load the table again.",
                 table=str(source.table),
                 column=name,
             )
@@ -706,7 +718,7 @@ def _check_ambiguous(setting: str, name: str, source: TableShape) -> None:
     if fitting:
         raise ConfigError(
             f"{setting}: {name} can be {' or '.join(fitting)}, which are different columns of "
-            f"{source.table}. Spell the name as the source does",
+            f"{source.table}. Use the source's spelling of the name.",
             table=str(source.table),
             column=name,
         )
@@ -723,8 +735,8 @@ def _check_spark_names(row_filter: RowFilter, source: TableShape) -> None:
         other = found.setdefault(fold_name(name), name)
         if other != name:
             raise ConfigError(
-                f"filter: it names the columns {other} and {name}, and Spark, which evaluates it, does not "
-                "distinguish the two. Use only one of them in the filter",
+                f"filter: The filter uses the columns {other} and {name}, and Spark, which evaluates the "
+                "filter, does not distinguish the two. Use only one of them in the filter.",
                 table=str(source.table),
                 column=name,
             )
@@ -735,8 +747,9 @@ def _check_keys(chosen: Iterable[ShapeColumn], source: TableShape) -> None:
     missing = [column.name for column in source.key_columns if column.name not in there]
     if missing:
         raise ConfigError(
-            f"the key of {source.table} is ({', '.join(source.keys)}), and {', '.join(missing)} is left out: "
-            "rows could not be identified. Add it to columns, or remove it from except_column_list",
+            f"The key of {source.table} is ({', '.join(source.keys)}), and {', '.join(missing)} is "
+            "left out, so rows could not be identified. Add it to columns, or remove it from "
+            "except_column_list.",
             table=str(source.table),
         )
 
@@ -755,14 +768,14 @@ def _check_apart(columns: Iterable[ShapeColumn], source: TableShape, own: Iterab
     twice += [name for name, times in exact.items() if times > 1 and fold_name(name) in apart]
     if twice:
         raise ConfigError(
-            f"rename, metadata: two columns of {source.table} would be called {', '.join(twice)}: rename "
-            "one of them",
+            f"rename, metadata: two columns of {source.table} would be called {', '.join(twice)}. "
+            "Rename one of them.",
             table=str(source.table),
         )
     taken = sorted(names.keys() & {fold_name(name) for name in own})
     if taken:
         raise ConfigError(
-            f"a column of {source.table} would be called {', '.join(taken)}, which is a column of tidesink's "
-            "own: rename it",
+            f"A column of {source.table} would be called {', '.join(taken)}, which is a column of "
+            "tidesink's own. Rename it.",
             table=str(source.table),
         )

@@ -109,17 +109,18 @@ def _temporal(
 
 
 def _labelled(name: str, sql_type: int, reader: Reader) -> TypeRow:
-    lost = "canal-json has only the number: labels need the table definition or its DDL"
+    lost = "canal-json has only a label's number; the label comes from the table definition or from DDL"
     row = TypeRow(name, name.upper(), "string", sql_type, reader, "str", "string", from_avro=True, lost=lost)
     return replace(row, parameter="allowed")
 
 
-_NO_WIDTH = "In Avro all types from TINYINT to INT are INT: the column arrives as int"
-_WRAPPED = "values above 2^63-1 are negative on the wire and are corrected on read"
+_NO_WIDTH = "Avro records have the type INT for all types from TINYINT to INT, so the column is int"
+_WRAPPED = "values above 2^63-1 are negative numbers in records; they are corrected when they are read"
 _LONG_DECIMAL = "with more than 38 digits or an unknown precision: stored exactly, as text"
-_CALENDAR = "an invalid calendar date follows zero-date"
+_CALENDAR = "zero-date decides about invalid calendar dates"
 _ZONED = (
-    f"{_CALENDAR}; read in the configured time zone, where a time that occurs twice follows ambiguous-time"
+    f"{_CALENDAR}; read in the configured time zone, where ambiguous-time decides about times "
+    "that occur twice"
 )
 _CHAR = _words("character, nchar, national char, national character")
 _VARCHAR = _words(
@@ -179,7 +180,14 @@ TYPES: tuple[TypeRow, ...] = (
     _temporal("date", 91, "date", "date", _CALENDAR),
     _temporal("datetime", 93, "datetime", "timestamp_ntz", _CALENDAR),
     _temporal("timestamp", 93, "timestamp", "timestamp", _ZONED, "timestamp(6)"),
-    _temporal("time", 92, "time", "string", "±838:59:59 fits no time type: stored as text", "time(6)"),
+    _temporal(
+        "time",
+        92,
+        "time",
+        "string",
+        "stored as text, because values up to ±838:59:59 do not fit into a time type",
+        "time(6)",
+    ),
     TypeRow("year", "YEAR", "int", 12, "integer", "int", "int", **_YEAR),
     TypeRow("vector", "TiDBVECTORFloat32", "string", 12, "text", "str", "string", from_avro=True),
 )
@@ -206,8 +214,8 @@ _TEXTS = _words(
     "int4range, int8range, numrange, daterange, tsrange, tstzrange"
 )
 _INSTANTS = ("timestamptz", "datetimeoffset")
-_WIDE = "infinity, BC and years above 9999 are text in Python and follow zero-date in Delta"
-_NANOS = "with 7 to 9 digits of a second: string in Delta"
+_WIDE = "infinity, BC and years above 9999 are text in Python; in Delta, zero-date decides about them"
+_NANOS = "with 7 to 9 digits of a second: stored as text in Delta"
 
 # Types that TiDB does not have: types of other databases, as Debezium names them (``SEMANTIC_TYPES``).
 OTHER_TYPES: tuple[TypeRow, ...] = (
@@ -215,7 +223,9 @@ OTHER_TYPES: tuple[TypeRow, ...] = (
     _other("local date", 91, _WIDE, reader="local_date", spark="date"),
     _other("local datetime", 93, f"{_WIDE}; {_NANOS}", reader="local_datetime", spark="timestamp_ntz"),
     _other("instant", 2014, f"{_WIDE}; {_NANOS}", reader="instant", spark="timestamp", spellings=_INSTANTS),
-    _other("local time", 92, "stored as text: 24:00:00 and negative times fit no time type"),
+    _other(
+        "local time", 92, "stored as text, because 24:00:00 and negative times do not fit into a time type"
+    ),
     _other("zoned time", 2013, "stored as text with its offset", spellings=("timetz",)),
     _integer("microseconds", 64, "long", -5, "bigint", 20),
     _integer("nanoseconds", 64, "long", -5, "bigint", 20),
@@ -256,12 +266,20 @@ _CHECKSUM = "integrity-check-level: correctness"
 EXTENSION_FIELDS: tuple[ExtensionField, ...] = (
     ExtensionField("_tidb_op", "string", "", _EXTENSION, "c insert, u update, d delete (with before-values)"),
     ExtensionField("_tidb_commit_ts", "long", 0, _EXTENSION, "commit TSO"),
-    ExtensionField("_tidb_commit_physical_time", "long", 0, _EXTENSION, "its wall clock, ms since 1970"),
     ExtensionField(
-        "_tidb_row_level_checksum", "string", "", _CHECKSUM, "CRC32 as decimal text; empty or 0: none"
+        "_tidb_commit_physical_time", "long", 0, _EXTENSION, "wall-clock time of the commit, ms since 1970"
     ),
-    ExtensionField("_tidb_corrupted", "boolean", False, _CHECKSUM, "the producer found the row damaged"),
-    ExtensionField("_tidb_checksum_version", "int", 0, _CHECKSUM, "version of the checksum at TiDB"),
+    ExtensionField(
+        "_tidb_row_level_checksum",
+        "string",
+        "",
+        _CHECKSUM,
+        "CRC32 as decimal text; empty or 0 without a checksum",
+    ),
+    ExtensionField(
+        "_tidb_corrupted", "boolean", False, _CHECKSUM, "true if the producer found the row damaged"
+    ),
+    ExtensionField("_tidb_checksum_version", "int", 0, _CHECKSUM, "version of TiDB's checksum algorithm"),
 )
 
 
@@ -300,7 +318,7 @@ def row_named(name: str) -> TypeRow:
     row = _BY_NAME.get(name)
     if row is None:
         known = ", ".join(found.name for found in (*TYPES, *OTHER_TYPES))
-        raise ConfigError(f"unknown SQL type {shown(name)}: the known types are {known}")
+        raise ConfigError(f"the SQL type {shown(name)} is not known; the known types are {known}")
     return row
 
 
@@ -356,13 +374,14 @@ def _documented(
     return SemanticType(name, wire, kind, form, seen="documented", note=note)
 
 
-_INFINITE = (
-    "days, ms or us that represent infinity are returned as infinity, as sent by PostgreSQL's connector"
-)
+_INFINITE = "numbers with which PostgreSQL's connector represents infinity are read as infinity"
 _VECTOR = "JSON text of numbers"
 _STRUCTURED = "time.precision.mode: structured; exact, also MySQL's zero dates and PostgreSQL's infinities"
-_SHAPE = "JSON text: WKB has no such shape"
-_NANO_RANGE = "years 1678 to 2261; others overflow at the connector. Int64's ends are infinity and -infinity"
+_SHAPE = "JSON text, because WKB has no such geometry"
+_NANO_RANGE = (
+    "years 1678 to 2261, because other years overflow at the connector; the ends of int64 "
+    "are infinity and -infinity"
+)
 
 SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
     SemanticType(_TIME + "Date", _INT, "local date", "days", note=_INFINITE),
@@ -400,7 +419,8 @@ SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
         _STRUCT,
         "interval",
         "structured_duration",
-        "time.precision.mode: structured; ISO 8601 text. Of the kind elapsed-time it is a local time",
+        "time.precision.mode: structured; ISO 8601 text, but a duration of the kind elapsed-time "
+        "is a local time",
     ),
     SemanticType(_CONNECT + "Decimal", ("bytes",), "decimal", "unscaled"),
     SemanticType(_CONNECT + "Date", _INT, "local date", "days", note="time.precision.mode: connect"),
@@ -417,7 +437,11 @@ SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
         _DATA + "VariableScaleDecimal", _STRUCT, "decimal", "variable_scale", note="kept as text in Delta"
     ),
     SemanticType(
-        _DATA + "Bits", ("bytes",), "bit", "bits", note="longer than 64: its bytes, the lowest first"
+        _DATA + "Bits",
+        ("bytes",),
+        "bit",
+        "bits",
+        note="stored as bytes if longer than 64 bits, the lowest byte first",
     ),
     SemanticType(_DATA + "Enum", _STRING, "enum"),
     SemanticType(_DATA + "EnumSet", _STRING, "set"),
@@ -436,7 +460,9 @@ SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
     _documented(_DATA + "geometry.Geography", _STRUCT, "geography", "geometry"),
     _documented(_DATA + "geometry.Circle", _STRUCT, "struct", "structure", _SHAPE),
     _documented(_DATA + "geometry.Line", _STRUCT, "struct", "structure", _SHAPE),
-    _documented("io.debezium.mongodb.regex", _STRUCT, "struct", "structure", "of ExtractNewDocumentState"),
+    _documented(
+        "io.debezium.mongodb.regex", _STRUCT, "struct", "structure", "written by ExtractNewDocumentState"
+    ),
 )
 
 # The type under which a Connect schema without a semantic name is read.

@@ -231,9 +231,10 @@ def check_spelling(setting: str, name: str, shape: TableShape) -> None:
     column = shape.find(name)
     if shape.exact_names and column is not None and column.name != name:
         raise ConfigError(
-            f"{setting}: {shape.source} has no column {name}, but a column {column.name}. In PostgreSQL and "
-            "YugabyteDB, names that differ only in case are different columns. If you mean "
-            f"{column.name}, spell it so. If you mean {name}, add it once the table has this column",
+            f"{setting}: {shape.source} has no column {name}, but a column {column.name}. In "
+            "PostgreSQL and YugabyteDB, names that differ only in case are different columns. If you "
+            f"mean {column.name}, use this spelling. If you mean {name}, add it to the setting once "
+            "the table has this column.",
             table=str(shape.source),
             column=name,
         )
@@ -350,9 +351,9 @@ def _fold_of(*shapes: TableShape) -> NameFold:
 def _check_keys(old: TableShape, new: TableShape, fold: NameFold) -> None:
     if {fold(key) for key in old.keys} != {fold(key) for key in new.keys}:
         raise SchemaRefusedError(
-            f"the key changed from ({', '.join(old.keys)}) to ({', '.join(new.keys)}), and existing rows "
-            "cannot be found by the new key. Set keys to columns that both have, or "
-            f"{LOAD_AGAIN}, with a start: after the change",
+            f"The key changed from ({', '.join(old.keys)}) to ({', '.join(new.keys)}), and existing "
+            "rows cannot be found by the new key. Set keys to columns that the table had before the "
+            f"change and still has, or {LOAD_AGAIN}, with a start: after the change.",
             table=str(old.table),
             **key_change(old.keys, new.keys),
         )
@@ -414,20 +415,21 @@ def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
         return None
     if text == UNTOLD_DEFAULT:
         raise ValueOutOfRangeError(
-            "no event reports the values that the database wrote into existing rows. They are NULL until a "
-            "resync loads them (tidesink resync)"
+            "No event reports the values that the database wrote into existing rows. They are NULL "
+            "at the target until a resync loads them (tidesink resync)."
         )
     if text.upper().startswith(CURRENT_TIME):
         raise ValueOutOfRangeError(
-            "the database wrote the time of the DDL into existing rows, and the topic does not report it. "
-            "They are NULL until a resync loads it (tidesink resync)"
+            "The database wrote the time of the DDL statement into existing rows, and the topic does "
+            "not report this time. The values are NULL at the target until a resync loads them "
+            "(tidesink resync)."
         )
     if reader == "bit":
         # TiDB stores the default of a BIT column as bytes, one character each.
         try:
             at_source: Value = int.from_bytes(text.encode("latin-1"), "big")
         except UnicodeEncodeError as error:
-            raise ValueOutOfRangeError("the default of a BIT column is not bytes") from error
+            raise ValueOutOfRangeError("The default of a BIT column is not bytes.") from error
     elif reader in ("enum", "set"):
         at_source = text  # a label, although rows in canal-json have the number
     else:
@@ -440,8 +442,8 @@ def ways_out(name: str, *, key: bool = False) -> str:
     """Returns the remedy, for a message, if a column's source types cannot be combined in one target type."""
     again = f"{LOAD_AGAIN}, with a start: after the change"
     if key:
-        return f"The column belongs to the key and cannot be left out: {again}"
-    return f"To continue without it, add {name} to except_column_list. To take the new type, {again}"
+        return f"The column is part of the key and cannot be left out: {again}"
+    return f"To continue without this column, add {name} to except_column_list. To use its new type, {again}"
 
 
 def _as_it_was(shape: TableShape, column: ShapeColumn, former: Column | None) -> ShapeColumn:
@@ -463,9 +465,9 @@ def _joined(
         return replace(new, name=old.name, default=None, instead_of=old.instead_of | new.instead_of)
     if ddl is None:
         raise SchemaRefusedError(
-            f"column {old.name!r} is {old.spark} ({old.type.sql or old.type.name}), and a newer schema has "
-            f"{new.spark} ({new.type.sql or new.type.name}): no type holds both. "
-            f"{ways_out(old.name, key=old.key)}",
+            f"Column {old.name!r} is {old.spark} ({old.type.sql or old.type.name}), and a newer "
+            f"schema has {new.spark} ({new.type.sql or new.type.name}): no type holds both. "
+            f"{ways_out(old.name, key=old.key)}.",
             table=str(shape.table),
             column=old.name,
             change="type",
@@ -578,15 +580,16 @@ def metadata_columns(names: Mapping[MetadataKind, str]) -> tuple[ShapeColumn, ..
 ROW_ID: Final = "_tidb_rowid"
 TABLE_ID: Final = "_tidb_table_id"
 _DEBEZIUM: Final = (
-    "Debezium's records have no other row identity: a source position identifies an event, not a row"
+    "Debezium's records contain nothing else that identifies a row, because a source "
+    "position identifies an event"
 )
 # By protocol: how rows of a table without a key can be identified.
 IDENTITIES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "canal-json": "new TiCDC sends TiDB's row keys, which identify rows (output-row-key=true and "
-        "enable-tidb-extension=true, in the changefeed and under source)",
-        "flat-avro": "flat-avro has no other row identity; new TiCDC's canal-json has row keys, with "
-        "output-row-key=true",
+        "canal-json": "canal-json of new TiCDC contains TiDB's row keys, which identify rows (set "
+        "output-row-key=true and enable-tidb-extension=true in the changefeed and under source)",
+        "flat-avro": "flat-avro records contain nothing else that identifies a row, but canal-json of new "
+        "TiCDC contains TiDB's row keys (output-row-key=true)",
         "debezium-avro": _DEBEZIUM,
         "debezium-json": _DEBEZIUM,
     }
@@ -628,25 +631,28 @@ def render_row_key(key: RowKey) -> str:
 
 
 NO_ROW_KEY: Final = (
-    "the row has no _tidb.rowkey, and nothing else identifies a row of a table without a key: set "
-    "output-row-key=true and enable-tidb-extension=true in the changefeed, or list columns that identify the "
-    "rows under tables: keys"
+    "The row has no _tidb.rowkey, and nothing else identifies a row of a table without a "
+    "key. Set output-row-key=true and enable-tidb-extension=true in the changefeed, or list "
+    "columns that identify the rows under tables: keys."
 )
 OTHER_ROW_KEY: Final = (
-    f"_tidb.rowkey is not the key of a row with a _tidb_rowid ({_FORM}), which rows of a table without a key "
-    "have: if the table has a key, list its columns under tables: keys, or configure its definition"
+    f"_tidb.rowkey is not the key of a row with a _tidb_rowid ({_FORM}), which rows of a "
+    "table without a key have. If the table has a key, list its columns under tables: keys, "
+    "or add the table's definition to the config."
 )
 # For a target that writes flat-avro.
 NO_FLAT_AVRO: Final = (
-    "the table has no key. Its rows are identified by TiDB's row keys, and flat-avro cannot carry them: "
-    "readers treat a field whose name begins with _tidb_ as TiCDC's own field, not as a column. Write "
-    "canal-json, debezium-json or debezium-avro, or list columns that identify the rows under keys"
+    "The table has no key, so its rows are identified by TiDB's row keys, and flat-avro "
+    "cannot carry them: readers treat a field whose name begins with _tidb_ as TiCDC's own "
+    "field, not as a column. Write canal-json, debezium-json or debezium-avro, or list "
+    "columns that identify the rows under tables: keys."
 )
 # Used if a table is known only from its rows.
 UNREPORTED_KEY: Final = (
-    "rows are identified by TiDB's row keys, because no pkNames and no DDL in the topic name a key. If the "
-    "table has a unique key of NOT NULL columns, list them under tables: keys, because the changefeed "
-    "may send a row whose key changes to another partition"
+    "Rows are identified by TiDB's row keys, because no pkNames and no DDL in the topic name "
+    "a key. If the table has a unique key of NOT NULL columns, list these columns under "
+    "tables: keys, because the changefeed may send a row to another partition when its "
+    "unique key changes."
 )
 _WHY: Final = "the table has no key: TiDB's internal number of {}, from _tidb.rowkey (output-row-key)"
 
@@ -671,8 +677,8 @@ def row_keyed(shape: TableShape) -> TableShape:
     taken = [name for name in (ROW_ID, TABLE_ID) if name in shape.by_name]
     if taken:
         raise SchemaRefusedError(
-            f"the source has a column {taken[0]}, a name that the row key needs: rename it, or list columns "
-            "that identify the rows under tables: keys",
+            f"The source has a column {taken[0]}, a name that the row key needs. Rename the column at "
+            "the source, or list columns that identify the rows under tables: keys.",
             table=str(shape.table),
         )
     return replace(shape, columns=(*ROW_KEY_COLUMNS, *shape.columns), keys=(ROW_ID, TABLE_ID))

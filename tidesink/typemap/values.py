@@ -94,8 +94,8 @@ def in_microseconds(to_python: Callable[[str], datetime]) -> Callable[[str], dat
             return to_python(text)
         if beyond.group(1).strip("0"):
             raise ValueOutOfRangeError(
-                f"{text!r} has nanoseconds, which the target's timestamps do not have. "
-                "Define the column with 7 to 9 fraction digits to store it as text."
+                f"{text!r} has nanoseconds, which the target's timestamps cannot store. Define the column "
+                "with 7 to 9 fraction digits, so that it is stored as text."
             )
         return to_python(text[: beyond.start(1)] + text[beyond.end(1) :])
 
@@ -588,8 +588,9 @@ def _write_enum(column_type: ColumnType) -> TextWriter:
 def _no_label(value: object, column_type: ColumnType) -> EncodeError:
     if column_type.members is None:
         return EncodeError(
-            f"{shown(value)}: canal-json has numbers for {column_type.name} labels, "
-            "and only a table definition maps them. Configure the table's definition."
+            f"{shown(value)} cannot be written: canal-json has numbers for {column_type.name} labels, "
+            "and only a table definition maps labels to numbers. Add the table's definition to the "
+            "config."
         )
     return _unwritable(value, column_type)
 
