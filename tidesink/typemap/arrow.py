@@ -56,10 +56,10 @@ _ONLY_STRINGS: Final = (pa.string(), pa.large_string())
 class ColumnResult(NamedTuple):
     """A converted column, with masks of the values that are null or chosen for a special reason.
 
-    ``values`` has the column's ``arrow_type``. A value is null if the source value is null, if it is
-    unproven, or if it is an invalid date that became null. ``unproven``: values that the row codec must
-    decide. ``zero_dates``: invalid calendar dates that the policy made null. ``ambiguous_times``: local times
-    that occur twice, for which the policy chose one. A mask is None if it marks no value.
+    ``values`` has the column's ``arrow_type``. A value is null if the source value is null, if it could not
+    be converted, or if it is an invalid date that became null. ``unproven``: values that could not be
+    converted. ``zero_dates``: invalid calendar dates that the policy made null. ``ambiguous_times``: local
+    times that occur twice, for which the policy chose one. A mask is None if it marks no value.
     """
 
     values: pa.Array
@@ -98,9 +98,10 @@ def arrow_of_spark(ddl: str) -> pa.DataType:
 
 
 class _Plan(NamedTuple):
-    """How one column is converted: by two scalar readers, and by ``usual`` for whole arrays of usual texts.
+    """Functions and types that convert one column.
 
-    ``usual`` is None if there is no such function.
+    ``read_value`` and ``read_text`` convert a single value or a single text. ``usual`` converts a whole array
+    of texts in their usual form; it is None if there is no such function.
     """
 
     type: ColumnType
@@ -320,13 +321,13 @@ def _holds(target: pa.DataType, kinds: frozenset[type], value: Any) -> bool:
 
 
 def _overflowed(values: Sequence[Any], packed: pa.Array) -> bool:
-    """Returns True if a finite number became an infinite 32-bit float."""
+    """Returns True if a finite number became infinite when it was converted to a 32-bit float."""
     infinite = pc.sum(pc.is_inf(packed)).as_py() or 0
     return bool(infinite != sum(value in (float("inf"), float("-inf")) for value in values))
 
 
 def _from_numbers(values: pa.Array, target: pa.DataType) -> pa.Array | None:
-    """Converts all values at once by an exact cast; returns None if a value needs the scalar reader."""
+    """Converts all values at once by an exact cast; returns None if a value must be converted by itself."""
     cast = _cast_of(values.type, target)
     if cast is None:
         return None

@@ -63,7 +63,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Native:
-    """How the values of a source column are stored in a column of a native type.
+    """The way in which values of a source column are stored in a column of a native type.
 
     ``found``: the native type. ``wanted``: tidesink's own type that holds every value. ``staged``: type of
     the staged values. ``kept``: type of the staging column that is filled by ``cast``; None if the staged

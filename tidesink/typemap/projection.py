@@ -144,10 +144,11 @@ def read_filter(text: str) -> RowFilter | None:
 
 
 def check_types(row_filter: RowFilter, shape: TableShape) -> None:
-    """Checks a row filter against the types of a table's columns, as far as this is possible without Spark.
+    """Checks a row filter against the types of a table's columns, without Spark.
 
     Raises:
-        ConfigError: The filter, or an operand of AND, OR or NOT in it, is a value and not a condition.
+        ConfigError: The filter, or an operand of AND, OR or NOT in it, is certainly a value and not a
+            condition.
     """
     known = {fold_name(name): shape.by_name[shape.fold(name)].spark for name in row_filter.columns}
     try:
@@ -328,7 +329,7 @@ def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression |
 
 
 def _no_truth(found: exp.DataType | None) -> str | None:
-    """Returns the name of a type that is certainly not boolean; None for all other types."""
+    """Returns the name of a type that cannot be a condition; None for boolean and for uncertain types."""
     from sqlglot import exp
 
     if found is None:
@@ -534,7 +535,7 @@ class Layout:
         return not replace(self, fold=fold).chooses(name) and fold(name) not in {fold(one) for one in read}
 
     def target_name(self, name: str) -> str:
-        """Returns the name that a source column has at the target."""
+        """Returns the name that a source column has at the target: its new name under ``rename``, or its own."""
         names = {self.fold(old): new for old, new in self.rename.items()}
         return names.get(self.fold(name), name)
 
@@ -546,7 +547,7 @@ class Layout:
         return frozenset(fold_name(name) for name in names)
 
     def doubts(self, column: ShapeColumn) -> bool:
-        """Returns True if a target column may be an excluded source column that was renamed at the source.
+        """Returns True if a column at the target may be a renamed column that the config excludes.
 
         Columns that the config itself lists, and key columns, are never in doubt.
         """

@@ -93,7 +93,10 @@ class ShapeColumn:
 
     @property
     def comment(self) -> str:
-        """The column's type at the source, as the comment of the column in the target's catalog."""
+        """The column's type at the source, and the reason if the target's type is another one.
+
+        The text becomes the comment of the column in the target's catalog.
+        """
         source = self.type.sql or self.type.name
         return f"{source}; {self.reason}" if self.reason else source
 
@@ -138,7 +141,7 @@ class TableShape:
 
     @property
     def source(self) -> TableId:
-        """The table at the source."""
+        """The source table."""
         return self.origin or self.table
 
     @cached_property
@@ -152,7 +155,7 @@ class TableShape:
         return {self.fold(column.name): column for column in self.columns}
 
     def find(self, name: str) -> ShapeColumn | None:
-        """Returns the column with this name, or None."""
+        """Returns the column with this name, or None if the table has no such column."""
         return self.by_name.get(self.fold(name))
 
     @cached_property

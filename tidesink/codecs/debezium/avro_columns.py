@@ -1,9 +1,9 @@
 """Decodes debezium-avro, many records at a time: all records of one schema are decoded together.
 
 A record with a Confluent header is decoded with the schema that its header names, without logical types,
-because the Connect schema determines what a value means. These records are left to the row codec: records
-that are not envelopes, records whose schema is not available, and records that ``codecs.avro_columns`` cannot
-decode without doubt.
+because the Connect schema determines what a value means. Some records are left to the row codec, which
+decodes one record at a time: records that are not envelopes, records whose schema is not available, and
+records that ``codecs.avro_columns`` cannot decode without doubt.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ class AvroEnvelopes:
         self._readers: dict[int, _Reader | None] = {}
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
-        """Decodes the row changes in envelopes. All other records are left to the row codec."""
+        """Decodes the row changes in envelopes.
+
+        All other records are left to the row codec, which decodes one record at a time.
+        """
         values, keys = _Halves.of(records.value), _Halves.of(records.key)
         usable = (values.ids >= 0) & (keys.ids >= _NULL)
         unknown, found = [np.flatnonzero(~usable & (values.ids != _NULL))], Changes()
@@ -84,9 +87,10 @@ class AvroEnvelopes:
     def _of_schemas(
         self, where: Indices, values: _Halves, keys: _Halves, value: int, key: int
     ) -> Iterator[tuple[Envelopes | None, Indices]]:
-        """Yields the decoded envelopes of one pair of key schema and value schema.
+        """Yields the decoded envelopes of the records that have one key schema and one value schema.
 
-        Each item also has the indices of the pair's records that are left to the row codec.
+        Each item also has the indices of records that were not decoded; the row codec decodes them one by
+        one.
         """
         reader, key_reader = self._reader(value), None if key == _NULL else self._reader(key)
         if reader is None or not _is_envelope(reader.decoder.type) or (key != _NULL and key_reader is None):

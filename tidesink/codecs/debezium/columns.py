@@ -2,10 +2,10 @@
 
 This is the part of columnar decoding that ``debezium-json`` and ``debezium-avro`` share. They pass
 ``Envelopes``: all envelopes of one writer's schema, whose old and new rows are columns. This module reads the
-table and the positions from the source block; ``value_columns`` reads the values. The result equals what the
-row codec (``envelope``) decodes, record by record. These records are left to the row codec: rare ops
-(truncate, messages), MongoDB's documents, rows that contradict the op, and values that no Arrow column can
-hold.
+table and the positions from the source block; ``value_columns`` reads the values. The result is equal to that
+of the row codec (``envelope``), which decodes one record at a time. Some records are left to the row codec:
+rare ops (truncate, messages), MongoDB's documents, rows that contradict the op, and values that no Arrow
+column can hold.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ class Columns(Protocol):
     """The columnar decoder of a codec."""
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
-        """Decodes the records that can be decoded without doubt; all others are left to the row codec."""
+        """Decodes the records that can be decoded without doubt.
+
+        All others are left to the row codec, which decodes one record at a time.
+        """
 
 
 @dataclass(frozen=True)
@@ -161,18 +164,21 @@ def _some(column: Wire, places: Indices) -> Wire:
 
 @dataclass
 class Changes:
-    """Decoded tables of row changes, and the indices of the records that are left to the row codec."""
+    """Tables of decoded row changes, and the indices of records that are not decoded yet.
+
+    The row codec decodes the records in ``left`` one by one.
+    """
 
     tables: list[ChangeTable] = field(default_factory=list)
     left: list[Indices] = field(default_factory=list)
 
     def result(self, records: Records, unknown: Indices, is_flattened: IsFlattened) -> ColumnarResult:
-        """Returns the decoded tables together with the indices of all records that are left to the row codec.
+        """Returns the decoded tables, and the indices of the records that are not decoded.
 
-        ``unknown`` holds the indices of records that are not proven to be envelopes. Such a record may be a
-        flattened row. In a topic with flattened rows a null value is a delete, so the null values of that
-        topic are left to the row codec too, like those whose header marks them as deletes. All other null
-        values are not events.
+        The row codec decodes these records one by one. ``unknown`` holds the indices of records that are not
+        proven to be envelopes. Such a record may be a flattened row. In a topic with flattened rows a null
+        value is a delete, so the null values of that topic are returned among the indices too, and so are
+        null values whose header marks them as deletes. All other null values are not events.
         """
         left = np.concatenate([*self.left, unknown])
         null = np.flatnonzero(records.value.is_null().to_numpy(zero_copy_only=False))
@@ -195,7 +201,7 @@ class _Field(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How the envelopes of one schema are converted to rows of one table."""
+    """Steps that convert the envelopes of one schema to rows of one table."""
 
     table: TableId
     schema: TableSchema
@@ -219,8 +225,7 @@ class _Plan(NamedTuple):
 class EnvelopeTables:
     """Converts envelopes to tables of row changes; caches how the envelopes of each schema are converted.
 
-    ``rows`` reads the rows of Debezium's connectors, ``ticdc_rows`` those of TiCDC. The row codec uses the
-    same two objects.
+    ``rows`` reads the rows of Debezium's connectors, ``ticdc_rows`` those of TiCDC.
     """
 
     def __init__(self, rows: Rows, ticdc_rows: Rows) -> None:
@@ -230,7 +235,8 @@ class EnvelopeTables:
     def read(self, records: Records, envelopes: Envelopes, options: ValueOptions, found: Changes) -> None:
         """Converts envelopes to row changes and adds them to ``found``.
 
-        Envelopes that cannot be converted are added to ``found`` as left to the row codec.
+        The indices of envelopes that cannot be converted are added to ``found.left``; the row codec decodes
+        these records one by one.
         """
         for table, some in _by_table(envelopes):
             plan = self._plan(table, some, options)
@@ -295,7 +301,7 @@ class _Fields(NamedTuple):
     options: ValueOptions
 
     def of(self, shape: Shape) -> tuple[_Field, ...]:
-        """Returns how each column of a row is read, in the order of the row's schema."""
+        """Returns the steps that read the columns of a row, in the order of the row's schema."""
         own = {one.name: one.schema for one in shape.schema.fields}
         columns: dict[str, Column] = {one.name: one for one in shape.columns}
         return tuple(
@@ -339,7 +345,11 @@ def _distinct(column: Wire) -> list[Any]:
 
 
 def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes) -> None:
-    """Adds the row changes of one table to ``found``, and the records that are left to the row codec."""
+    """Adds the row changes of one table's envelopes to ``found``.
+
+    The indices of records that are not decoded without doubt are added to ``found.left``; the row codec
+    decodes these records one by one.
+    """
     codes = _op_codes(some.ops)
     deleted = codes == _DELETE
     left = (codes == _LEFT) | (deleted == some.after.present) | (deleted & ~some.before.present)
@@ -386,7 +396,7 @@ def _op_codes(ops: Wire) -> npt.NDArray[np.int8]:
 def _read_image(fields: Sequence[_Field], image: Image, left: Mask) -> dict[str, TypedColumn] | None:
     """Returns the columns of old rows, new rows or keys by name; None if no record has such a row.
 
-    Records with a value that is not decoded here are marked in ``left``.
+    Records with a value that cannot be decoded here are marked in the mask ``left``.
     """
     if not image.present.any():
         return None
@@ -449,7 +459,7 @@ def _cut_rows(cut: _Cut | None, name: str) -> Mask | None:
 def _unsent(columns: Mapping[str, TypedColumn] | None, cut: _Cut | None) -> dict[str, Mask]:
     """Returns, by column, a mask of the rows whose value of this column was not sent.
 
-    In an old row that contains only its key, no other column was sent.
+    An old row that contains only its key counts as one in which no other column was sent.
     """
     found = {}
     for name, one in (columns or {}).items():
@@ -468,7 +478,7 @@ def _marked(
 ) -> dict[str, Mask]:
     """Returns, by column, a mask of the rows that have the mark ``marks``, one of ``MARKS``.
 
-    The mark is taken from the new row; for a delete, from the old row.
+    The mark of a delete comes from its old row, and that of any other change from its new row.
     """
     found: dict[str, Mask] = {
         name: mask for name, one in (after or {}).items() if (mask := getattr(one, marks)) is not None
@@ -489,7 +499,7 @@ def _marked(
 def _key_alone(plan: _Plan, some: Envelopes, left: Mask) -> _Cut | None:
     """Returns Postgres' old rows that contain only their key; None if there are no such rows.
 
-    Records whose old row may be such a row are marked in ``left``.
+    Records for which this is uncertain are marked in the mask ``left``.
     """
     image = some.before
     if plan.connector != POSTGRES or not plan.key or not image.present.any():
@@ -572,7 +582,7 @@ def _blank_each(values: Sequence[Any], default: object) -> tuple[Mask, Mask | No
 def _positions(connector: str, some: Envelopes, left: Mask) -> tuple[pa.Array, pa.Array]:
     """Returns the positions in the source database and the commit timestamps, one of each per record.
 
-    Records whose position does not fit in the column are marked in ``left``.
+    Records whose position does not fit in the column are marked in the mask ``left``.
     """
     count = len(some.where)
     unknown = pa.nulls(count, pa.int64())

@@ -282,7 +282,7 @@ def schema_field(column: Column, *, extension: bool) -> Members:
 
 
 def _parameters(column: Column) -> Members:
-    """Returns the parameters of a column's semantic type; most types have none."""
+    """Returns the parameters of a column's semantic type; empty for most types."""
     members = column.type.members or ()
     name = column.type.name
     if name == "enum":

@@ -275,7 +275,7 @@ class RowRead(NamedTuple):
 class Shape:
     """The columns of a struct schema, with a reader for each.
 
-    ``fields`` holds, per column, its name on the wire, the column's own name, and the reader of its values.
+    ``fields`` holds, per column, its name in the record, the column's own name, and the reader of its values.
     """
 
     schema: ConnectSchema
@@ -795,7 +795,7 @@ def _unsent_before(change: Change, old: Mapping[str, Any] | None) -> tuple[str, 
 
 
 class _StandIns(NamedTuple):
-    """Columns of a Postgres delete whose values may be the connector's filling instead of the row's values.
+    """Columns of a Postgres delete whose values the connector may have filled in.
 
     ``unsent``: all columns that were not sent, if a key column is one of them; otherwise empty. ``doubted``:
     key columns that may not have been sent; the delete is applied nevertheless.

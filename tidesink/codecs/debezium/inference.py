@@ -87,9 +87,10 @@ class FirstRow(NamedTuple):
 
 
 class RowFacts(NamedTuple):
-    """How the records with one ``TableSchema`` were written: without a schema (``bare``), or flattened.
+    """Facts about how the records with one ``TableSchema`` were written.
 
-    ``guessed`` holds the columns whose type is not known, ``key_only`` the columns that only the Kafka key
+    ``bare``: True if they contain no schema. ``flattened``: True if ExtractNewRecordState flattened them.
+    ``guessed``: the columns whose type is not known. ``key_only``: the columns that only the Kafka key
     contains.
     """
 
@@ -153,10 +154,7 @@ class LoneCodec(DebeziumJsonCodec):
         )
 
     def forget(self) -> None:
-        """Empties the caches if they are large.
-
-        After this call, ``facts_of`` no longer knows the schemas of events decoded earlier.
-        """
+        """Empties the caches if they are large. Then ``facts_of`` has no facts about events decoded earlier."""
         if len(self._met) >= _MOST_SCHEMAS:
             self._met.clear()
             self._facts.clear()

@@ -93,8 +93,8 @@ def _wrapping(data: bytes) -> Wrapping | None:
 class _Split:
     """The position of each record's payload in a column of keys or values.
 
-    ``codes`` holds, per record, the index in ``texts`` of the text around the payload, or a negative code if
-    the record is null or was not matched.
+    ``codes`` holds, per record, the index in ``texts`` of the text around its payload. The code is negative
+    for a null, and for a record that no text in ``texts`` surrounds.
     """
 
     column: pa.Array
@@ -198,18 +198,19 @@ _TYPES: Final[dict[str, Any]] = {
 
 
 def _type(schema: ConnectSchema) -> Any:
-    """Returns the msgspec type of a schema's values, which may be null.
+    """Returns the msgspec type for the values of a Connect schema, including null.
 
-    Values of nested types are only checked to be JSON.
+    The type of arrays, maps and structs accepts any JSON.
     """
     known = _TYPES.get(schema.type)
     return Any if known is None else known | None
 
 
 def _struct(fields: Sequence[ConnectField], *, complete: bool = False, flat: bool = False) -> _Struct | None:
-    """Returns a msgspec struct with these members.
+    """Returns a msgspec struct class with a member for each of the fields.
 
-    ``complete``: if True, all members are required. ``flat``: if True, returns None if a member is nested.
+    ``complete``: if True, all members are required. ``flat``: if True, returns None if a field is an array,
+    map or struct.
     """
     named = {one.wire: one.schema for one in fields}
     if flat and any(schema.type not in _TYPES for schema in named.values()):
@@ -329,7 +330,7 @@ class _Columns:
         self._present: list[npt.NDArray[np.bool_]] = []
 
     def add(self, rows: Sequence[Any]) -> None:
-        """Adds a group of rows; a row that a record does not have is None."""
+        """Adds a group of rows; None stands for a record without a row."""
         present = np.array([row is not None for row in rows], np.bool_)
         self._present.append(present)
         if not present.all():
@@ -348,7 +349,7 @@ class _Columns:
         return pa.concat_arrays(parts)
 
     def image(self) -> Image:
-        """Returns all rows that were added, as columns."""
+        """Returns all rows that were added, as columns with a mask of the records that have a row."""
         return Image(np.concatenate(self._present), self.member)
 
 
@@ -356,7 +357,7 @@ def _opened(records: Records, most: int) -> Records:
     """Returns the records with decompressed keys and values.
 
     If the records become very large, only the first of them are returned. A key or value that cannot be
-    decompressed is left unchanged; the row codec then raises the error.
+    decompressed is left unchanged; decoding it later raises the error.
     """
     starts = [pc.starts_with(half, JSON_START) for half in (records.key, records.value)]
     if all(pc.all(one, min_count=0).as_py() for one in starts):
@@ -394,10 +395,11 @@ class JsonColumns:
         self._key_readers = ByIdentity(partial(_made, _key), 2 * _MOST_TEXTS)
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
-        """Decodes the row changes in records with a schema. All other records are left to the row codec.
+        """Decodes the row changes in records with a schema.
 
-        If compressed records become very large when decompressed, only the first of them are read. The result
-        reports how many.
+        All other records are left to the row codec, which decodes one record at a time. If compressed records
+        become very large when decompressed, only the first of them are read; the result contains their
+        number.
         """
         records = _opened(records, self._most)
         values, keys = self._values.split(records.value), self._keys.split(records.key)
@@ -409,9 +411,10 @@ class JsonColumns:
         return found.result(records, np.concatenate(unknown), self._is_flattened)
 
     def _envelopes(self, values: _Split, keys: _Split) -> Iterator[tuple[Envelopes | None, Indices]]:
-        """Yields the decoded envelopes of each pair of key schema and value schema.
+        """Yields the decoded envelopes of the records with the same key schema and value schema.
 
-        Each item also has the indices of the pair's records that are left to the row codec.
+        Each item also has the indices of records that were not decoded; the row codec decodes them one by
+        one.
         """
         usable = (values.codes >= 0) & (keys.codes >= _NULL)
         pairs = set(zip(values.codes[usable].tolist(), keys.codes[usable].tolist(), strict=True))
@@ -435,10 +438,10 @@ def _no_envelope(values: _Split, keys: _Split) -> Indices:
 
 
 class _Reading:
-    """Decodes the envelopes of one pair of key schema and value schema, group by group.
+    """Decodes the envelopes of records with one key schema and one value schema, group by group.
 
-    All of them come from the connector of the first envelope. Envelopes of other connectors, and records that
-    cannot be decoded, are left to the row codec.
+    All of them come from the connector of the first envelope. The indices of envelopes from other connectors,
+    and of records that cannot be decoded, are added to ``left``.
     """
 
     def __init__(self, envelope: _Envelope, key: _Key | None) -> None:

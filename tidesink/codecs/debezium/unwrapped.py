@@ -79,7 +79,7 @@ def is_added(name: str) -> bool:
 
 
 def header(message: Message, name: str) -> str | None:
-    """Returns the text of the last header with this name, without quotes around it; None if there is none."""
+    """Returns the text of the last header with this name, without quotes; None without such a header."""
     found = next((value for key, value in reversed(message.headers) if key == name), None)
     return None if found is None else found.decode("utf-8", "replace").strip('"')
 

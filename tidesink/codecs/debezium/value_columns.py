@@ -66,9 +66,9 @@ class TypedColumn(NamedTuple):
 class ColumnStep:
     """Converts the values of one column.
 
-    ``schema`` is the Connect schema of the field, and ``column`` the column as the row codec reads it.
-    ``target`` is the same column in the table's schema; it determines the type of the result. ``policies``
-    are the time policies of the target column.
+    ``schema`` is the Connect schema of the field, and ``column`` the column that ``column_of`` or a table
+    definition has for it. ``target`` is the same column in the table's schema; it determines the type of the
+    result. ``policies`` are the time policies of the target column.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class ColumnStep:
         return found
 
     def _decided(self, wire: pa.Array, values: pa.Array, undecided: Mask) -> TypedColumn:
-        """Returns the column's values: the kernel's, except that the undecided values are read one by one."""
+        """Returns the column's values: those in ``values``, but the undecided ones are read one by one."""
         count = len(undecided)
         places = np.flatnonzero(undecided)
         some = self._each(wire.take(pa.array(places)).to_pylist())

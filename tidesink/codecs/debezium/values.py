@@ -206,8 +206,8 @@ def foreign_name(schema: ConnectSchema) -> str | None:
 def column_type(schema: ConnectSchema) -> ColumnType:
     """Returns the logical type of a field's values.
 
-    That is the source's own column type if the schema contains it and the values can be read as it, otherwise
-    the schema's type.
+    The source's own column type is returned if the schema contains it and the values can be read as it,
+    otherwise the schema's type.
     """
     own = wire_type(schema)
     source = _source_row(schema)
@@ -270,7 +270,7 @@ _CARRIED: Final[dict[str, tuple[str, ...]]] = {
 
 
 def default_text(schema: ConnectSchema) -> str | None:
-    """Returns a column's default as text; None if the schema has no default, or one that cannot be read."""
+    """Returns a column's default as text; None if the schema has no default, or its default cannot be read."""
     if schema.default is None:
         return None
     try:
