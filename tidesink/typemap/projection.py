@@ -535,7 +535,7 @@ class Layout:
         return not replace(self, fold=fold).chooses(name) and fold(name) not in {fold(one) for one in read}
 
     def target_name(self, name: str) -> str:
-        """Returns the name that a source column has at the target: its new name under ``rename``, or its own."""
+        """Returns the name that a source column has at the target: the one under ``rename``, or its own."""
         names = {self.fold(old): new for old, new in self.rename.items()}
         return names.get(self.fold(name), name)
 

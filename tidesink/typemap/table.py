@@ -629,7 +629,8 @@ def escape_allowed(members: tuple[str, ...]) -> str:
 def split_allowed(allowed: str) -> tuple[str, ...]:
     """Splits the text of ``connect.parameters.allowed`` into ENUM or SET members.
 
-    TiCDC does not escape backslashes. So a member that ends in a backslash is joined with the next member.
+    TiCDC does not escape backslashes. So a member that ends in a backslash is returned as one member with the
+    member that follows it.
     """
     members, current, index = [], "", 0
     while index < len(allowed):

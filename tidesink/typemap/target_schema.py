@@ -267,7 +267,7 @@ LeftOut = Callable[[str, NameFold], bool]
 
 
 def needs_all(_name: str, _fold: NameFold) -> bool:
-    """Returns False for every column: the target has all columns."""
+    """Returns False for every column, because the target has all columns."""
     return False
 
 
@@ -376,13 +376,16 @@ def without(shape: TableShape, names: Iterable[str]) -> TableShape:
 
 
 def with_gone(shape: TableShape, columns: Iterable[Column]) -> TableShape:
-    """Returns the schema with columns added that the table once had. They are not part of the key."""
+    """Adds columns that the table had in the past to the schema. They are not part of the key."""
     added = (_shape_column(column, key=False, zero_date=shape.zero_date) for column in columns)
     return replace(shape, columns=(*shape.columns, *added))
 
 
 def with_defaults(shape: TableShape, reported: TableShape) -> TableShape:
-    """Returns the schema with the defaults of ``reported``, a schema of the same table with more history."""
+    """Returns the schema with the column defaults of ``reported``, a schema of the same table.
+
+    ``reported`` comes from a source with more history, such as DDL.
+    """
     fold = _fold_of(shape, reported)
     by_name = {fold(column.name): column for column in reported.columns}
     columns = []
@@ -563,7 +566,7 @@ def default_name(kind: str) -> str:
 
 
 def beside_log(names: Mapping[MetadataKind, str]) -> dict[MetadataKind, str]:
-    """Returns the configured metadata columns, by kind, that a change log does not already have."""
+    """Returns the names of the configured metadata columns, by kind, without those that every change log has."""
     return {
         kind: name
         for kind, name in names.items()

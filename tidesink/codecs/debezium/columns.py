@@ -74,7 +74,7 @@ _BINLOG: Final = ("mysql", "mariadb")
 
 
 class Columns(Protocol):
-    """The columnar decoder of a codec."""
+    """Protocol of a codec's columnar decoder."""
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
         """Decodes the records that can be decoded without doubt.
@@ -315,7 +315,7 @@ class _Fields(NamedTuple):
 
 
 def _by_table(envelopes: Envelopes) -> Iterator[tuple[TableId, Envelopes]]:
-    """Yields each table with its envelopes."""
+    """Yields each table that the source blocks name, with the envelopes of its rows."""
     names = [name for name in table_members(envelopes.connector) if name in envelopes.source_names]
     columns = [envelopes.source(name) for name in names]
     distinct = [_distinct(column) for column in columns]

@@ -504,7 +504,10 @@ class Keyed(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The decoded parts of a row change. ``raw_before`` is the old row before decoding."""
+    """The decoded parts of a row change: operation, table, key, source block, and old and new row.
+
+    ``raw_before`` is the old row before decoding, ``row_schema`` its schema.
+    """
 
     op: Op
     table: TableId

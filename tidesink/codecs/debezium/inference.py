@@ -154,7 +154,7 @@ class LoneCodec(DebeziumJsonCodec):
         )
 
     def forget(self) -> None:
-        """Empties the caches if they are large. Then ``facts_of`` has no facts about events decoded earlier."""
+        """Empties the caches if they are large. ``facts_of`` then has no facts about earlier events."""
         if len(self._met) >= _MOST_SCHEMAS:
             self._met.clear()
             self._facts.clear()

@@ -270,7 +270,7 @@ _CARRIED: Final[dict[str, tuple[str, ...]]] = {
 
 
 def default_text(schema: ConnectSchema) -> str | None:
-    """Returns a column's default as text; None if the schema has no default, or its default cannot be read."""
+    """Returns a column's default as text; None if the schema has no default that can be read."""
     if schema.default is None:
         return None
     try:
