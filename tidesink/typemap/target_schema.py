@@ -151,7 +151,7 @@ class TableShape:
 
     @cached_property
     def by_name(self) -> Mapping[str, ShapeColumn]:
-        """Columns by their names as folded by ``fold``."""
+        """Columns by name. The names are folded by ``fold``, for comparison."""
         return {self.fold(column.name): column for column in self.columns}
 
     def find(self, name: str) -> ShapeColumn | None:
@@ -384,7 +384,7 @@ def with_gone(shape: TableShape, columns: Iterable[Column]) -> TableShape:
 def with_defaults(shape: TableShape, reported: TableShape) -> TableShape:
     """Returns the schema with the column defaults of ``reported``, a schema of the same table.
 
-    ``reported`` comes from a source with more history, such as DDL.
+    ``reported`` must know more of the table's history than ``shape``.
     """
     fold = _fold_of(shape, reported)
     by_name = {fold(column.name): column for column in reported.columns}
@@ -566,7 +566,7 @@ def default_name(kind: str) -> str:
 
 
 def beside_log(names: Mapping[MetadataKind, str]) -> dict[MetadataKind, str]:
-    """Returns the names of the configured metadata columns, by kind, without those that every change log has."""
+    """Returns the configured metadata columns, by kind, except those that every change log has."""
     return {
         kind: name
         for kind, name in names.items()

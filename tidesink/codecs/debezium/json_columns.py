@@ -107,7 +107,7 @@ class _Split:
 
     @classmethod
     def of(cls, column: pa.Array, texts: list[Wrapping]) -> _Split:
-        """Returns a split of the column in which no record is matched yet."""
+        """Creates the split of a column of keys or values, before any payload is found in it."""
         kind: Any = np.int64 if pa.types.is_large_binary(column.type) else np.int32
         _, offsets, data = column.buffers()
         count, size = len(column), kind().itemsize

@@ -118,7 +118,7 @@ def _stripped(value: Decimal) -> Decimal:
 
 
 def scale_of(column_type: ColumnType) -> int | None:
-    """Returns a numeric type's digits after the point; None if each value has its own number of digits."""
+    """Returns the number of digits after the point that a numeric type declares; None without such a number."""
     found = _SIZES.search(column_type.sql or "")
     return 2 if column_type.sql == "money" else None if found is None else int(found[2] or 0)
 
