@@ -118,7 +118,7 @@ def _stripped(value: Decimal) -> Decimal:
 
 
 def scale_of(column_type: ColumnType) -> int | None:
-    """Returns the number of digits after the point that a numeric type declares; None without such a number."""
+    """Returns the digits after the point that a numeric type declares; None if it declares no number."""
     found = _SIZES.search(column_type.sql or "")
     return 2 if column_type.sql == "money" else None if found is None else int(found[2] or 0)
 
