@@ -644,9 +644,9 @@ def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[st
         if len(names & excluded) == 1 and len(names) == 2 and not names & keys:
             lacking = old if fold(new) in excluded else new
             raise SchemaRefusedError(
-                f"Column {old} was renamed to {new} at the source, but except_column_list has only one of "
-                f"the two names. Add {lacking} to except_column_list, so that the column is excluded "
-                "under either name, or list the target's columns under columns instead.",
+                f"column {old} was renamed to {new} at the source, and except_column_list has only one of "
+                f"the two names. Add {lacking} to it, so that the column is left out of rows under either "
+                "name, or list the target's columns under columns instead.",
                 table=str(source.table),
                 column=old,
                 change="rename",
@@ -736,7 +736,7 @@ def _check_spark_names(row_filter: RowFilter, source: TableShape) -> None:
         other = found.setdefault(fold_name(name), name)
         if other != name:
             raise ConfigError(
-                f"filter: The filter uses the columns {other} and {name}, and Spark, which evaluates the "
+                f"filter: The filter names the columns {other} and {name}, and Spark, which evaluates the "
                 "filter, does not distinguish the two. Use only one of them in the filter.",
                 table=str(source.table),
                 column=name,
