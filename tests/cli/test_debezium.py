@@ -190,7 +190,7 @@ def test_a_connectors_ddl_does_not_stop_the_rows(tmp_path: Path) -> None:
     encoded = run("encode", *options, "--debezium-disable-schema", stdin=decoded.stdout)
     assert encoded.exit_code == 1
     assert [json.loads(line)["offset"] for line in encoded.stdout.splitlines()] == [1, 2]
-    assert "a Debezium connector, but only TiCDC's DDL can be written" in encoded.stderr
+    assert "a Debezium connector, but only DDL events of TiCDC can be written" in encoded.stderr
     assert "line=1" in encoded.stderr
 
 

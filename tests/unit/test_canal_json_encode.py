@@ -128,7 +128,7 @@ def test_events_that_cannot_be_written(event: ChangeEvent, options: dict[str, An
 def test_labels_without_their_members_are_refused() -> None:
     columns = (SCHEMA.columns[0], Column("a", ColumnType("enum", sql="enum")))
     schema = TableSchema(T, columns)
-    with pytest.raises(EncodeError, match="only a table definition maps"):
+    with pytest.raises(EncodeError, match="only a table definition maps labels"):
         _encode(_event(after={"id": 1, "a": "red"}, schema=schema))
     assert _encode(_event(after={"id": 1, "a": 2}, schema=schema))["data"] == [{"id": "1", "a": "2"}]
 

@@ -272,7 +272,7 @@ def _avro_envelope(name: str, *columns: str) -> str:
 def test_a_key_of_another_case_is_refused_with_both_spellings() -> None:
     check_spelling("keys", "name", ONE)
     check_spelling("keys", "NAME", _shape("name", exact=False))
-    with pytest.raises(ConfigError, match=r"keys.*no column NAME, but a column name.*spell it so"):
+    with pytest.raises(ConfigError, match=r"keys.*no column NAME, but a column name.*use this spelling"):
         check_spelling("keys", "NAME", ONE)
 
 

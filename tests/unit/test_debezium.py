@@ -306,7 +306,7 @@ def test_avro_refuses_arrays_that_cost_nothing() -> None:
     fields = [{"name": "a", "type": {"type": "array", "items": "null"}}]
     schema = json.dumps({"type": "record", "name": "r", "fields": fields})
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry({1: schema}))
-    with pytest.raises(SchemaMismatchError, match="without bytes"):
+    with pytest.raises(SchemaMismatchError, match="stored in no bytes"):
         codec.decode(Message("t", 0, 0, None, b"\0\0\0\0\x01\xfe\xff\xff\xff\xff\x0f\0"))
 
 
@@ -343,7 +343,7 @@ def test_ddl_of_others_is_refused_by_name() -> None:
             codec.encode(bare, topic="t")
         with pytest.raises(EncodeError, match="commit_ts"):
             codec.encode(bare._replace(commit_ts=None, extension={"tableChanges": []}), topic="t")
-    with pytest.raises(EncodeError, match="not a record of its schema"):
+    with pytest.raises(EncodeError, match="do not match the Avro schema"):
         codecs[1].encode(bare._replace(extension={"tableChanges": [{"id": 1}]}), topic="t")
 
 

@@ -776,5 +776,5 @@ def test_records_that_are_all_refused_name_their_table_and_their_reason() -> Non
     message = _message({"id": cell}, key=row, after=row)
     faults: list[DecodeError] = []
     assert first_row([message], CodecOptions(), faults=faults) is None
-    assert "cells of value and set" in str(faults[0])
+    assert "objects of the members value and set" in str(faults[0])
     assert open_codec("debezium-json").table_of(message) == _TABLE

@@ -229,7 +229,7 @@ def test_cells_of_value_and_set_are_refused(message: Message) -> None:
     columns = (Column("id", ColumnType("int")), Column("name", ColumnType("text")))
     defined = TableDefinitions([TableSchema(_TABLE, columns)])
     for definitions in (None, defined):
-        with pytest.raises(SchemaMismatchError, match="cells of value and set") as found:
+        with pytest.raises(SchemaMismatchError, match="objects of the members value and set") as found:
             DebeziumJsonCodec(definitions=definitions).decode(message)
         assert "YBExtractNewRecordState" in str(found.value)
 
@@ -242,7 +242,7 @@ def test_an_object_of_value_and_set_that_is_no_cell_is_a_value() -> None:
 
 def test_cells_with_a_schema_are_refused() -> None:
     cell = _struct("name", value=schema("string"), set=schema("boolean"))
-    with pytest.raises(SchemaMismatchError, match="cells of value and set"):
+    with pytest.raises(SchemaMismatchError, match="objects of the members value and set"):
         own_column(cell)
 
 

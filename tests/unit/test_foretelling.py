@@ -222,7 +222,7 @@ def test_a_column_whose_name_the_target_has_not_is_a_problem(target: str, named:
 @pytest.mark.parametrize("target", TARGET)
 def test_a_column_with_a_name_of_our_own_is_a_problem(target: str) -> None:
     found = planned(target, shape(ID, Column("_TIDESINK_DELETED", ColumnType("int"))))
-    assert "a column of tidesink's own: rename it" in (found.problem or "")
+    assert "a column of tidesink's own. Rename it" in (found.problem or "")
 
 
 @pytest.mark.parametrize("target", DIALECTS)

@@ -99,7 +99,7 @@ def test_table_changes_of_any_content_are_written_or_refused() -> None:
     (event,) = codec.decode(Message("t", 0, 0, None, orjson.dumps(record)))
     assert isinstance(event, DdlEvent)
     assert written((event.extension or {})["tableChanges"]) == [{"x": 1.5}]
-    with pytest.raises(EncodeError, match="does not have a JSON type"):
+    with pytest.raises(EncodeError, match="JSON has no type"):
         written([{"x": b"1"}])
     with pytest.raises(EncodeError, match="tableChanges"):
         written([_nested(900)])
@@ -144,7 +144,7 @@ def test_no_part_of_an_avro_schema_takes_no_bytes(empty: Any, place: str) -> Non
     }
     schema = {"type": "record", "name": "r", "fields": [{"name": "a", "type": around[place]}]}
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry({1: json.dumps(schema)}))
-    with pytest.raises(SchemaMismatchError, match="a part without bytes"):
+    with pytest.raises(SchemaMismatchError, match="A part of the Avro schema is stored in no bytes"):
         codec.decode(Message("t", 0, 0, None, header(1) + b"\xfe\xff\xff\xff\xff\x0f" * 3))
 
 

@@ -155,7 +155,7 @@ def test_the_plan_shows_the_row_key_and_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"), [(CANAL_JSON, "output-row-key=true"), (FLAT_AVRO, "new TiCDC's")]
+    ("config", "told"), [(CANAL_JSON, "output-row-key=true"), (FLAT_AVRO, "canal-json of new TiCDC")]
 )
 def test_a_table_without_any_identity_is_a_problem_with_every_way_out(
     config: dict[str, Any], told: str

@@ -107,7 +107,7 @@ def test_types_that_cannot_be_one_are_refused_with_both() -> None:
 
 
 def test_another_key_is_refused() -> None:
-    with pytest.raises(SchemaRefusedError, match=r"the key changed from \(a\) to \(b\)"):
+    with pytest.raises(SchemaRefusedError, match=r"The key changed from \(a\) to \(b\)"):
         merge_shape(shape("a int primary key, b int"), shape("a int, b int primary key"))
 
 

@@ -1,1 +1,1 @@
-"""One table of types from SQL to Avro, canal-json, Python, Spark and target DDL."""
+"""Column types and values on all sides: SQL, Avro, canal-json, Python, Arrow, Spark, and target DDL."""

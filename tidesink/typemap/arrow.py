@@ -1,10 +1,10 @@
-"""Converts columns of wire values to Arrow: the array form of ``typemap.values``.
+"""Converts whole columns of source values to Arrow arrays, with the same results as ``typemap.values``.
 
 ``arrow_type`` returns a column's Arrow type. ``from_text`` converts canal-json's texts, ``from_value`` an
 Arrow array of a ``ChangeEvent``'s values, and ``from_python`` the same values as Python objects, one by one
-with ``values.target_reader``. The scalar readers are the reference. Usual values of an array are converted
-all at once (``arrow_text``), each other distinct value goes through the scalar reader, and a value that this
-reader refuses is reported as unproven.
+with ``values.target_reader``. The scalar readers in ``typemap.values`` define the correct result. Values in
+their usual form are converted all at once (``arrow_text``). All other values are converted by a scalar
+reader, each distinct value once. A value that the scalar reader does not accept is marked as unproven.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _ONLY_STRINGS: Final = (pa.string(), pa.large_string())
 
 
 class ColumnResult(NamedTuple):
-    """A converted column.
+    """A converted column, with masks of the values that are null or chosen for a special reason.
 
-    ``values`` has the column's ``arrow_type``. It is null if the wire value is null, the value is unproven,
-    or a zero date became null. ``unproven``: values that the row codec must decide (None: no value).
-    ``zero_dates``: invalid calendar dates that the policy made null. ``ambiguous_times``: local times that
-    occur twice, for which the policy chose one (None: no value).
+    ``values`` has the column's ``arrow_type``. A value is null if the source value is null, if it could not
+    be converted, or if it is an invalid date that became null. ``unproven``: values that could not be
+    converted. ``zero_dates``: invalid calendar dates that the policy made null. ``ambiguous_times``: local
+    times that occur twice, for which the policy chose one. A mask is None if it marks no value.
     """
 
     values: pa.Array
@@ -69,7 +69,12 @@ class ColumnResult(NamedTuple):
 
 
 class PythonResult(NamedTuple):
-    """A column converted value by value. ``errors``: refused values by index; they are null in ``values``."""
+    """A column that was converted value by value.
+
+    ``errors`` holds, by index, the errors of values that could not be converted; they are null in ``values``.
+    ``zero_dates``: mask of invalid dates that the policy made null. ``ambiguous_times``: mask of local times
+    that occur twice, for which the policy chose one. A mask is None if it marks no value.
+    """
 
     values: pa.Array
     errors: dict[int, ValueOutOfRangeError]
@@ -78,12 +83,12 @@ class PythonResult(NamedTuple):
 
 
 def arrow_type(column_type: ColumnType, *, zero_date: ZeroDate = "null") -> pa.DataType:
-    """Returns the Arrow type that holds every value of a column exactly, which is that of its Spark type."""
+    """Returns the Arrow type that holds every value of a column exactly: the one of its Spark type."""
     return arrow_of_spark(spark_type(column_type, zero_date=zero_date).ddl)
 
 
 def arrow_of_spark(ddl: str) -> pa.DataType:
-    """Returns the Arrow type of a Spark type of the type table, which is DDL text."""
+    """Returns the Arrow type for a Spark type in DDL text."""
     plain = _PLAIN_TYPES.get(ddl)
     if plain is not None:
         return plain[0]
@@ -93,7 +98,11 @@ def arrow_of_spark(ddl: str) -> pa.DataType:
 
 
 class _Plan(NamedTuple):
-    """The conversion of one column: the scalar readers, and the conversion of usual texts if it exists."""
+    """Functions and types that convert one column.
+
+    ``read_value`` and ``read_text`` convert a single value or a single text. ``usual`` converts a whole array
+    of texts in their usual form; it is None if there is no such function.
+    """
 
     type: ColumnType
     target: pa.DataType
@@ -104,11 +113,11 @@ class _Plan(NamedTuple):
 
 
 def canonical_floats(values: Any) -> Any:
-    """Gives equal floating-point numbers the same bit pattern: ``0.0`` for ``-0.0``, and one NaN.
+    """Gives equal floating-point numbers the same bits: ``0.0`` for ``-0.0``, and one NaN for all NaNs.
 
     Arrow compares by bits when it encodes or looks up values. Postgres, MySQL and Spark treat ``0.0`` and
-    ``-0.0`` as equal, and Postgres and Spark all NaNs, also in keys. Accepts an array or a chunked array;
-    other types are returned unchanged.
+    ``-0.0`` as equal, and Postgres and Spark treat all NaNs as equal, also in keys. Accepts an array or a
+    chunked array; arrays of other types are returned unchanged.
     """
     if not pa.types.is_floating(values.type):
         return values
@@ -144,9 +153,10 @@ def from_text(
     time_zone: tzinfo,
     ambiguous_time: AmbiguousTime = "first",
 ) -> ColumnResult:
-    """Converts a column of canal-json's texts (a string or large_string array).
+    """Converts a column of canal-json's texts (a string or large_string array) to the target's Arrow type.
 
-    Equals ``target_reader`` of ``text_reader`` of each text; a text that either refuses is unproven.
+    Each value equals the result of ``text_reader`` and then ``target_reader`` for its text. A text that one
+    of the two does not accept is marked as unproven.
     """
     plan = _plan(column_type, zero_date, time_zone, ambiguous_time)
     return _from_strings(_as_strings(texts), plan, plan.read_text)
@@ -160,11 +170,11 @@ def from_value(
     time_zone: tzinfo,
     ambiguous_time: AmbiguousTime = "first",
 ) -> ColumnResult:
-    """Converts an array of a ChangeEvent's values, of any Arrow type that holds them.
+    """Converts an array of a ChangeEvent's values to the target's Arrow type.
 
     Accepts integers of any width, floats, decimal128 and decimal256, strings (including dates and times),
-    binary and booleans. Equals ``target_reader`` of each value. A value that it refuses, or that the column's
-    Arrow type cannot hold, is unproven.
+    binary and booleans. Each value equals the result of ``target_reader``. A value that ``target_reader``
+    does not accept, or that the column's Arrow type cannot hold, is marked as unproven.
     """
     plan = _plan(column_type, zero_date, time_zone, ambiguous_time)
     shaped = row_of(column_type).reader in SHAPED_READERS
@@ -185,10 +195,11 @@ def from_python(
     time_zone: tzinfo,
     ambiguous_time: AmbiguousTime = "first",
 ) -> PythonResult:
-    """Converts a ChangeEvent's values one by one; the reference for the other two.
+    """Converts a ChangeEvent's values one by one to the target's Arrow type.
 
-    ``errors`` has, by index, the values that ``target_reader`` refuses or the column's Arrow type cannot
-    hold.
+    ``from_text`` and ``from_value`` must have the same results as this function. ``errors`` in the result
+    holds, by index, the errors of values that ``target_reader`` does not accept or that the column's Arrow
+    type cannot hold.
     """
     plan = _plan(column_type, zero_date, time_zone, ambiguous_time)
     return _scalar_by_scalar(values, plan, plan.read_value)
@@ -213,7 +224,7 @@ def _from_strings(texts: pa.Array, plan: _Plan, read: Read) -> ColumnResult:
 
 
 def _scattered(part: Mask | None, rows: Mask) -> Mask | None:
-    """Expands a mask of the selected rows to all rows."""
+    """Expands a mask of the selected rows to a mask of all rows."""
     if part is None:
         return None
     whole = np.zeros(len(rows), np.bool_)
@@ -222,7 +233,7 @@ def _scattered(part: Mask | None, rows: Mask) -> Mask | None:
 
 
 def _by_distinct(values: pa.Array, plan: _Plan, read: Read) -> ColumnResult:
-    """Passes each distinct value through the scalar reader."""
+    """Converts each distinct value once with the scalar reader."""
     try:
         encoded = values.dictionary_encode()
         distinct, codes = encoded.dictionary.to_pylist(), encoded.indices
@@ -236,7 +247,7 @@ def _by_distinct(values: pa.Array, plan: _Plan, read: Read) -> ColumnResult:
 
 
 def _at(flags: Mask | None, codes: pa.Array) -> Mask | None:
-    """Returns each row's flag from the flags of the distinct values; null is never flagged."""
+    """Returns a mask of the rows from the flags of their distinct values; False for null."""
     if flags is None:
         return None
     rows = codes.fill_null(len(flags)).to_numpy(zero_copy_only=False)
@@ -279,7 +290,10 @@ NOT_HELD: Final = (
 
 
 def _packed(values: list[TargetValue], plan: _Plan, errors: dict[int, ValueOutOfRangeError]) -> pa.Array:
-    """Returns an Arrow array; values that its type cannot hold go to ``errors`` and become null."""
+    """Returns the values as an Arrow array.
+
+    Values that the Arrow type cannot hold become null, and their errors are added to ``errors``.
+    """
     kinds = _HELD.get(plan.target, _HELD_AS_DECIMAL)
     if kinds.issuperset({type(value) for value in values if value is not None}):
         try:
@@ -307,13 +321,13 @@ def _holds(target: pa.DataType, kinds: frozenset[type], value: Any) -> bool:
 
 
 def _overflowed(values: Sequence[Any], packed: pa.Array) -> bool:
-    """Returns True if a finite number became an infinite 32-bit float."""
+    """Returns True if a finite number became infinite when it was converted to a 32-bit float."""
     infinite = pc.sum(pc.is_inf(packed)).as_py() or 0
     return bool(infinite != sum(value in (float("inf"), float("-inf")) for value in values))
 
 
 def _from_numbers(values: pa.Array, target: pa.DataType) -> pa.Array | None:
-    """Converts all values at once by an exact cast; returns None if a value needs the scalar reader."""
+    """Converts all values at once by an exact cast; returns None if a value must be converted by itself."""
     cast = _cast_of(values.type, target)
     if cast is None:
         return None
@@ -350,7 +364,10 @@ def _cast_float(values: pa.Array, target: pa.DataType) -> pa.Array | None:
 
 
 def _decimal_text(values: pa.Array) -> pa.Array:
-    """Writes decimals with all digits of the scale; Arrow itself writes small ones with an exponent."""
+    """Formats decimals with all digits of their scale.
+
+    Arrow itself formats small decimals with an exponent.
+    """
     scale = values.type.scale
     unscaled = _with_scale_zero(values)
     if scale <= 0:

@@ -1,15 +1,16 @@
-"""Converts usual texts of a column to Arrow all at once; ``typemap.arrow`` handles other texts one by one.
+"""Converts the texts of a column to Arrow, all at once, if they have their usual form.
 
-Arrow's casts from text are exact, but they accept more than MySQL writes (``0x1F``, ``.5``, ``2024-01-01``)
-and fail for the whole array. So each type has two checks. First a look at the bytes of the whole array
-(``Look``), which costs a few nanoseconds per value and proves the shape that producers write. If it fails, a
-pattern (RE2) selects the usual texts row by row, and only those are cast.
+``typemap.arrow`` converts all other texts one by one. Arrow's casts from text are exact, but they accept more
+than MySQL writes (``0x1F``, ``.5``, ``2024-01-01``), and they fail for the whole array if one text is not
+valid. So each type has two checks. The first check (``Look``) examines the bytes of the whole array, which
+costs a few nanoseconds per value, and proves that the texts have the form that producers write. If this check
+fails, a regular expression (RE2) selects the texts of the usual form, and only those are cast.
 
-Local times become UTC for whole arrays too, with the results of ``datetime`` and ``zoneinfo``. A time that
-the clocks show twice is left to the scalar reader, and a skipped time has the offset from before the change
-(PEP 495, ``fold=0``). The zone is asked for its offset once per day of each year in the array, never once per
-value: between two days with different offsets, bisection finds the moment of the change. In the time zone
-database two changes are at least three days apart.
+Whole arrays of local times are converted to UTC too, with the same results as ``datetime`` and ``zoneinfo``.
+A time that the clocks show twice is left to the scalar reader, and a time that the clocks skip has the offset
+from before the change (PEP 495, ``fold=0``). The zone's offset is looked up once per day of each year in the
+array, never once per value. Between two days with different offsets, bisection finds the moment of the
+change. In the time zone database two changes are at least three days apart.
 """
 
 from __future__ import annotations
@@ -70,14 +71,20 @@ _FIRST_MICROS: Final = -62_135_596_800_000_000
 
 
 class _View(NamedTuple):
-    """The bytes of an array of texts without a copy; starts and ends of the texts that are not null."""
+    """The bytes of an array of texts, without a copy.
+
+    ``starts`` and ``ends`` are the positions of the texts that are not null.
+    """
 
     data: NDArray[np.uint8]
     starts: NDArray[np.int32]
     ends: NDArray[np.int32]
 
     def places(self, *places: int) -> list[NDArray[np.uint8]]:
-        """Returns the bytes at the given positions of every text; every text must be longer than that."""
+        """Returns, for each position, the byte at this position of every text.
+
+        Every text must be longer than the greatest position.
+        """
         size = int(self.ends[0] - self.starts[0])
         if int(self.ends[-1] - self.starts[0]) == size * len(self.starts) and self._one_size(size):
             table = self.data[self.starts[0] : self.ends[-1]].reshape(-1, size)
@@ -109,7 +116,10 @@ def _valid(texts: pa.Array) -> Mask:
 
 
 def converter(column_type: ColumnType, target: pa.DataType, time_zone: tzinfo) -> Convert | None:
-    """Returns the converter for a column's usual texts; None if each distinct text is read by itself."""
+    """Returns the function that converts the usual texts of a column.
+
+    Returns None if there is no such function, so that each distinct text must be converted by itself.
+    """
     reader = row_of(column_type).reader
     if reader in ("text", "binary"):
         return _as_is if reader == "text" else _latin1
@@ -133,7 +143,7 @@ def _as_is(texts: pa.Array) -> Converted:
 
 
 def _latin1(texts: pa.Array) -> Converted:
-    """Encodes text of U+0000 to U+00FF as bytes (TiCDC, tiflow c7b2588: ISO-8859-1)."""
+    """Converts text of U+0000 to U+00FF to bytes (TiCDC, tiflow c7b2588: ISO-8859-1)."""
     view = _view(texts)
     if not len(view.starts) or view.data[view.starts[0] :].max(initial=0) < 128:
         return texts.cast(pa.binary()), None
@@ -148,7 +158,10 @@ def _latin1(texts: pa.Array) -> Converted:
 
 
 def _encoded(texts: pa.Array) -> pa.Array:
-    """Encodes the texts in ISO-8859-1 all at once, and moves the ends by UTF-8's additional bytes."""
+    """Encodes all texts in ISO-8859-1 at once.
+
+    The ends of the texts are moved by the bytes that UTF-8 needs in addition.
+    """
     offsets = _offsets(texts)
     data = np.frombuffer(texts.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
     encoded = data.tobytes().decode("utf-8").encode("latin-1")
@@ -160,7 +173,10 @@ def _encoded(texts: pa.Array) -> pa.Array:
 
 
 def _text_pattern(column_type: ColumnType) -> str | None:
-    """Returns the pattern of texts that are stored unchanged; None if each text is read by itself."""
+    """Returns the pattern of texts that the target stores unchanged as text.
+
+    Returns None if each distinct text must be read by itself.
+    """
     reader, precision, scale = row_of(column_type).reader, column_type.precision, column_type.scale
     if reader == "decimal":
         if precision is None or scale is None:
@@ -191,7 +207,7 @@ def _matching(texts: pa.Array, pattern: str) -> Converted:
 
 
 def _matches(texts: pa.Array, pattern: str) -> Mask:
-    """Returns True for each text that matches the whole pattern; False for null."""
+    """Returns a mask of the texts that match the whole pattern; False for null."""
     found = pc.match_substring_regex(texts, rf"\A(?:{pattern})\z")
     usual: Mask = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
     return usual
@@ -205,11 +221,11 @@ def _cast_usual(
     seldom: Callable[[pa.Array], Mask | None] | None = None,
     longest: int | None = None,
 ) -> Converted:
-    """Casts the whole array if the look proves it, else only the texts that match the pattern.
+    """Casts the whole array if ``look`` accepts it, otherwise only the texts that match ``pattern``.
 
-    ``seldom`` finds texts to exclude first, because a failing cast costs microseconds per such text.
-    ``longest`` limits the length instead of the pattern, because RE2 is slow to compile counts in the
-    hundreds.
+    ``seldom`` finds rare texts to exclude first, because a failing cast costs microseconds per such text.
+    ``longest`` limits the length of texts instead of the pattern, because RE2 is slow to compile counts in
+    the hundreds. Texts that are not cast are marked in the result's mask.
     """
     apart = None if seldom is None else seldom(texts)
     tried = _cast_looked_at(texts if apart is None else _without(texts, apart), look, cast)
@@ -240,7 +256,7 @@ def _leaving(converted: Converted, left: Mask) -> Converted:
 
 
 def _outside(values: pa.Array, low: int, high: int) -> Mask | None:
-    """Returns a mask of the values outside the bounds, or None."""
+    """Returns a mask of the values outside the bounds; None if all values are inside."""
     ends = pc.min_max(values).as_py()
     if ends["min"] is None or (ends["min"] >= low and ends["max"] <= high):
         return None
@@ -252,7 +268,7 @@ def _outside(values: pa.Array, low: int, high: int) -> Mask | None:
 
 
 def _only(data: NDArray[np.uint8], extra: bytes) -> bool:
-    """Returns True if all bytes are ASCII digits or one of the extra bytes."""
+    """Returns True if all bytes are ASCII digits or one of the bytes in ``extra``."""
     for start in range(0, len(data), _BLOCK):
         block = data[start : start + _BLOCK]
         allowed = block - _ZERO <= 9
@@ -299,7 +315,7 @@ def _decimals(column_type: ColumnType, target: pa.DataType) -> Convert | None:
 def _is_padded(view: _View, whole: int, scale: int) -> bool:
     """Returns True if each text has ``scale`` digits after a point, and one to ``whole`` digits before it.
 
-    The cast checks that a minus is only at the start and that there is only one point.
+    The later cast checks that a minus is only at the start and that there is only one point.
     """
     lengths = view.ends - view.starts
     if lengths.max() > (scale + 1 if scale else 0) + whole or lengths.min() < (scale + 2 if scale else 1):
@@ -315,7 +331,10 @@ def _is_padded(view: _View, whole: int, scale: int) -> bool:
 
 
 def _is_float(view: _View) -> bool:
-    """Returns True for digits with a point inside; the cast refuses a second point, or a minus inside."""
+    """Returns True if all texts can be floats: digits, minus and point, with no point at either end.
+
+    The later cast fails for a second point, and for a minus inside a text.
+    """
     lengths = view.ends - view.starts
     if lengths.max() > _FLOAT_DIGITS or lengths.min() < 1 or not _only(view.data[view.starts[0] :], b"-."):
         return False
@@ -346,7 +365,10 @@ def _is_day(view: _View) -> bool:
 
 
 def _is_clock(view: _View, shortest: int = 19) -> bool:
-    """Returns True if texts can have seconds and have a space before the time; the cast checks more."""
+    """Returns True if all texts can be a date and time: long enough, with a space and colons in their places.
+
+    The later cast checks the rest.
+    """
     if (view.ends - view.starts).min() < shortest:
         return False
     space, *colons = view.places(10, 13, 16)
@@ -354,12 +376,12 @@ def _is_clock(view: _View, shortest: int = 19) -> bool:
 
 
 def _is_instant(view: _View) -> bool:
-    """Returns True for a date and time with an offset in hours and minutes."""
+    """Returns True if all texts can be a date and time with an offset in hours and minutes."""
     return _is_clock(view, 25) and bool((view.data[view.ends - 3] == _COLON).all())
 
 
 def _zero_dates(texts: pa.Array) -> Mask | None:
-    """Returns a mask of texts with month or day 00, such as MySQL's zero dates; None without any."""
+    """Returns a mask of texts whose month or day is 00, such as MySQL's zero dates, or None."""
     view = _view(texts)
     if not len(view.starts) or (view.ends - view.starts).min() < 10:
         return None
@@ -439,15 +461,16 @@ Offset = Callable[[datetime], int]
 
 
 def has_known_offsets(zone: tzinfo) -> bool:
-    """Returns True if ``utc_micros`` can handle the zone: a ``zoneinfo`` zone, or a fixed offset."""
+    """Returns True if ``utc_micros`` accepts the zone: a ``zoneinfo`` zone or a fixed offset."""
     return isinstance(zone, ZoneInfo | timezone)
 
 
 def utc_micros(local: Micros, zone: tzinfo) -> tuple[Micros, Mask | None]:
-    """Converts local microseconds since 1970 of the years 1 to 9999 to UTC.
+    """Converts local times to UTC, both in microseconds since 1970.
 
-    The result may lie outside these years. The mask has the times that the clocks show twice, for which the
-    result is the first; None if it would be empty.
+    The local times must be in the years 1 to 9999; the results may lie outside. Returns the UTC times, and a
+    mask of the times that the clocks show twice, or None if there are no such times. For those the result is
+    the first of the two times.
     """
     if not len(local) or zone is timezone.utc:
         return local, None
@@ -467,7 +490,11 @@ def _less(local: Micros, offset: Micros | np.int64) -> Micros:
 
 
 def _years(local: Micros) -> tuple[int, ...]:
-    """Returns the years of the local times, ascending; a short range includes the years in between."""
+    """Returns the years of the local times, ascending.
+
+    If the first and the last year are near each other, the years between them are included, even if no time
+    is in them.
+    """
     first, last = _year(local.min()), _year(local.max())
     if last - first < _FEW_YEARS:
         return tuple(range(first, last + 1))
@@ -476,15 +503,17 @@ def _years(local: Micros) -> tuple[int, ...]:
 
 
 def sets_clocks_back(zone: tzinfo, year: int) -> bool:
-    """Returns True if the zone's clocks show some time of this year or the next twice."""
+    """Returns True if the zone's clocks show some time of this year or the next year twice."""
     return has_known_offsets(zone) and bool(_periods((year, year + 1), zone)[2].any())
 
 
 @lru_cache(maxsize=256)
 def _periods(years: tuple[int, ...], zone: tzinfo) -> tuple[Micros, Micros, Mask]:
-    """Returns the starts of periods in these years, their offsets, and a mask of repeated times.
+    """Returns the periods of these years in which the zone's offset is constant.
 
-    Starts and offsets are in microseconds. For times that the clocks show twice, the offset is the first.
+    The result has three arrays: the start of each period in local time, its offset (both in microseconds),
+    and True for a period of times that the clocks show twice. For such a period the offset is that of the
+    first time.
     """
     first, second = (
         np.array([period for year in years for period in _year_periods(zone, year, fold)], np.int64).T
@@ -502,7 +531,10 @@ def _year(micros: Any) -> int:
 
 @lru_cache(maxsize=4096)
 def _year_periods(zone: tzinfo, year: int, fold: int) -> tuple[tuple[int, int], ...]:
-    """Returns, for one year, where each offset begins, in local microseconds since 1970, and the offset."""
+    """Returns the periods of one year in which the zone's offset is constant.
+
+    Each period is a pair of its start, in local microseconds since 1970, and its offset in microseconds.
+    """
 
     def offset(moment: datetime) -> int:
         return (zone.utcoffset(moment.replace(fold=fold)) or timedelta()) // _MICROSECOND
@@ -520,7 +552,7 @@ def _year_periods(zone: tzinfo, year: int, fold: int) -> tuple[tuple[int, int], 
 
 
 def _change(before: datetime, after: datetime, held: int, offset: Offset) -> datetime:
-    """Returns the first whole second after ``before`` with another offset."""
+    """Returns the first whole second after ``before`` at which the zone has another offset than ``held``."""
     while after - before > _SECOND:
         middle = before + (after - before) // _SECOND // 2 * _SECOND
         if offset(middle) == held:

@@ -1,19 +1,19 @@
-"""MySQL's SQL text: tokens, a cursor over them, types, and defaults of columns.
+"""Parses MySQL's SQL text: tokens, column types, and column defaults.
 
-The tokens are sufficient for DDL that TiCDC forwards or that a user writes. These are the output of TiDB's
-restorer (tiflow c7b2588: back-quoted names, ``_UTF8MB4'..'`` defaults, ``/*T![feature] .. */``) and
-hand-written MySQL. Executable comments are read like bare text; other comments are dropped. The restorer does
-not escape backslashes but MySQL's own parser does, so the caller chooses. A ``DELIMITER`` line, which sets
-the statement terminator in the clients of MySQL and MariaDB, is obeyed.
+The tokens are sufficient for DDL that TiCDC forwards or that a user writes: the output of TiDB's restorer
+(tiflow c7b2588: back-quoted names, ``_UTF8MB4'..'`` defaults, ``/*T![feature] .. */``) and hand-written
+MySQL. Executable comments are read like other SQL; all other comments are dropped. The restorer does not
+escape backslashes but MySQL's own parser does, so the caller chooses. ``DELIMITER`` lines are obeyed, with
+which the clients of MySQL and MariaDB set the statement terminator.
 
 Types look like ``decimal(10,2) unsigned`` or ``enum('a','b')``. The text is that of ``SHOW CREATE TABLE`` and
 of canal-json's content-compatible ``mysqlType`` (TiCDC, tiflow c7b2588: lower case, members quoted with ``'``
-doubled inside, a backslash is literal). ``shown_type`` builds it from the words of a DDL statement as TiDB
-does.
+doubled inside, a backslash is literal). ``shown_type`` builds this text from the words of a DDL statement as
+TiDB does.
 
-Defaults follow TiDB, but BINARY and BIT defaults, which are bytes in TiDB, are text of U+0000 to U+00FF here,
-one character per byte. ``CURRENT_TIMESTAMP`` represents every spelling of the current time.
-An expression that only the database can compute has no text.
+Defaults have the same texts as in TiDB, with one exception: BINARY and BIT defaults, which are bytes in TiDB,
+are text of U+0000 to U+00FF here, one character per byte. ``CURRENT_TIMESTAMP`` represents every spelling of
+the current time. An expression that only the database can compute has no text.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ TokenKind = Literal["word", "quoted", "string", "number", "bits", "hex", "sign",
 
 
 class Token(NamedTuple):
-    """One token. ``text`` is unquoted; ``bits`` and ``hex`` keep only their digits.
+    """One token of SQL.
 
-    ``end`` ends a statement: a semicolon, or the delimiter of a ``DELIMITER`` line. After such a line a
-    semicolon is a sign.
+    ``text`` is without quotes; for ``bits`` and ``hex`` it holds only the digits. The kind ``end`` is the end
+    of a statement: a semicolon, or the delimiter that a ``DELIMITER`` line sets. After such a line a
+    semicolon is a ``sign``.
     """
 
     kind: TokenKind
     text: str
 
     def says(self, *words: str) -> bool:
-        """Returns True if this is one of these bare words (in upper case) or signs."""
+        """Returns True if the token is one of these signs or unquoted words (in upper case)."""
         return self.kind in ("word", "sign") and self.text.isascii() and self.text.upper() in words
 
 
@@ -80,21 +81,21 @@ _ESCAPES = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a", 
 
 
 def tokens(sql: str, *, backslash_escapes: bool = True) -> list[Token]:
-    """Returns the tokens of one or more statements.
+    """Returns the tokens of one or more SQL statements.
 
     Raises:
-        ConfigError: Some text does not begin a token, for example a quote or a comment that is not closed.
+        ConfigError: A part of the text is not a token, for example a quote or a comment that is not closed.
     """
     return list(each_token(sql, backslash_escapes=backslash_escapes))
 
 
 def each_token(sql: str, *, backslash_escapes: bool = True, delimiter: str = _SEMICOLON) -> Iterator[Token]:
-    """Yields the tokens one by one; text after the last requested token is not read.
+    """Yields the tokens of SQL statements one by one; text after the last requested token is not read.
 
     ``delimiter``: terminator of statements, until a ``DELIMITER`` line sets another.
 
     Raises:
-        ConfigError: Some text does not begin a token.
+        ConfigError: A part of the text is not a token.
     """
     at, begins = 0, True
     while at < len(sql):
@@ -136,7 +137,7 @@ def _next(sql: str, at: int, escapes: bool, delimiter: str) -> tuple[Token | Non
         # END$$
         found = _TOKEN.match(sql, at, at + found.group().index(delimiter))
     if found is None:
-        raise ConfigError(f"the SQL cannot be read at {sql[at : at + 30]!r}")
+        raise ConfigError(f"the SQL cannot be parsed at {sql[at : at + 30]!r}")
     kind, text = found.lastgroup, found.group()
     if kind == "introducer":
         return None, found.end()
@@ -174,7 +175,7 @@ def whole_number(token: Token) -> int:
         ConfigError: The token is not a number, or is longer than any number in a column definition.
     """
     if not (token.text.isascii() and token.text.isdigit()) or len(token.text) > _MOST_DIGITS:
-        raise ConfigError(f"SQL: expected a whole number, not {token.text[:30]!r}")
+        raise ConfigError(f"the SQL has {token.text[:30]!r} where a whole number was expected")
     return int(token.text)
 
 
@@ -182,10 +183,10 @@ _END = Token("sign", "")
 
 
 class SqlReader:
-    """Reads tokens one by one.
+    """Reads SQL tokens one by one.
 
-    Methods named ``skip`` return True if they consumed something; other consuming methods raise a ConfigError
-    if the expected token does not follow.
+    Methods whose name begins with ``skip`` return True if they consumed tokens. Other methods that consume
+    tokens raise ConfigError if the expected token does not follow.
     """
 
     def __init__(self, tokens: Sequence[Token]) -> None:
@@ -194,62 +195,83 @@ class SqlReader:
 
     @property
     def done(self) -> bool:
-        """True if all tokens are read."""
+        """True if all tokens have been read."""
         return self._at >= len(self._tokens)
 
     def peek(self, ahead: int = 0) -> Token:
-        """Returns an upcoming token, or an empty token at the end."""
+        """Returns an upcoming token without consuming it; an empty token after the end.
+
+        ``ahead``: number of tokens between the next token and the returned token.
+        """
         at = self._at + ahead
         return self._tokens[at] if at < len(self._tokens) else _END
 
     def take(self) -> Token:
-        """Consumes and returns the next token."""
+        """Consumes and returns the next token.
+
+        Raises:
+            ConfigError: No token is left.
+        """
         token = self.peek()
         if token is _END:
-            raise ConfigError("the SQL statement ends too early")
+            raise ConfigError("the SQL statement ends too early, where more words were expected")
         self._at += 1
         return token
 
     def sees(self, *words: str) -> bool:
-        """Returns True if these words come next, in this order."""
+        """Returns True if the next tokens are these words, in this order."""
         return all(self.peek(n).says(word) for n, word in enumerate(words))
 
     def skip(self, *words: str) -> bool:
-        """Skips these words if they come next, in this order."""
+        """Consumes these words if they are the next tokens, in this order, and then returns True."""
         if not self.sees(*words):
             return False
         self._at += len(words)
         return True
 
     def skip_any(self, *words: str) -> bool:
-        """Skips one of these words if it comes next."""
+        """Consumes the next token if it is one of these words, and then returns True."""
         if not self.peek().says(*words):
             return False
         self._at += 1
         return True
 
     def copy(self) -> SqlReader:
-        """Returns another reader of the remaining tokens."""
+        """Returns a second reader of the tokens that are not yet read."""
         return SqlReader(self._tokens[self._at :])
 
     def put_back(self, token: Token) -> None:
-        """Inserts a token before the remaining tokens."""
+        """Inserts a token before the tokens that are not yet read."""
         self._tokens, self._at = [token, *self._tokens[self._at :]], 0
 
     def need(self, *words: str) -> None:
-        """Skips these words, which must come next."""
+        """Consumes these words, which must be the next tokens.
+
+        Raises:
+            ConfigError: Other tokens follow.
+        """
         if not self.skip(*words):
-            raise ConfigError(f"SQL: expected {' '.join(words)} before {shown(self.peek().text)}")
+            raise ConfigError(f"the SQL must have {' '.join(words)} before {shown(self.peek().text)}")
 
     def name(self) -> str:
-        """Reads an identifier: bare, back-quoted, or double-quoted as under ANSI_QUOTES."""
+        """Consumes an identifier and returns its name.
+
+        The identifier is bare, back-quoted, or double-quoted as under ANSI_QUOTES.
+
+        Raises:
+            ConfigError: The next token is not an identifier.
+        """
         token = self.take()
         if token.kind not in ("word", "quoted", "string"):
-            raise ConfigError(f"SQL: expected a name before {shown(token.text)}")
+            raise ConfigError(f"the SQL has {shown(token.text)} where a name was expected")
         return token.text
 
     def group(self) -> list[Token]:
-        """Returns the tokens inside the next parentheses and consumes both parentheses."""
+        """Consumes a group in parentheses, and returns the tokens between the parentheses.
+
+        Raises:
+            ConfigError: The next token is not an opening parenthesis, or the closing parenthesis is missing.
+        """
         self.need("(")
         inside: list[Token] = []
         depth = 1
@@ -261,17 +283,17 @@ class SqlReader:
             inside.append(token)
 
     def rest(self) -> list[Token]:
-        """Consumes and returns all remaining tokens."""
+        """Consumes and returns all tokens that are not yet read."""
         rest = [*self._tokens[self._at :]]
         self._at = len(self._tokens)
         return rest
 
     def parts(self) -> list[SqlReader]:
-        """Splits the remaining tokens at commas."""
+        """Consumes all tokens that are left, and returns one reader for each part between commas."""
         return [SqlReader(part) for part in split_by_comma(self.rest()) if part]
 
     def skip_item(self) -> None:
-        """Skips one token, or a whole group in parentheses."""
+        """Consumes one token, or a whole group in parentheses."""
         if self.sees("("):
             self.group()
         else:
@@ -310,10 +332,10 @@ _FLOAT_BITS = 24
 
 
 def parse_sql_type(text: str) -> ColumnType:
-    """Parses the text of a MySQL type with its arguments.
+    """Parses the text of a MySQL type with its arguments, such as ``decimal(10,2) unsigned``.
 
     Raises:
-        ConfigError: The text is not a type of the table.
+        ConfigError: The text is not a type, or its type is unknown.
     """
     found = _SHAPE.fullmatch(text)
     if found is None:
@@ -331,14 +353,14 @@ def _with_arguments(row: TypeRow, arguments: str | None, text: str) -> ColumnTyp
         members = parse_members(arguments) if arguments is not None else None
         return ColumnType(row.name, members=members, sql=text)
     if arguments and _LENGTH_AND_SCALE.fullmatch(arguments) is None:
-        raise ConfigError(f"{shown(text)} is not an SQL type: its arguments are not numbers")
+        raise ConfigError(f"{shown(text)} is not an SQL type, because its arguments are not numbers")
     numbers = [int(part) for part in arguments.split(",")] if arguments else []
     first = numbers[0] if numbers else None
     if numbers and max(numbers) > _MOST_ARGUMENT.get(
         "time" if row.name in _TEMPORAL else row.name, max(numbers)
     ):
         raise ConfigError(
-            f"{shown(text)} is not an SQL type: {max(numbers)} is above the limit of every database"
+            f"{shown(text)} is not an SQL type, because {max(numbers)} is above the limit of every database"
         )
     if row.name == "decimal":
         scale = numbers[1] if len(numbers) > 1 else (0 if numbers else None)
@@ -351,14 +373,17 @@ def _with_arguments(row: TypeRow, arguments: str | None, text: str) -> ColumnTyp
 
 
 def parse_members(arguments: str) -> tuple[str, ...]:
-    """Returns the unquoted members in the arguments of an ENUM or SET."""
+    """Returns the members, without quotes, in the arguments of an ENUM or SET."""
     return tuple(member.replace("''", "'") for member in _MEMBER.findall(arguments))
 
 
 def shown_type(
     word: str, arguments: Sequence[Token], attributes: Sequence[str], *, charset: str | None
 ) -> str:
-    """Returns the full type text that TiDB shows for a type in DDL.
+    """Returns the full text that TiDB shows for a column's type in DDL.
+
+    ``word`` is the type's name in lower case, ``arguments`` the tokens between its parentheses, and
+    ``attributes`` words such as ``unsigned``.
 
     Raises:
         ConfigError: The type is unknown.
@@ -388,7 +413,10 @@ _BINARY = {
 
 
 def as_bytes(column_type: ColumnType) -> ColumnType:
-    """Returns the type after CONVERT TO CHARACTER SET binary; types other than text do not change."""
+    """Returns the type that a column has after CONVERT TO CHARACTER SET binary.
+
+    Types other than text do not change.
+    """
     name = _BINARY.get(column_type.name)
     if name is None or column_type.sql is None:
         return column_type
@@ -444,7 +472,10 @@ _MOST_EXPONENT = 1024
 
 
 def default_text(expression: Sequence[Token], column_type: ColumnType) -> str | None:
-    """Returns the default in a DDL expression; None for NULL and for values that the database computes."""
+    """Returns the text of the default in a column's DDL.
+
+    Returns None for NULL and for an expression that only the database can compute.
+    """
     tokens = list(expression)
     inside = 0
     while len(tokens) > 2 * inside + 2 and tokens[inside].says("(") and tokens[-1 - inside].says(")"):
@@ -466,7 +497,7 @@ def default_text(expression: Sequence[Token], column_type: ColumnType) -> str | 
 
 
 def _constant(expression: list[Token]) -> list[Token]:
-    """Returns the expression, with a literal of several tokens reduced to its text.
+    """Returns a default's tokens; a literal that consists of several tokens is reduced to one.
 
     Such literals are ``DATE'2020-01-01'``, the same in ODBC's form (``{d '2020-01-01'}``), and adjacent
     strings, which form one string.
@@ -481,7 +512,10 @@ def _constant(expression: list[Token]) -> list[Token]:
 
 
 def _is_precision(tokens: Sequence[Token]) -> bool:
-    """Returns True if a function's name is followed by nothing, or by parentheses with at most a number."""
+    """Returns True if the tokens are empty, or are parentheses with at most a number between them.
+
+    Such tokens may follow the name of a function for the current time.
+    """
     if not tokens:
         return True
     opens, *inside = tokens
@@ -520,7 +554,9 @@ def _from_bytes(raw: bytes, reader: str) -> str:
         return raw.decode("latin-1")
     if reader in NUMBER_READERS:
         if len(raw) > _MOST_NUMBER:
-            raise ConfigError(f"SQL: a number of {len(raw)} bytes cannot be the default of a column")
+            raise ConfigError(
+                f"the SQL has a number of {len(raw)} bytes, which is too large for the default of a column"
+            )
         return str(int.from_bytes(raw, "big"))
     return raw.decode("utf-8", "replace")
 
@@ -534,7 +570,9 @@ def _plain_number(text: str, reader: str) -> str:
         number = None
     # Written out, 1e999999999 would need a gigabyte.
     if number is None or abs(number.adjusted()) > _MOST_EXPONENT:
-        raise ConfigError(f"SQL: {text[:30]!r} cannot be the default of a column")
+        raise ConfigError(
+            f"the SQL has the number {text[:30]!r}, which is too large for the default of a column"
+        )
     return format(number, "f")
 
 
@@ -571,7 +609,10 @@ def _labels(literal: Token, column_type: ColumnType) -> str:
 
 
 def _member(members: Sequence[str], text: str) -> str | None:
-    """Returns the member that a default names, in exact case or else ignoring case."""
+    """Returns the ENUM or SET member that a default names, or None.
+
+    A member in the same case is preferred to a member that differs in case.
+    """
     if text in members:
         return text
     return next((member for member in members if member.lower() == text.lower()), None)
@@ -607,7 +648,7 @@ _ZERO = {
 
 
 def zero_text(column_type: ColumnType) -> str:
-    """Returns TiDB's value in old rows of a column added as NOT NULL without a default."""
+    """Returns TiDB's value in old rows of a column that was added as NOT NULL without a default."""
     reader = row_of(column_type).reader
     if reader == "binary":
         return _padded("", column_type)
@@ -619,9 +660,10 @@ def zero_text(column_type: ColumnType) -> str:
 
 
 def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None:
-    """Converts a default's text from one type to another, as TiDB converts the stored values.
+    """Converts the text of a default to another type of the column, as TiDB converts the stored values.
 
-    A column that was added as BIT and is now INT keeps its original default.
+    A column that was added as BIT and is now INT still has the default from its BIT type, so its text must be
+    converted.
     """
     old, new = row_of(was).reader, row_of(now).reader
     fewer_digits = old == new == "decimal" and (now.scale or 0) < (was.scale or 0)

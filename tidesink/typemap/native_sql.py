@@ -1,14 +1,15 @@
-"""The table of native column types of databases: the source types that each one holds exactly, and how.
+"""The table of native column types of databases: which source types each one holds exactly, and how.
 
-tidesink's own types (``render_sql``) accept the values as they are written. A table that a user created may
-have others: ``uuid``, ``jsonb``, an enum, ``smallint``. Their columns are filled in two steps. The staging
-table has each value in the type for the source's type (``staged``), and next to it a column of the native
-type, which the merge's transaction fills by ``cast``. Then ``same`` must hold for every value: a value that
-the type would cut, round, pad, fold or respell is refused before any row of the table is written.
+tidesink's own types (``render_sql``) accept the source's values as they are written. A table that a user
+created may have other types: ``uuid``, ``jsonb``, an enum, ``smallint``. Their columns are filled in two
+steps. The staging table has each value twice: in a type for the source's type (``staged``), and in a column
+of the native type, which the merge's transaction fills by the expression ``cast``. Then the condition
+``same`` must hold for every value. If the native type would cut, round, pad, fold or respell a value, the
+condition fails, and the batch raises an error before any row of the table is written.
 
-A rule uses three expressions: ``{s}`` for the staged value, ``{t}`` for the native value, ``{type}`` for the
-native type. Types are those of Postgres 15, MySQL 8 and MariaDB 10.11, by their manuals and by the test that
-writes a value of each (``tests/contracts/test_targets_sql_native.py``).
+A rule's expressions contain ``{s}`` for the staged value, ``{t}`` for the native value, and ``{type}`` for
+the native type. Types are those of Postgres 15, MySQL 8 and MariaDB 10.11, by their manuals and by the test
+that writes a value of each (``tests/contracts/test_targets_sql_native.py``).
 """
 
 # ruff: noqa: S608  the texts are fixed, and what fills them is a column's number or a catalog's type
@@ -62,11 +63,11 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Native:
-    """Stores the values of a source column in a column of a native type.
+    """The way in which values of a source column are stored in a column of a native type.
 
-    ``wanted``: tidesink's own type that holds every value. ``staged``: type of the staged values. ``kept``:
-    type of the staging column that is filled by ``cast``; None if the staged column itself has the native
-    type, which holds every value of the source's type.
+    ``found``: the native type. ``wanted``: tidesink's own type that holds every value. ``staged``: type of
+    the staged values. ``kept``: type of the staging column that is filled by ``cast``; None if the staged
+    column itself has the native type, which then holds every value of the source's type.
     """
 
     found: str
@@ -77,22 +78,25 @@ class Native:
     same: str = "{t} = {s}"
 
     def cast_of(self, staged: str) -> str:
-        """Returns the expression for the native value of a staged column."""
+        """Returns the SQL expression that converts the staged column to the native type."""
         return self.cast.format(s=staged, type=self.kept)
 
     def same_as(self, staged: str, kept: str) -> str:
-        """Returns the condition that a native value equals the staged value."""
+        """Returns the SQL condition that a native value equals the staged value."""
         return self.same.format(s=staged, t=kept, type=self.kept, found=self.found)
 
 
 class Wider(NamedTuple):
-    """A column whose type must change to ``wanted`` before it holds the source's values."""
+    """A native column that holds the source's values only after its type is changed to ``wanted``."""
 
     wanted: str
 
 
 class Refused(NamedTuple):
-    """A column that does not hold the source's values. ``wanted``: a type that does."""
+    """A native column that cannot hold the source's values, with the reason (``why``).
+
+    ``wanted``: a type that holds them.
+    """
 
     wanted: str
     why: str
@@ -267,7 +271,7 @@ _OF_READER: Final[Mapping[str, Kind]] = {
 
 
 def kind_of(column: ShapeColumn) -> Kind:
-    """Returns the kind of a source's values for a database."""
+    """Returns the kind of a column's values, by which the rules for native types are chosen."""
     row = row_of(column.type)
     if row.name in _TIME_ROWS:
         return _TIME_ROWS[row.name]  # type: ignore[return-value]
@@ -285,7 +289,10 @@ def kind_of(column: ShapeColumn) -> Kind:
 
 
 def native_of(column: ShapeColumn, found: str, database: Database) -> Native | Wider | Refused | None:
-    """Returns how a column of a native type stores a source's values; None for tidesink's own types."""
+    """Returns how a column with the type ``found`` stores a source's values.
+
+    Returns None if the type is one of tidesink's own types, which need no conversion.
+    """
     wanted = _wanted(column, found, database)
     kind = kind_of(column)
     if _is_own(column, found, kind, wanted, database):
@@ -315,14 +322,20 @@ def native_of(column: ShapeColumn, found: str, database: Database) -> Native | W
 
 
 def reading_type(column: ShapeColumn | None, found: str, database: Database) -> str:
-    """Returns the Spark type in which a column is read: for a native type, the source's type."""
+    """Returns the Spark type in which a target's column is read.
+
+    For a native type, that is the type of the source's column.
+    """
     if column is not None and isinstance(native_of(column, found, database), Native | Wider):
         return column.spark
     return spark_of(found, database)
 
 
 def native_text(column: str, found: str, database: Database) -> str | None:
-    """Returns the expression for a native column's text as in the source; None for tidesink's own types."""
+    """Returns the SQL expression that converts a native column to the text that the source has.
+
+    Returns None if the column can be read without an expression.
+    """
     word, arguments = _parts(found)
     if database == "mysql":
         return f"CAST({column} + 0 AS CHAR)" if word == "bit" else None
@@ -339,7 +352,7 @@ def native_text(column: str, found: str, database: Database) -> str | None:
 
 
 def native_spelling(column: ShapeColumn, found: str, database: Database) -> Spelling | None:
-    """Returns how a native type changes the spelling of a column's texts; None if it keeps them unchanged."""
+    """Returns how a column's type changes the spelling of texts; None if texts keep their spelling."""
     word, _ = _parts(found)
     if kind_of(column) == "decimal" and column.spark == "string":
         return "digits"
@@ -353,7 +366,11 @@ def native_spelling(column: ShapeColumn, found: str, database: Database) -> Spel
 def refused_natives(
     present: Mapping[str, str], columns: Iterable[ShapeColumn], database: Database
 ) -> Iterator[tuple[str, ShapeColumn, Refused]]:
-    """Yields the columns, by the table's own names, whose native types do not hold a source's values."""
+    """Yields the columns whose native types cannot hold the source's values.
+
+    Each item has the column's name in the target table, the column, and the reason. ``present`` maps the
+    target table's column names to their types.
+    """
     known = tuple(columns)
     fold = folding(present, (column.name for column in known))
     by_name = {fold(column.name): column for column in known}
@@ -365,7 +382,11 @@ def refused_natives(
 
 
 def _wanted(column: ShapeColumn, found: str, database: Database) -> str:
-    """Returns the type that tidesink uses for the column; a key of unknown length keeps its type."""
+    """Returns tidesink's own type for the column.
+
+    MySQL needs the length of a key's text. If it is not known, the type that the column already has is
+    returned.
+    """
     try:
         return sql_type(column, database, KEY_LENGTH)
     except KeyLengthUnknownError:
@@ -373,7 +394,7 @@ def _wanted(column: ShapeColumn, found: str, database: Database) -> str:
 
 
 def _parts(found: str) -> tuple[str, tuple[str, ...]]:
-    """Returns the word by which a type is looked up, and its arguments."""
+    """Returns the word by which a native type is looked up, and the type's arguments."""
     base = plain_type(found)
     arguments = _ARGUMENTS.search(base)
     given = tuple(one.strip() for one in arguments[1].split(",")) if arguments else ()
@@ -407,7 +428,7 @@ def _is_own(column: ShapeColumn, found: str, kind: Kind, wanted: str, database: 
 
 
 def _is_known(word: str, arguments: tuple[str, ...], found: str, kind: Kind, database: Database) -> bool:
-    """Returns True if the type's rule covers its arguments or its elements."""
+    """Returns True if the rule for a type also covers its arguments, or its elements if it is an array."""
     if word == "array":
         element = " ".join(_ARGUMENTS.sub("", plain_type(found).removesuffix("[]")).split())
         return element in _ELEMENT_TYPES or (isinstance(found, FoundType) and found.is_enum)
@@ -417,12 +438,12 @@ def _is_known(word: str, arguments: tuple[str, ...], found: str, kind: Kind, dat
 
 
 def _digits_of(column: ShapeColumn) -> int:
-    """Returns the most fraction digits of a second that a source's values can have."""
+    """Returns the largest number of fraction digits of a second that the source's values can have."""
     return _MOST_DIGITS if column.type.fsp is None else column.type.fsp
 
 
 def _fraction(word: str, arguments: tuple[str, ...]) -> int:
-    """Returns the fraction digits of a second that a type stores.
+    """Returns the number of fraction digits of a second that a native type stores.
 
     Without an argument Postgres's types store six digits, and MySQL's types none.
     """
@@ -436,7 +457,7 @@ def _with_all_digits(word: str, wanted: str, database: Database) -> str:
 
 
 def _holds_all(column: ShapeColumn, word: str, found: str, kind: Kind) -> bool:
-    """Returns True if an integer type has room for every value of the source's type."""
+    """Returns True if a native integer type has room for every value of the source's type."""
     bits, row = _BITS.get(word), row_of(column.type)
     if bits is None or kind != "integer" or row.minimum is None or row.maximum is None:
         return False

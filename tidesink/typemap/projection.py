@@ -1,12 +1,13 @@
-"""Parses and checks a condition on a table's rows, in Spark's SQL, before it runs.
+"""Parses and checks row filters, and applies a table's projection: its chosen columns, names and filter.
 
-Spark gets the text as it was written; only its column names are replaced by the row's. So this module decides
-which conditions are refused, but never what they mean.
+A row filter is a condition on a table's rows in Spark's SQL. Spark evaluates the text of the condition as the
+user wrote it; only column names are replaced. So the checks in this module decide which conditions raise an
+error, but never what a condition means.
 
-It also finds types and patterns that are certainly wrong, without Spark and Java. Types are sqlglot's; if
-sqlglot does not know a type, nothing is refused. A regular expression is refused only if no version of
-``java.util.regex.Pattern`` accepts it: unclosed parts, and repetitions of nothing. Spark and Java decide on
-everything else.
+Without Spark and Java, this module also finds types and patterns that are certainly wrong. The types come
+from sqlglot; if sqlglot does not know a type, the condition is accepted. A regular expression raises an error
+only if no version of ``java.util.regex.Pattern`` accepts it: unclosed parts, and repetitions of nothing.
+Spark and Java check everything else when the filter runs.
 """
 
 from __future__ import annotations
@@ -66,9 +67,10 @@ _MOMENT: Final = re.compile(
     r"[\s\x00-\x1f\x7f-\x9f]*(now|today|tomorrow|yesterday)([\s\x00-\x1f\x7f-\x9f+-]|$)", re.IGNORECASE
 )
 _AS_TEXT: Final = (
-    "has the text {text!r}, which Spark replaces by the time of the query when it becomes a date or a "
-    "timestamp, so the result is not the same at another time. Use a fixed time, for example "
-    "TIMESTAMP'2026-01-01 00:00:00', or compare a text column by rlike '^{word}$'"
+    "The filter has the text {text!r}, which Spark replaces by the time of the query when it "
+    "becomes a date or a timestamp. So the result is not the same at another time. Use a "
+    "fixed time, for example TIMESTAMP'2026-01-01 00:00:00', or compare a text column by "
+    "rlike '^{word}$'"
 )
 # Words that are not functions when a parenthesis follows.
 _WORDS: Final = frozenset(
@@ -78,7 +80,7 @@ _WORDS: Final = frozenset(
 
 
 class _Mention(NamedTuple):
-    """A column name in the text and its position; the end is exclusive."""
+    """A column name in the text of a condition, with its start and its exclusive end in the text."""
 
     name: str
     start: int
@@ -87,21 +89,30 @@ class _Mention(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFilter:
-    """A checked condition. ``mentions``: its columns in the order of the text."""
+    """A condition on rows that passed the checks.
+
+    ``mentions`` holds the column names in the condition, in the order of the text.
+    """
 
     text: str
     mentions: tuple[_Mention, ...]
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns used, in their first spelling; names that differ only in case appear once."""
+        """Names of the columns that the condition uses.
+
+        Names that differ only in case appear once, in their first spelling.
+        """
         found: dict[str, str] = {}
         for mention in self.mentions:
             found.setdefault(fold_name(mention.name), mention.name)
         return tuple(found.values())
 
     def bound(self, row: str, columns: Mapping[str, str], fold: NameFold = fold_name) -> str:
-        """Returns the text with columns read from the struct ``row``; ``columns``: names by folded name."""
+        """Returns the condition with each column replaced by a field of the struct ``row``.
+
+        ``columns`` maps names, folded by ``fold``, to the names of the struct's fields.
+        """
         parts, done = [], 0
         for mention in self.mentions:
             parts.append(self.text[done : mention.start])
@@ -111,12 +122,12 @@ class RowFilter:
 
 
 def read_filter(text: str) -> RowFilter | None:
-    """Parses a filter; returns None for ``true``, which every row satisfies.
+    """Parses and checks a row filter; returns None for ``true``, which every row satisfies.
 
     Raises:
-        ConfigError: sqlglot is not installed, or the text is not a single condition on one row's columns. It
-            has a subquery, an aggregate, a window, a pattern that Java rejects, or a function that is not
-            Spark's own or whose result depends on more than its arguments.
+        ConfigError: sqlglot is not installed, or the text is not a single condition on one row's columns, or
+            it contains a subquery, an aggregate, a window, a pattern that Java rejects, or a function that is
+            not Spark's own or whose result depends on more than its arguments.
     """
     if text.strip().lower() == ALWAYS:
         return None
@@ -128,15 +139,16 @@ def read_filter(text: str) -> RowFilter | None:
     refuse_patterns(text)
     mentions = tuple(sorted(_mentions(tree, text), key=lambda one: one.start))
     if not mentions:
-        raise ConfigError("uses no column, so it would keep every row or none")
+        raise ConfigError("The filter uses no column, so it would keep every row or no row")
     return RowFilter(text, mentions)
 
 
 def check_types(row_filter: RowFilter, shape: TableShape) -> None:
-    """Checks a filter against the types of a table's columns, as well as possible without Spark.
+    """Checks a row filter against the types of a table's columns, without Spark.
 
     Raises:
-        ConfigError: The filter, or a part of it, is a value and not a condition.
+        ConfigError: The filter, or an operand of AND, OR or NOT in it, is certainly a value and not a
+            condition.
     """
     known = {fold_name(name): shape.by_name[shape.fold(name)].spark for name in row_filter.columns}
     try:
@@ -150,14 +162,16 @@ def _parsed(text: str) -> exp.Expression:
         import sqlglot
         from sqlglot.errors import SqlglotError
     except ImportError as error:
-        raise ConfigError("needs sqlglot, which is not installed: pip install 'tidesink[spark]'") from error
+        raise ConfigError(
+            "Filters need sqlglot, which is not installed. Install it: pip install 'tidesink[spark]'"
+        ) from error
     try:
         trees: list[Any] = sqlglot.parse(text, dialect="spark")
     except (SqlglotError, RecursionError, ValueError) as error:  # some calls without arguments raise that
         first = str(error).splitlines()[0] if str(error) else "too deep"
-        raise ConfigError(f"is not Spark SQL: {first}") from error
+        raise ConfigError(f"The filter is not Spark SQL: {first}") from error
     if len(trees) != 1 or trees[0] is None:
-        raise ConfigError("is not one condition")
+        raise ConfigError("The filter is not one condition: it is empty, or it has several statements")
     tree: exp.Expression = trees[0]
     return tree
 
@@ -166,12 +180,12 @@ def _refuse_nodes(tree: exp.Expression) -> None:
     from sqlglot import exp
 
     refused: tuple[tuple[tuple[type, ...], str], ...] = (
-        ((exp.Query, exp.Subquery, exp.Exists), "has a subquery"),
-        ((exp.Window,), "has a window"),
-        ((exp.AggFunc,), "has an aggregate"),
-        ((exp.Lambda, exp.Star), "has a lambda or a star"),
-        ((exp.Placeholder, exp.Parameter, exp.SessionParameter), "has a parameter"),
-        ((exp.Command, exp.DDL, exp.DML, exp.Alias), "is a statement, not a condition"),
+        ((exp.Query, exp.Subquery, exp.Exists), "The filter has a subquery"),
+        ((exp.Window,), "The filter has a window"),
+        ((exp.AggFunc,), "The filter has an aggregate"),
+        ((exp.Lambda, exp.Star), "The filter has a lambda or a star"),
+        ((exp.Placeholder, exp.Parameter, exp.SessionParameter), "The filter has a parameter"),
+        ((exp.Command, exp.DDL, exp.DML, exp.Alias), "The filter is a statement, not a condition"),
     )
     for node in tree.walk():
         for kinds, what in refused:
@@ -179,9 +193,13 @@ def _refuse_nodes(tree: exp.Expression) -> None:
                 raise ConfigError(f"{what}: {node.sql(dialect='spark')}")
         bare = isinstance(node, exp.Func) and not any(True for _ in node.iter_expressions())
         if bare and not isinstance(node, exp.Array):
-            raise ConfigError(f"has {node.sql(dialect='spark')}, whose value is not the same at another time")
+            raise ConfigError(
+                f"The filter has {node.sql(dialect='spark')}, whose value is not the same at another time"
+            )
         if isinstance(node, exp.Column) and (node.table or not isinstance(node.this, exp.Identifier)):
-            raise ConfigError(f"uses {node.sql(dialect='spark')}: write columns by their bare names")
+            raise ConfigError(
+                f"The filter uses {node.sql(dialect='spark')}. Write columns by their bare names"
+            )
 
 
 def _refuse_moments(tree: exp.Expression) -> None:
@@ -192,7 +210,7 @@ def _refuse_moments(tree: exp.Expression) -> None:
 
 
 def _texts(tree: exp.Expression) -> Iterator[str]:
-    """Yields the strings in a condition, and strings concatenated only from strings, such as 'to' 'day'."""
+    """Yields the strings in a condition, including strings that are joined, such as 'to' 'day'."""
     from sqlglot import exp
 
     for node in tree.find_all(exp.Literal, exp.RawString, exp.Concat):
@@ -207,11 +225,14 @@ def _refuse_no_condition(tree: exp.Expression) -> None:
     top = tree.unnest()
     arithmetic = isinstance(top, exp.Binary) and not isinstance(top, exp.Predicate | exp.Connector)
     if arithmetic or isinstance(top, exp.Literal | exp.Null | exp.Tuple | exp.Neg):
-        raise ConfigError("is a value, not a condition")
+        raise ConfigError("The filter is a value, not a condition")
 
 
 def _refuse_functions(text: str) -> None:
-    """Checks the words before a parenthesis, because sqlglot may parse a call into another function."""
+    """Raises ConfigError if the condition calls a function that is not allowed.
+
+    Looks at the words before parentheses, because sqlglot may parse a call into another function.
+    """
     import sqlglot
 
     tokens = sqlglot.tokenize(text, dialect="spark")
@@ -224,8 +245,8 @@ def _refuse_functions(text: str) -> None:
         if not is_call or not name.replace("_", "").isalnum() or name in FUNCTIONS | _WORDS:
             continue
         raise ConfigError(
-            f"calls {name}(), which a filter cannot use: only Spark's own functions of a row's values are "
-            "allowed, whose result never changes"
+            f"The filter calls {name}(), which is not allowed. A filter can call only Spark's own "
+            "functions whose result depends on nothing but a row's values"
         )
 
 
@@ -236,7 +257,9 @@ def _mentions(tree: exp.Expression, text: str) -> Iterator[_Mention]:
         name, place = column.name, column.this.meta
         start, end = place.get("start", 0), place.get("end", -1) + 1
         if text[start:end] not in (name, quoted(name)):
-            raise ConfigError("cannot be parsed by the installed version of sqlglot: install a newer one")
+            raise ConfigError(
+                "The filter cannot be parsed by the installed version of sqlglot. Install a newer version"
+            )
         yield _Mention(name, start, end)
 
 
@@ -254,13 +277,13 @@ _TEXTS: Final = ("STRING", "RAW_STRING")
 
 
 def refuse_types(text: str, tree: exp.Expression, columns: Mapping[str, str]) -> None:
-    """Refuses a value that is not a condition.
+    """Raises if a text that should be a condition is a value.
 
-    ``tree``: the text as parsed by sqlglot. ``columns``: Spark's types of the known columns, by lower-case
+    ``tree``: the text as parsed by sqlglot. ``columns``: Spark types of the known columns, by lower-case
     name.
 
     Raises:
-        ConfigError: The text, or an operand of AND, OR or NOT, has a type that is not boolean.
+        ConfigError: The text, or an operand of AND, OR or NOT in it, has a type that is not boolean.
     """
     from sqlglot import exp
 
@@ -277,9 +300,10 @@ def refuse_types(text: str, tree: exp.Expression, columns: Mapping[str, str]) ->
 
 
 def _parts(node: Any) -> Iterator[exp.Expression]:
-    """Yields the operands of AND, OR or NOT whose type is certain: casts, and columns, which are casts here.
+    """Yields the operands of AND, OR or NOT whose type is certain.
 
-    The types of calls are not certain: sqlglot reports left(1, 2), which is a text, as a number.
+    These are casts, and columns, which ``_typed`` replaces by casts. The types of calls are not certain:
+    sqlglot reports left(1, 2), which is a text, as a number.
     """
     from sqlglot import exp
 
@@ -288,7 +312,7 @@ def _parts(node: Any) -> Iterator[exp.Expression]:
 
 
 def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression | None:
-    """Returns the tree with sqlglot's types; None if sqlglot cannot determine them."""
+    """Returns the condition's tree with sqlglot's types; None if sqlglot cannot determine them."""
     from sqlglot import exp
     from sqlglot.errors import SqlglotError
     from sqlglot.optimizer.annotate_types import annotate_types
@@ -305,7 +329,7 @@ def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression |
 
 
 def _no_truth(found: exp.DataType | None) -> str | None:
-    """Returns the name of a type that is certainly not boolean, or None."""
+    """Returns the name of a type that cannot be a condition; None for boolean and for uncertain types."""
     from sqlglot import exp
 
     if found is None:
@@ -318,17 +342,19 @@ def _no_truth(found: exp.DataType | None) -> str | None:
 
 
 def refuse_patterns(text: str) -> None:
-    """Refuses a regular expression, given as a string literal, that no version of Java accepts.
+    """Raises if the condition has a regular expression, as a string literal, that no version of Java accepts.
 
     Raises:
-        ConfigError: The message names the pattern and its fault.
+        ConfigError: Java rejects a pattern; the message names the pattern and its fault.
     """
     import sqlglot
 
     for pattern in _patterns(sqlglot.tokenize(text, dialect="spark")):
         fault = java_fault(pattern)
         if fault is not None:
-            raise ConfigError(f"has the pattern {pattern!r}, which {fault}: it cannot match any row")
+            raise ConfigError(
+                f"The filter has the pattern {pattern!r}, which {fault}. Java does not accept this pattern"
+            )
 
 
 def _patterns(tokens: Sequence[Any]) -> Iterator[str]:
@@ -344,7 +370,7 @@ def _patterns(tokens: Sequence[Any]) -> Iterator[str]:
 
 
 def _is_second(tokens: Sequence[Any], comma: int) -> bool:
-    """Returns True if this is the first comma in a call whose second argument is a pattern."""
+    """Returns True if the comma is the first one in a call whose second argument is a pattern."""
     depth = 0
     for at in range(comma - 1, 0, -1):
         kind = tokens[at].token_type.name
@@ -366,14 +392,14 @@ _BRACED: Final = "pPxkN"
 
 
 class _Step(NamedTuple):
-    """The end of a part of the pattern, and its fault."""
+    """The index after a parsed part of a pattern, and the part's fault, or an empty text."""
 
     end: int
     fault: str = ""
 
 
 def java_fault(pattern: str) -> str | None:
-    """Returns why Java rejects a pattern; None if it may accept it."""
+    """Returns why Java rejects a regular expression; None if it may accept the expression."""
     if _COMMENTS.search(pattern):
         return None
     at, depth, repeatable = 0, 0, False
@@ -396,12 +422,12 @@ def java_fault(pattern: str) -> str | None:
 
 
 def _repetition(pattern: str, at: int, *, repeatable: bool) -> _Step:
-    """Parses ``*``, ``+``, ``?`` or ``{n,m}``, and the mark that follows it."""
+    """Parses a repetition in a pattern: ``*``, ``+``, ``?`` or ``{n,m}``, and the mark that may follow it."""
     end = at + 1
     if pattern[at] == "{":
         count = _COUNT.match(pattern, at)
         if count is None:
-            return _Step(at, "has a { that does not begin a count: write it as \\\\{")
+            return _Step(at, "has a { that does not begin a count (write it as \\\\{)")
         end = count.end()
     elif not repeatable:
         return _Step(at, f"has a {pattern[at]} with nothing before it to repeat")
@@ -409,7 +435,7 @@ def _repetition(pattern: str, at: int, *, repeatable: bool) -> _Step:
 
 
 def _opening(pattern: str, at: int) -> _Step:
-    """Skips a group's opening: ``(``, ``(?:``, ``(?=``, ``(?<=``, ``(?<name>`` or ``(?flags``."""
+    """Parses the opening of a group: ``(``, ``(?:``, ``(?=``, ``(?<=``, ``(?<name>`` or ``(?flags``."""
     if pattern[at + 1 : at + 2] != "?":
         return _Step(at + 1)
     kind = pattern[at + 2 : at + 3]
@@ -445,7 +471,10 @@ def _escape_end(pattern: str, at: int) -> int:
 
 
 def _class_end(pattern: str, at: int) -> int:
-    """Returns the index after a class's ``]``; the class may contain others. 0 if the class is not closed."""
+    """Returns the index after the ``]`` of a character class; 0 if the class is not closed.
+
+    The class may contain other classes.
+    """
     depth, empty = 0, False
     while at < len(pattern):
         char = pattern[at]
@@ -464,12 +493,13 @@ def _class_end(pattern: str, at: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """Columns, names and rows of a table at the target.
+    """A table's projection: which columns and rows its target has, and under which names.
 
-    ``columns``: only these columns; ``except_columns``: all except these; ``rename``: target names by source
-    names; ``row_filter``: condition on the source's columns; ``metadata``: names of the columns that describe
-    a row's last change, by kind; ``ignore_nulls``: a null keeps the stored value; ``fold``: comparison of
-    names (see ``within``).
+    ``columns``: names of the only source columns that the target has, or None for all. ``except_columns``:
+    names of source columns that it does not have. ``rename``: target names by source names. ``row_filter``:
+    condition on the source's columns. ``metadata``: names of the columns that describe a row's last change,
+    by kind. ``ignore_nulls``: True if a null in a change keeps the stored value. ``fold``: function that
+    folds names for comparison (``within`` sets it).
     """
 
     columns: tuple[str, ...] | None = None
@@ -481,9 +511,9 @@ class Layout:
     fold: NameFold = field(default=fold_name, compare=False)
 
     def within(self, source: TableShape) -> Layout:
-        """Returns the layout for a table whose columns are those of ``source``; an exact name matches first.
+        """Returns the projection with names compared as the table ``source`` compares them.
 
-        ``laid_out`` refuses other spellings if the source distinguishes such names.
+        If the source distinguishes names by case, ``laid_out`` raises an error for names in another spelling.
         """
         return self if source.fold is fold_name else replace(self, fold=source.fold)
 
@@ -495,9 +525,9 @@ class Layout:
         return self.columns is None or name in {self.fold(wanted) for wanted in self.columns}
 
     def leaves_out(self, name: str, fold: NameFold) -> bool:
-        """Returns True if the target does not have a source column and the filter does not use it.
+        """Returns True if the target does not have a source column and the row filter does not use it.
 
-        ``fold``: comparison of the source's names.
+        ``fold``: function that folds the source's names for comparison.
         """
         if self.columns is None and not self.except_columns:
             return False
@@ -505,7 +535,7 @@ class Layout:
         return not replace(self, fold=fold).chooses(name) and fold(name) not in {fold(one) for one in read}
 
     def target_name(self, name: str) -> str:
-        """Returns the target's name of a source column."""
+        """Returns the name that a source column has at the target: the one under ``rename``, or its own."""
         names = {self.fold(old): new for old, new in self.rename.items()}
         return names.get(self.fold(name), name)
 
@@ -517,15 +547,18 @@ class Layout:
         return frozenset(fold_name(name) for name in names)
 
     def doubts(self, column: ShapeColumn) -> bool:
-        """Returns True if a target column may be an omitted column under an unknown new name."""
+        """Returns True if a column at the target may be a renamed column that the config excludes.
+
+        Columns that the config itself lists, and key columns, are never in doubt.
+        """
         may_be = not column.key and self.doubted(column.instead_of)
         return bool(may_be) and fold_name(column.name) not in self.asked
 
     def doubted(self, names: frozenset[str]) -> tuple[str, ...]:
-        """Returns the omitted columns that match some folded names, as the config spells them.
+        """Returns the excluded columns (``except_column_list``) that match one of the given names.
 
-        A name that differs only in case matches too: it is safer to pause for a column than to add it
-        unasked.
+        The names are returned in the config's spelling. A name that differs only in case matches too: pausing
+        the table for such a column is safer than adding a column that was to be excluded.
         """
         found = {fold_name(name) for name in names}
         doubted = (name for name in self.except_columns if fold_name(name) in found)
@@ -541,7 +574,7 @@ _PLAIN = Layout()
 
 
 class LaidOut(NamedTuple):
-    """The target's shape, and the source's column names by those of the target."""
+    """The schema of a target table, and the source's column names by the target's column names."""
 
     shape: TableShape
     sources: Mapping[str, str]
@@ -555,17 +588,18 @@ def laid_out(
     gone: Iterable[str] = (),
     past: Iterable[str] = (),
 ) -> LaidOut:
-    """Returns a source's shape as its target has it.
+    """Applies a projection to a source table's schema, and returns the schema of the target table.
 
-    ``own``: names of tidesink's own columns at the target. ``gone``: lower-case names of columns of the shape
-    that the source no longer has. ``past``: lower-case names of all columns it once had, in the shape or not.
+    ``own``: names of tidesink's own columns at the target. ``gone``: lower-case names of columns in
+    ``source`` that the source table no longer has. ``past``: lower-case names of all columns that it ever
+    had, in ``source`` or not.
 
     Raises:
-        ConfigError: The layout uses a column that does not exist, or in another case than a source that
-            distinguishes case, or twice; it omits a key column, or uses one name for two columns; or its
-            filter is a value and not a condition.
-        SchemaRefusedError: The layout uses a column that the source no longer has: later rows have no value
-            for it.
+        ConfigError: The projection uses a column that does not exist, or spells it in another case although
+            the source distinguishes case, or uses it twice; or it omits a key column, or uses one name for
+            two columns; or its filter is a value and not a condition.
+        SchemaRefusedError: The projection uses a column that the source no longer has, so that later rows
+            have no value for it.
     """
     layout = layout.within(source)
     _check_named(layout, source, frozenset(gone), frozenset(past))
@@ -584,7 +618,7 @@ def laid_out(
 
 
 def named_columns(layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yields each source column that a layout uses, with the setting that uses it."""
+    """Yields each source column that a projection uses, as a pair of the setting and the column's name."""
     yield from (("columns", name) for name in layout.columns or ())
     yield from (("except_column_list", name) for name in layout.except_columns)
     yield from (("rename", name) for name in layout.rename)
@@ -593,13 +627,14 @@ def named_columns(layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[str, str]]) -> None:
-    """Refuses to omit a column under only some of its names, because rows of any time may arrive.
+    """Raises if a column that was renamed is excluded under only one of its two names.
 
-    ``renames``: earlier column names, each with a later one, as reported by DDL. Key columns are never
-    omitted.
+    Rows with either name may still arrive. ``renames``: pairs of the earlier and the later name of a column,
+    as DDL reported them. Key columns are never excluded.
 
     Raises:
-        SchemaRefusedError: One of the two names of a renamed column is omitted; the table pauses.
+        SchemaRefusedError: One of the two names of a renamed column is in ``except_column_list``, and the
+            other is not. The table pauses.
     """
     fold = source.fold
     excluded = {fold(name) for name in layout.except_columns}
@@ -609,9 +644,9 @@ def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[st
         if len(names & excluded) == 1 and len(names) == 2 and not names & keys:
             lacking = old if fold(new) in excluded else new
             raise SchemaRefusedError(
-                f"column {old} was renamed to {new}, and except_column_list has only one of the names. "
-                f"Add {lacking} to it, so that the column is left out of rows under either name, or list the "
-                "target's columns under columns instead",
+                f"column {old} was renamed to {new} at the source, and except_column_list has only one of "
+                f"the two names. Add {lacking} to it, so that the column is left out of rows under either "
+                "name, or list the target's columns under columns instead.",
                 table=str(source.table),
                 column=old,
                 change="rename",
@@ -621,17 +656,21 @@ def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[st
 
 
 def _chosen(layout: Layout, source: TableShape) -> Iterator[ShapeColumn]:
-    """Yields columns in the source's order, so that later columns come last, wherever listed."""
+    """Yields the source columns that the target has, in the source's order.
+
+    So columns that are added later come last, wherever the config lists them.
+    """
     return (column for column in source.columns if column.hidden or layout.chooses(column.name))
 
 
 def _check_named(
     layout: Layout, source: TableShape, gone: frozenset[str], past: frozenset[str] = frozenset()
 ) -> None:
-    """Refuses a setting's name that matches no column, a disallowed column, or a column already named.
+    """Raises if a setting names a column that does not exist or that it must not name.
 
     Raises:
-        ConfigError: The name is not a column, is ambiguous, is the row key, or is a repeated name.
+        ConfigError: The name is not a column, matches several columns, is part of the row key, or names the
+            same column as another name.
         SchemaRefusedError: The source no longer has the column.
     """
     named: dict[tuple[str, str], str] = {}
@@ -651,24 +690,25 @@ def _check_named(
         other = named.setdefault((setting, found.name), name)
         if other != name and setting != "filter":
             raise ConfigError(
-                f"{setting}: {other} and {name} are the same column of {source.table}, {found.name}: "
-                "no record so far has two columns whose names differ only in case. Remove one of the names",
+                f"{setting}: {other} and {name} are the same column of {source.table}, {found.name}, "
+                "because no record so far has two columns whose names differ only in case. Remove one of "
+                "the names.",
                 table=str(source.table),
                 column=name,
             )
         if found.hidden and setting != "filter":
             raise ConfigError(
-                f"{setting}: {name} is not a column of {source.table}, but the row key that identifies its "
-                "rows. It always has this name. Remove it from the setting, or list columns that identify "
-                "the rows under keys",
+                f"{setting}: {name} is not a column of {source.table}, but the row key that identifies "
+                "its rows, which always has this name. Remove it from the setting, or list columns that "
+                "identify the rows under tables: keys.",
                 table=str(source.table),
                 column=name,
             )
         if source.fold(name) in gone and setting != "except_column_list":
             raise SchemaRefusedError(
-                f"{setting} names {name}, a column that the source has dropped or renamed: later rows have "
-                f"no value for it. Remove it from {setting}, or name the column that replaced it. "
-                "Load the table again if the existing rows are not right",
+                f"{setting} names {name}, a column that the source has dropped or renamed, so later rows "
+                f"have no value for it. Remove it from {setting}, or name the column that replaced it. If "
+                "the existing rows are wrong, load the table again.",
                 table=str(source.table),
                 column=name,
             )
@@ -679,22 +719,25 @@ def _check_ambiguous(setting: str, name: str, source: TableShape) -> None:
     if fitting:
         raise ConfigError(
             f"{setting}: {name} can be {' or '.join(fitting)}, which are different columns of "
-            f"{source.table}. Spell the name as the source does",
+            f"{source.table}. Use the source's spelling of the name.",
             table=str(source.table),
             column=name,
         )
 
 
 def _check_spark_names(row_filter: RowFilter, source: TableShape) -> None:
-    """Refuses a filter on two columns that Spark cannot distinguish."""
+    """Raises ConfigError if a filter uses two columns whose names differ only in case.
+
+    Spark, which evaluates the filter, cannot distinguish them.
+    """
     found: dict[str, str] = {}
     for mention in row_filter.mentions:
         name = source.by_name[source.fold(mention.name)].name if source.find(mention.name) else mention.name
         other = found.setdefault(fold_name(name), name)
         if other != name:
             raise ConfigError(
-                f"filter: it names the columns {other} and {name}, and Spark, which evaluates it, does not "
-                "distinguish the two. Use only one of them in the filter",
+                f"filter: The filter names the columns {other} and {name}, and Spark, which evaluates the "
+                "filter, does not distinguish the two. Use only one of them in the filter.",
                 table=str(source.table),
                 column=name,
             )
@@ -705,8 +748,9 @@ def _check_keys(chosen: Iterable[ShapeColumn], source: TableShape) -> None:
     missing = [column.name for column in source.key_columns if column.name not in there]
     if missing:
         raise ConfigError(
-            f"the key of {source.table} is ({', '.join(source.keys)}), and {', '.join(missing)} is left out: "
-            "rows could not be identified. Add it to columns, or remove it from except_column_list",
+            f"The key of {source.table} is ({', '.join(source.keys)}), and {', '.join(missing)} is "
+            "left out, so rows could not be identified. Add it to columns, or remove it from "
+            "except_column_list.",
             table=str(source.table),
         )
 
@@ -725,14 +769,14 @@ def _check_apart(columns: Iterable[ShapeColumn], source: TableShape, own: Iterab
     twice += [name for name, times in exact.items() if times > 1 and fold_name(name) in apart]
     if twice:
         raise ConfigError(
-            f"rename, metadata: two columns of {source.table} would be called {', '.join(twice)}: rename "
-            "one of them",
+            f"rename, metadata: two columns of {source.table} would be called {', '.join(twice)}. "
+            "Rename one of them.",
             table=str(source.table),
         )
     taken = sorted(names.keys() & {fold_name(name) for name in own})
     if taken:
         raise ConfigError(
-            f"a column of {source.table} would be called {', '.join(taken)}, which is a column of tidesink's "
-            "own: rename it",
+            f"A column of {source.table} would be called {', '.join(taken)}, which is a column of "
+            "tidesink's own. Rename it.",
             table=str(source.table),
         )

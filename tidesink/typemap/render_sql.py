@@ -1,7 +1,7 @@
-"""A column's type in Postgres and MySQL, spelled as in their catalogs, by look-up in the type table.
+"""Looks up a column's type in Postgres and MySQL, spelled as in their catalogs.
 
-One Spark type maps to one type of a database unless the table has an exception. So a column that becomes
-wider in Spark becomes wider there too, and other columns do not change.
+Each Spark type has one type in a database, unless the type table has an exception. So a column that becomes
+wider in Spark becomes wider in the database too, and other columns do not change.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Spelling = Literal["digits", "json"]
 
 
 class FoundType(str):
-    """A column type as the catalog spells it, with what the spelling leaves out.
+    """A column type as the database's catalog spells it, with facts that the spelling does not contain.
 
-    ``base``: a domain's underlying type, otherwise the type itself. ``is_enum``: a user's enum, or an array
-    of one. ``charset``: set if it cannot hold every character.
+    ``base``: a domain's underlying type, otherwise the type itself. ``is_enum``: True for a user's enum, or
+    an array of a user's enum. ``charset``: the column's character set, if it cannot hold every character.
     """
 
     base: str
@@ -35,7 +35,7 @@ class FoundType(str):
     def __new__(
         cls, text: str, base: str | None = None, *, is_enum: bool = False, charset: str | None = None
     ) -> FoundType:
-        """Creates a type from its text."""
+        """Creates a type from its text in the catalog."""
         made = super().__new__(cls, text)
         made.base = base or text
         made.is_enum = is_enum
@@ -44,7 +44,7 @@ class FoundType(str):
 
 
 def plain_type(found: str) -> str:
-    """Returns a type as the catalog writes it; for a domain, its base type."""
+    """Returns a type as the catalog spells it; for a domain, its underlying type."""
     return found.base if isinstance(found, FoundType) else found
 
 
@@ -90,7 +90,7 @@ _FIXED_BYTES: Final = {"int": 4, "integer": 4, "date": 3, "boolean": 1, "tinyint
 
 @dataclass(frozen=True)
 class KeyLengthUnknownError(Exception):
-    """A key column of unknown length in a database that needs a length for it."""
+    """A key column has no length, but the database needs a length for it."""
 
     column: str
 
@@ -98,10 +98,10 @@ class KeyLengthUnknownError(Exception):
 def sql_type(column: ShapeColumn, database: Database, key_length: int | None = None) -> str:
     """Returns the type in which a database stores a column.
 
-    ``key_length``: length of a key's text whose type has no length.
+    ``key_length``: length of the text or bytes of a key column whose type has no length.
 
     Raises:
-        KeyLengthUnknownError: MySQL indexes only texts and bytes with a length.
+        KeyLengthUnknownError: The length of a key column is not known, and MySQL needs it for an index.
     """
     found = _of_value(column, database)
     if not column.key:
@@ -118,7 +118,7 @@ def sql_type(column: ShapeColumn, database: Database, key_length: int | None = N
 
 
 def shown_type(column: ShapeColumn, database: Database, key_length: int | None = None) -> str:
-    """Returns ``sql_type`` for display; an unknown length is ``n``."""
+    """Returns the type in which a database stores a column, for display; an unknown length is ``n``."""
     try:
         return sql_type(column, database, key_length)
     except KeyLengthUnknownError:
@@ -126,7 +126,10 @@ def shown_type(column: ShapeColumn, database: Database, key_length: int | None =
 
 
 def key_bytes(column: ShapeColumn, database: Database, key_length: int | None = None) -> int:
-    """Returns an upper bound of the index bytes of a key column's longest value, if its type has a length."""
+    """Returns the bytes that a key column's longest value can need in an index.
+
+    A length that is not known counts as 0.
+    """
     found = _of_value(column, database)
     length = _length(column.type, key_length)
     if found in ("text", "json", "longtext"):
@@ -135,7 +138,7 @@ def key_bytes(column: ShapeColumn, database: Database, key_length: int | None = 
 
 
 def _key_word(found: str) -> str | None:
-    """Returns MySQL's word for a text or bytes in a key; None for other types."""
+    """Returns MySQL's type word for a text or bytes column in a key; None for other types."""
     return _KEY_WORDS.get("longtext" if found == "json" else found)
 
 
@@ -147,9 +150,9 @@ def of_spark(ddl: str, database: Database) -> str:
 
 
 def row_type(row: TypeRow, database: Database, spark: str | None = None) -> str:
-    """Returns a row's type in a database, with ``(p,s)`` for precision and scale.
+    """Returns the database type for a row of the type table, with ``(p,s)`` for precision and scale.
 
-    ``spark``: the column's Spark type, which may be wider than the row's.
+    ``spark``: the column's Spark type, which may be wider than the row's Spark type.
     """
     named = row.postgres if database == "postgres" else row.mysql
     if named and spark in (None, row.spark):
@@ -169,7 +172,7 @@ def _of_value(column: ShapeColumn, database: Database) -> str:
 
 
 def _wide_decimal(column_type: ColumnType, database: Database) -> str:
-    """Returns the type for decimals that Spark carries as text."""
+    """Returns the database type for decimals that are text in Spark."""
     precision, scale = column_type.precision, column_type.scale
     if database == "postgres":
         return "numeric" if precision is None or scale is None else f"numeric({precision},{scale})"
@@ -179,7 +182,10 @@ def _wide_decimal(column_type: ColumnType, database: Database) -> str:
 
 
 def spark_of(found: str, database: Database) -> str:
-    """Returns the Spark type of a database's type as the catalog writes it, or the text itself if unknown."""
+    """Returns the Spark type for a database type as the catalog spells it.
+
+    A type that is not known is returned unchanged.
+    """
     word = DECIMAL_WORD[database]
     digits = found.removeprefix(f"{word}(").removesuffix(")").partition(",") if "(" in found else None
     if digits and found.startswith(word) and digits[0].isdigit():
@@ -193,7 +199,7 @@ def spark_of(found: str, database: Database) -> str:
 
 
 def spelling_of(found: str, database: Database) -> Spelling | None:
-    """Returns how a database changes the spelling of texts in a type; None if it keeps them unchanged."""
+    """Returns how a database type changes the spelling of texts; None if texts keep their spelling."""
     word = found.partition("(")[0]
     if word == "json" and database == "mysql":
         return "json"
@@ -217,7 +223,10 @@ _SPARK_OF: Final[Mapping[Database, Mapping[str, str]]] = {
 
 
 def _length(column_type: ColumnType, unknown: int | None = None) -> int | None:
-    """Returns the greatest length of a text or bytes, in characters or bytes; ``unknown`` if undefined."""
+    """Returns the greatest length of a column's text in characters, or of its bytes.
+
+    Returns ``unknown`` if the type has no length.
+    """
     row = row_of(column_type)
     members = column_type.members if row.parameter == "allowed" else None
     if members is not None:

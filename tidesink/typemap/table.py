@@ -1,14 +1,14 @@
 """The table of types: the only definition of type names in tidesink, with look-ups for each side.
 
 Sources: TiCDC classic (tiflow c7b2588) and TiCDC new architecture (ticdc b813e76), checked against bytes from
-their encoders. An Avro type is identified by ``connect.parameters.tidb_type`` first and by the Avro type
-second, a canal-json type by the ``mysqlType`` word.
+their encoders. The type of an Avro field is found by its ``connect.parameters.tidb_type`` and its Avro type,
+a type in canal-json by the ``mysqlType`` word.
 
 Debezium and Kafka Connect mark types with semantic names. A Connect schema without a name is read only by its
-type; a schema with a name is read as a row of the table (``SEMANTIC_TYPES``). An unknown name of Debezium,
-Kafka Connect or Confluent is refused; any other name is read by its type with a warning (``unknown_name``).
-``captured`` names were seen in events of real connectors (MariaDB 10.11, PostgreSQL 15), ``documented`` names
-come from Debezium's documentation and source.
+type; a schema with a known name is read as the type in ``SEMANTIC_TYPES``. An unknown name that begins like
+Debezium's, Kafka Connect's or Confluent's names raises an error. Values under any other unknown name are read
+by their Connect type, with a warning (``unknown_name``). ``captured`` names were seen in events of real
+connectors (MariaDB 10.11, PostgreSQL 15), ``documented`` names come from Debezium's documentation and source.
 
 ``docs/types.md`` is generated from this table (``scripts/generate_docs.py``). Iceberg tables are created
 through Spark, so Iceberg's types follow from Spark's types.
@@ -38,16 +38,17 @@ SPARK_MAX_PRECISION = 38
 
 @dataclass(frozen=True)
 class TypeRow:
-    """One SQL type on every side of the wire.
+    """One SQL type, and its counterparts in Avro, canal-json, Python, Spark and the target databases.
 
     ``avro``: the Avro type in the default modes (decimals ``precise``, unsigned bigint ``long``).
     ``avro_string_mode``: the Avro type if this type's mode is ``string``. ``sql_type``: canal-json's
     ``java.sql.Types`` code. ``sql_type_above``: a limit, and the code for values above it. ``spark``: the
     type in Spark and Delta; ``{p}`` and ``{s}`` are precision and scale. ``display_width``: the width that
-    TiDB shows if the DDL has none. ``parameter``: content of ``connect.parameters`` in addition to
+    TiDB shows if the DDL has no width. ``parameter``: the member of ``connect.parameters`` in addition to
     ``tidb_type``. ``from_avro``: True for the row used for an Avro field of this ``tidb_type``, if several
-    rows share it. ``postgres`` and ``mysql``: the type in those databases, spelled as in their catalogs, if
-    it is not the type that ``render_sql`` has for the Spark type.
+    rows share it. ``lost``: what the target does not store as the source does, for the documentation.
+    ``postgres`` and ``mysql``: the type in those databases, spelled as in their catalogs, if it is not the
+    type that ``render_sql`` has for the Spark type.
     """
 
     name: str
@@ -108,17 +109,18 @@ def _temporal(
 
 
 def _labelled(name: str, sql_type: int, reader: Reader) -> TypeRow:
-    lost = "canal-json has only the number: labels need the table definition or its DDL"
+    lost = "canal-json has only a label's number; the label comes from the table definition or from DDL"
     row = TypeRow(name, name.upper(), "string", sql_type, reader, "str", "string", from_avro=True, lost=lost)
     return replace(row, parameter="allowed")
 
 
-_NO_WIDTH = "In Avro all types from TINYINT to INT are INT: the column arrives as int"
-_WRAPPED = "values above 2^63-1 are negative on the wire and are corrected on read"
+_NO_WIDTH = "Avro records have the type INT for all types from TINYINT to INT, so the column is int"
+_WRAPPED = "values above 2^63-1 are negative numbers in records; they are corrected when they are read"
 _LONG_DECIMAL = "with more than 38 digits or an unknown precision: stored exactly, as text"
-_CALENDAR = "an invalid calendar date follows zero-date"
+_CALENDAR = "zero-date decides about invalid calendar dates"
 _ZONED = (
-    f"{_CALENDAR}; read in the configured time zone, where a time that occurs twice follows ambiguous-time"
+    f"{_CALENDAR}; read in the configured time zone, where ambiguous-time decides about times "
+    "that occur twice"
 )
 _CHAR = _words("character, nchar, national char, national character")
 _VARCHAR = _words(
@@ -178,14 +180,21 @@ TYPES: tuple[TypeRow, ...] = (
     _temporal("date", 91, "date", "date", _CALENDAR),
     _temporal("datetime", 93, "datetime", "timestamp_ntz", _CALENDAR),
     _temporal("timestamp", 93, "timestamp", "timestamp", _ZONED, "timestamp(6)"),
-    _temporal("time", 92, "time", "string", "±838:59:59 fits no time type: stored as text", "time(6)"),
+    _temporal(
+        "time",
+        92,
+        "time",
+        "string",
+        "stored as text, because values up to ±838:59:59 do not fit into a time type",
+        "time(6)",
+    ),
     TypeRow("year", "YEAR", "int", 12, "integer", "int", "int", **_YEAR),
     TypeRow("vector", "TiDBVECTORFloat32", "string", 12, "text", "str", "string", from_avro=True),
 )
 
 
 def _other(name: str, sql_type: int, lost: str = "", **extra: Any) -> TypeRow:
-    """Returns a type of another database; it is stored as text unless ``extra`` has more."""
+    """Returns a type of another database; it is stored as text unless ``extra`` has other attributes."""
     return replace(_text(name, sql_type), lost=lost, **extra)
 
 
@@ -205,8 +214,8 @@ _TEXTS = _words(
     "int4range, int8range, numrange, daterange, tsrange, tstzrange"
 )
 _INSTANTS = ("timestamptz", "datetimeoffset")
-_WIDE = "infinity, BC and years above 9999 are text in Python and follow zero-date in Delta"
-_NANOS = "with 7 to 9 digits of a second: string in Delta"
+_WIDE = "infinity, BC and years above 9999 are text in Python; in Delta, zero-date decides about them"
+_NANOS = "with 7 to 9 digits of a second: stored as text in Delta"
 
 # Types that TiDB does not have: types of other databases, as Debezium names them (``SEMANTIC_TYPES``).
 OTHER_TYPES: tuple[TypeRow, ...] = (
@@ -214,7 +223,9 @@ OTHER_TYPES: tuple[TypeRow, ...] = (
     _other("local date", 91, _WIDE, reader="local_date", spark="date"),
     _other("local datetime", 93, f"{_WIDE}; {_NANOS}", reader="local_datetime", spark="timestamp_ntz"),
     _other("instant", 2014, f"{_WIDE}; {_NANOS}", reader="instant", spark="timestamp", spellings=_INSTANTS),
-    _other("local time", 92, "stored as text: 24:00:00 and negative times fit no time type"),
+    _other(
+        "local time", 92, "stored as text, because 24:00:00 and negative times do not fit into a time type"
+    ),
     _other("zoned time", 2013, "stored as text with its offset", spellings=("timetz",)),
     _integer("microseconds", 64, "long", -5, "bigint", 20),
     _integer("nanoseconds", 64, "long", -5, "bigint", 20),
@@ -236,7 +247,10 @@ OTHER_TYPES: tuple[TypeRow, ...] = (
 
 @dataclass(frozen=True)
 class ExtensionField:
-    """A field of a flat-avro value record that is not a column. ``option``: the option that adds it."""
+    """A field of a flat-avro value record that is not a column.
+
+    ``option``: the option that adds the field. ``meaning``: what its values are, for the documentation.
+    """
 
     name: str
     avro: str
@@ -252,12 +266,20 @@ _CHECKSUM = "integrity-check-level: correctness"
 EXTENSION_FIELDS: tuple[ExtensionField, ...] = (
     ExtensionField("_tidb_op", "string", "", _EXTENSION, "c insert, u update, d delete (with before-values)"),
     ExtensionField("_tidb_commit_ts", "long", 0, _EXTENSION, "commit TSO"),
-    ExtensionField("_tidb_commit_physical_time", "long", 0, _EXTENSION, "its wall clock, ms since 1970"),
     ExtensionField(
-        "_tidb_row_level_checksum", "string", "", _CHECKSUM, "CRC32 as decimal text; empty or 0: none"
+        "_tidb_commit_physical_time", "long", 0, _EXTENSION, "wall-clock time of the commit, ms since 1970"
     ),
-    ExtensionField("_tidb_corrupted", "boolean", False, _CHECKSUM, "the producer found the row damaged"),
-    ExtensionField("_tidb_checksum_version", "int", 0, _CHECKSUM, "version of the checksum at TiDB"),
+    ExtensionField(
+        "_tidb_row_level_checksum",
+        "string",
+        "",
+        _CHECKSUM,
+        "CRC32 as decimal text; empty or 0 without a checksum",
+    ),
+    ExtensionField(
+        "_tidb_corrupted", "boolean", False, _CHECKSUM, "true if the producer found the row damaged"
+    ),
+    ExtensionField("_tidb_checksum_version", "int", 0, _CHECKSUM, "version of TiDB's checksum algorithm"),
 )
 
 
@@ -283,30 +305,33 @@ _BY_AVRO = _index(_avro_keys())
 
 
 def row_of(column_type: ColumnType) -> TypeRow:
-    """Returns the row of a column's type."""
+    """Returns the row of the type table for a column's type."""
     return row_named(column_type.name)
 
 
 def row_named(name: str) -> TypeRow:
-    """Returns the row with this SQL name, in lower case.
+    """Returns the row of the type table with this SQL name, in lower case.
 
     Raises:
-        ConfigError: The type is unknown.
+        ConfigError: The type table has no such name.
     """
     row = _BY_NAME.get(name)
     if row is None:
         known = ", ".join(found.name for found in (*TYPES, *OTHER_TYPES))
-        raise ConfigError(f"unknown SQL type {shown(name)}: the known types are {known}")
+        raise ConfigError(f"the SQL type {shown(name)} is not known; the known types are {known}")
     return row
 
 
 def find_row(name: str) -> TypeRow | None:
-    """Returns the row with this SQL name, or None."""
+    """Returns the row of the type table with this SQL name, or None."""
     return _BY_NAME.get(name)
 
 
 def row_of_avro(tidb_type: str, avro: str) -> TypeRow | None:
-    """Returns the row of a ``tidb_type`` in an Avro primitive type; the widest row if several share it."""
+    """Returns the row of the type table for an Avro field with this ``tidb_type`` and Avro type, or None.
+
+    If several types share both, returns the widest of them.
+    """
     return _BY_AVRO.get((tidb_type, avro))
 
 
@@ -318,11 +343,11 @@ Form = Literal["plain", TimeForm, TextForm, StructForm, "unscaled", "bits"]
 
 @dataclass(frozen=True)
 class SemanticType:
-    """One semantic type.
+    """A semantic type of Debezium or Kafka Connect.
 
-    ``name``: name of the Connect schema. ``wire``: its Connect types. ``type``: the logical type of
-    ``typemap.table``. ``form``: how a value is written. ``fsp``: fraction digits of a second in this form.
-    ``seen``: source of the row's facts.
+    ``name``: name of the Connect schema. ``wire``: Connect types of schemas with this name. ``type``: name of
+    the logical type in ``TYPES`` or ``OTHER_TYPES``. ``form``: how a value is written. ``fsp``: fraction
+    digits of a second in this form. ``seen``: source of these facts.
     """
 
     name: str
@@ -349,13 +374,14 @@ def _documented(
     return SemanticType(name, wire, kind, form, seen="documented", note=note)
 
 
-_INFINITE = (
-    "days, ms or us that represent infinity are returned as infinity, as sent by PostgreSQL's connector"
-)
+_INFINITE = "numbers with which PostgreSQL's connector represents infinity are read as infinity"
 _VECTOR = "JSON text of numbers"
 _STRUCTURED = "time.precision.mode: structured; exact, also MySQL's zero dates and PostgreSQL's infinities"
-_SHAPE = "JSON text: WKB has no such shape"
-_NANO_RANGE = "years 1678 to 2261; others overflow at the connector. Int64's ends are infinity and -infinity"
+_SHAPE = "JSON text, because WKB has no such geometry"
+_NANO_RANGE = (
+    "years 1678 to 2261, because other years overflow at the connector; the ends of int64 "
+    "are infinity and -infinity"
+)
 
 SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
     SemanticType(_TIME + "Date", _INT, "local date", "days", note=_INFINITE),
@@ -393,7 +419,8 @@ SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
         _STRUCT,
         "interval",
         "structured_duration",
-        "time.precision.mode: structured; ISO 8601 text. Of the kind elapsed-time it is a local time",
+        "time.precision.mode: structured; ISO 8601 text, but a duration of the kind elapsed-time "
+        "is a local time",
     ),
     SemanticType(_CONNECT + "Decimal", ("bytes",), "decimal", "unscaled"),
     SemanticType(_CONNECT + "Date", _INT, "local date", "days", note="time.precision.mode: connect"),
@@ -410,7 +437,11 @@ SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
         _DATA + "VariableScaleDecimal", _STRUCT, "decimal", "variable_scale", note="kept as text in Delta"
     ),
     SemanticType(
-        _DATA + "Bits", ("bytes",), "bit", "bits", note="longer than 64: its bytes, the lowest first"
+        _DATA + "Bits",
+        ("bytes",),
+        "bit",
+        "bits",
+        note="stored as bytes if longer than 64 bits, the lowest byte first",
     ),
     SemanticType(_DATA + "Enum", _STRING, "enum"),
     SemanticType(_DATA + "EnumSet", _STRING, "set"),
@@ -429,7 +460,9 @@ SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
     _documented(_DATA + "geometry.Geography", _STRUCT, "geography", "geometry"),
     _documented(_DATA + "geometry.Circle", _STRUCT, "struct", "structure", _SHAPE),
     _documented(_DATA + "geometry.Line", _STRUCT, "struct", "structure", _SHAPE),
-    _documented("io.debezium.mongodb.regex", _STRUCT, "struct", "structure", "of ExtractNewDocumentState"),
+    _documented(
+        "io.debezium.mongodb.regex", _STRUCT, "struct", "structure", "written by ExtractNewDocumentState"
+    ),
 )
 
 # The type under which a Connect schema without a semantic name is read.
@@ -462,7 +495,11 @@ _OWNERS: Final = ("io.debezium.", "org.apache.kafka.connect.", "io.confluent.")
 
 
 def semantic_type(name: str | None, wire: str) -> SemanticType | None:
-    """Returns the semantic type of a schema; None if its name is unknown for this Connect type."""
+    """Returns the semantic type of a Connect schema.
+
+    ``name`` is the schema's name, and ``wire`` its Connect type. Returns None if the schema has no name, or a
+    name that is unknown for this Connect type.
+    """
     if name is None:
         return None
     structured = _STRUCTURED_NAME.fullmatch(name)
@@ -470,11 +507,11 @@ def semantic_type(name: str | None, wire: str) -> SemanticType | None:
 
 
 def unknown_name(name: str | None, wire: str) -> Literal["refused", "bare"] | None:
-    """Returns how values of a schema with an unknown name are handled; None if the name is known.
+    """Returns how to handle values of a Connect schema with an unknown name; None if the name is known.
 
-    ``refused``: the name is Debezium's, Kafka Connect's or Confluent's, so it defines how to read the value.
-    ``bare``: the name is someone else's (a custom converter's or a transform's), and the value is read by its
-    type.
+    ``refused``: the name is Debezium's, Kafka Connect's or Confluent's, so it determines how values are read,
+    and reading them must raise an error. ``bare``: the name is someone else's (a custom converter's or a
+    transform's), and values are read by the schema's Connect type.
     """
     if not name or semantic_type(name, wire) is not None:
         return None
@@ -504,7 +541,10 @@ _SPARK_FSP = 6
 
 @dataclass(frozen=True)
 class SparkType:
-    """A Spark (and Delta) type as DDL text. ``reason``: why it is not the nearest type, if it is not."""
+    """A Spark and Delta type as DDL text.
+
+    ``reason``: why it is not the type nearest to the source's type, or None if it is.
+    """
 
     ddl: str
     reason: str | None = None
@@ -554,7 +594,8 @@ def avro_type(
 ) -> dict[str, object]:
     """Returns the Avro type object that TiCDC writes for a column, including ``connect.parameters``.
 
-    Key order is the producer's (tiflow c7b2588: type, connect.parameters, logicalType, precision, scale).
+    The keys have the same order as in TiCDC (tiflow c7b2588: type, connect.parameters, logicalType,
+    precision, scale).
     """
     row = row_of(column_type)
     parameters: dict[str, str] = {"tidb_type": row.tidb_type}
@@ -578,12 +619,19 @@ def avro_type(
 
 
 def escape_allowed(members: tuple[str, ...]) -> str:
-    """Renders ENUM or SET members for ``connect.parameters.allowed``: ``,`` as ``\\,``, joined by ``,``."""
+    r"""Joins ENUM or SET members to the text of ``connect.parameters.allowed``.
+
+    The members are separated by ``,``; a ``,`` in a member becomes ``\,``.
+    """
     return ",".join(member.replace(",", "\\,").replace("\\'", "'").replace("''", "'") for member in members)
 
 
 def split_allowed(allowed: str) -> tuple[str, ...]:
-    """Splits ``allowed`` into members. The producer writes a member that ends in a backslash ambiguously."""
+    """Splits the text of ``connect.parameters.allowed`` into ENUM or SET members.
+
+    TiCDC does not escape backslashes. So a member that ends in a backslash is returned as one member with the
+    member that follows it.
+    """
     members, current, index = [], "", 0
     while index < len(allowed):
         if allowed.startswith("\\,", index):
@@ -599,7 +647,7 @@ def split_allowed(allowed: str) -> tuple[str, ...]:
 
 
 def type_words(column_type: ColumnType) -> str:
-    """Returns a type as in its DDL, or its name with the known digits, length and members."""
+    """Returns the text of a column's type: as in its DDL, or its name with the known sizes or members."""
     if column_type.sql:
         return column_type.sql
     if column_type.members is not None:
@@ -610,7 +658,7 @@ def type_words(column_type: ColumnType) -> str:
 
 
 def mysql_type_word(column_type: ColumnType) -> str:
-    """Returns canal-json's short ``mysqlType``: the name without precision, length or fsp."""
+    """Returns the short ``mysqlType`` of canal-json: the type's name without precision, length or fsp."""
     row = row_of(column_type)
     spelt = (column_type.sql or row.name).lower()
     if find_row(spelt.partition("(")[0].strip()) is None and row.reader == "text" and "(" not in spelt:
@@ -624,7 +672,10 @@ def mysql_type_word(column_type: ColumnType) -> str:
 
 
 def mysql_type_text(column_type: ColumnType) -> str | None:
-    """Returns canal-json's content-compatible ``mysqlType``, the full text; None if too little is known."""
+    """Returns the full ``mysqlType`` of canal-json's content-compatible mode, such as ``varchar(32)``.
+
+    Returns None if a size or the members of the type are not known.
+    """
     row = row_of(column_type)
     sql = column_type.sql
     if sql is not None and ("(" in sql or _needs_no_arguments(row)):
@@ -651,12 +702,15 @@ def _needs_no_arguments(row: TypeRow) -> bool:
 
 
 def render_members(members: Sequence[str]) -> str:
-    """Renders the argument list of an ENUM or SET."""
+    """Returns ENUM or SET members as SQL arguments: quoted, and separated by commas."""
     return ",".join("'" + member.replace("'", "''") + "'" for member in members)
 
 
 def sql_type_code(column_type: ColumnType, value: object) -> int:
-    """Returns canal-json's ``sqlType`` of a value; unsigned integers above the signed range are promoted."""
+    """Returns the ``sqlType`` code that canal-json has for a column's value.
+
+    An unsigned integer above the signed range has the code of the next wider type.
+    """
     row = row_of(column_type)
     if row.sql_type_above and isinstance(value, int) and value > row.sql_type_above[0]:
         return row.sql_type_above[1]
@@ -669,5 +723,5 @@ _ICEBERG: Final = {"bigint": "long", "timestamp_ntz": "timestamp", "timestamp": 
 
 
 def iceberg_type(spark: str) -> str:
-    """Returns the Iceberg type of a Spark DDL type."""
+    """Returns the Iceberg type for a Spark type in DDL text."""
     return _ICEBERG.get(spark, spark)

@@ -1,19 +1,19 @@
-"""A table's schema at a target: its columns, their Spark types, its keys, and its metadata columns.
+"""The schema of a table at a target: its columns, their Spark types, its keys, and its metadata columns.
 
-A schema grows only in ways that lose no data: columns are added, integers and decimals become wider. Any
-other difference between two writers of one table is a conflict and is refused by name. Column names are
-compared as MySQL compares them, without case, unless a table has two names that differ only in case (see
-``events.folding``). If the source is Postgres, names in the config must have the source's spelling
-(``TableShape.exact_names``), because the second column may be added later, and a setting must not change its
-meaning then.
+A schema changes only in ways that lose no data: columns are added, and integers and decimals become wider.
+Any other difference between two schemas of one table raises an error that names the column. Column names are
+compared without regard to case, as MySQL compares them, unless a table has two names that differ only in case
+(see ``events.folding``). If the source is Postgres, the names in the config must have the source's spelling
+(``TableShape.exact_names``). The reason is that a second column whose name differs only in case may be added
+later, and a setting must not change its meaning then.
 
-A table without a key can use TiDB's row key. TiDB stores a table that has neither a primary key nor a unique
-key of NOT NULL columns under a number of its own, ``_tidb_rowid``. New TiCDC (ticdc b813e76) writes it in
-canal-json with ``output-row-key`` and the TiDB extension: ``_tidb.rowkey`` is the base64 text of the row's
-key in TiKV without the prefix of a keyspace: ``t``, the table's id, ``_r``, the row's id. Both ids have 8
-bytes, big-endian, with the sign bit flipped, so that bytes compare like the numbers. In a partitioned table
-the table's id is the partition's. TRUNCATE changes the table's id: the same row id under another table id is
-another row.
+A table without a key can use TiDB's row key. TiDB identifies the rows of a table that has neither a primary
+key nor a unique key of NOT NULL columns by an internal number, ``_tidb_rowid``. New TiCDC (ticdc b813e76)
+writes this number in canal-json with ``output-row-key`` and the TiDB extension: ``_tidb.rowkey`` is the
+base64 text of the row's key in TiKV without the prefix of a keyspace: ``t``, the table's id, ``_r``, the
+row's id. Both ids have 8 bytes, big-endian, with the sign bit flipped, so that bytes compare like the
+numbers. In a partitioned table the table's id is the partition's id. TRUNCATE changes the table's id: the
+same row id under another table id is another row.
 """
 
 from __future__ import annotations
@@ -70,14 +70,15 @@ _DECIMAL_DDL = "decimal({},{})"
 
 @dataclass(frozen=True)
 class ShapeColumn:
-    """One column at the target.
+    """One column of a table at the target.
 
-    ``spark``: the Spark and Delta type as DDL text. ``reason``: why it is not the nearest type. ``default``:
-    text of the default with which the column was added, as TiDB stores it; older rows have this value, even
-    if the default was changed later. A key column is never null. ``earlier``: the types with which older rows
-    were written. ``hidden``: True for a part of the row key (``typemap.row_key``), which is not a source
-    column. ``instead_of``: lower-case names of columns that were removed when this column appeared, and it
-    may be one of them renamed.
+    ``spark``: the column's type in Spark and Delta, as DDL text. ``reason``: why this is not the type nearest
+    to the source's type, or None. ``default``: text of the default with which the column was added, as TiDB
+    stores it; rows older than the column have this value, even if the default was changed later. ``key``:
+    True for a key column, which is never null. ``earlier``: the types with which older rows were written.
+    ``hidden``: True for a part of TiDB's row key, which is not a column of the source table. ``instead_of``:
+    lower-case names of columns that were removed when this column appeared, so that this column may be one of
+    them under a new name.
     """
 
     name: str
@@ -92,15 +93,18 @@ class ShapeColumn:
 
     @property
     def comment(self) -> str:
-        """The column's source type, for the target's catalog."""
+        """The column's type at the source, and the reason if the target's type is another one.
+
+        The text becomes the comment of the column in the target's catalog.
+        """
         source = self.type.sql or self.type.name
         return f"{source}; {self.reason}" if self.reason else source
 
 
 class Shard(NamedTuple):
-    """Distinguishes the rows of one source table from those of others in a shared target table.
+    """Marks the rows of one source table in a target table that several source tables share.
 
-    ``column`` is part of the target's key and holds ``value`` in each row of this source table.
+    ``column`` is part of the target's key and has the value ``value`` in each row of this source table.
     """
 
     column: str
@@ -109,13 +113,13 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class TableShape:
-    """The columns of one table at the target, in order, and its keys in column order.
+    """The schema of one table at the target: its columns in order, and its keys in column order.
 
-    ``time_zone``: zone in which the table's TIMESTAMP texts are read. ``ambiguous_time``: policy for times
-    that occur twice in that zone. ``origin``: the source table, if the target's has another name. ``shard``:
-    set if several source tables share the target table. ``omitted``: lower-case names of source columns that
-    the config omits. ``exact_names``: True for Postgres, which distinguishes names that differ only in case,
-    so that the config must use the source's spelling.
+    ``time_zone``: zone in which the table's TIMESTAMP texts are read. ``ambiguous_time``: policy for local
+    times that occur twice in that zone. ``origin``: the source table, if the target table has another name.
+    ``shard``: set if several source tables share the target table. ``omitted``: lower-case names of source
+    columns that the config excludes. ``exact_names``: True for Postgres, which distinguishes names that
+    differ only in case, so that the config must use the source's spelling.
     """
 
     table: TableId
@@ -130,28 +134,28 @@ class TableShape:
     exact_names: bool = field(default=False, compare=False)
 
     def policies_of(self, column: ShapeColumn) -> TimePolicies:
-        """Returns the policies for a column's dates and times."""
+        """Returns the policies for zero dates and for local times that occur twice in a column."""
         if column.key:
             return KEY_POLICIES
         return TimePolicies(zero_date=self.zero_date, ambiguous_time=self.ambiguous_time)
 
     @property
     def source(self) -> TableId:
-        """The table at the source."""
+        """The source table."""
         return self.origin or self.table
 
     @cached_property
     def fold(self) -> NameFold:
-        """Folds a column's name to compare it with the names of this shape."""
+        """Function that folds a column's name to compare it with the names of this table's columns."""
         return folding(column.name for column in self.columns)
 
     @cached_property
     def by_name(self) -> Mapping[str, ShapeColumn]:
-        """Columns by folded name (see ``fold``)."""
+        """Columns by name. The names are folded by ``fold``, for comparison."""
         return {self.fold(column.name): column for column in self.columns}
 
     def find(self, name: str) -> ShapeColumn | None:
-        """Returns the column with this name, or None."""
+        """Returns the column with this name, or None if the table has no such column."""
         return self.by_name.get(self.fold(name))
 
     @cached_property
@@ -166,7 +170,7 @@ class TableShape:
 
     @property
     def key_ddl(self) -> str:
-        """The key's columns as Spark DDL text."""
+        """The key columns as Spark DDL text."""
         return columns_ddl(self.key_columns)
 
 
@@ -188,10 +192,10 @@ def shape_of(
     time_zone: str = "UTC",
     ambiguous_time: AmbiguousTime = "first",
 ) -> TableShape:
-    """Returns the shape of a source table, without virtual columns, which no codec sends.
+    """Returns the target schema for a source table, without virtual columns, which no codec sends.
 
-    ``keys`` overrides the source's key. In a key column an invalid calendar date is always an error, because
-    a null key would identify no row.
+    ``keys`` replaces the source's key if it is not None. In a key column an invalid calendar date is always
+    an error, because a null key would identify no row.
 
     Raises:
         ConfigError: ``keys`` names a column that the table does not have.
@@ -222,17 +226,18 @@ def shape_of(
 
 
 def check_spelling(setting: str, name: str, shape: TableShape) -> None:
-    """Refuses a column name in the config with another case if the source distinguishes case.
+    """Raises if the config spells a column's name in another case although the source distinguishes case.
 
     Raises:
-        ConfigError: The message has both names.
+        ConfigError: The spelling differs; the message has both names.
     """
     column = shape.find(name)
     if shape.exact_names and column is not None and column.name != name:
         raise ConfigError(
-            f"{setting}: {shape.source} has no column {name}, but a column {column.name}. In PostgreSQL and "
-            "YugabyteDB, names that differ only in case are different columns. If you mean "
-            f"{column.name}, spell it so. If you mean {name}, add it once the table has this column",
+            f"{setting}: {shape.source} has no column {name}, but a column {column.name}. In "
+            "PostgreSQL and YugabyteDB, names that differ only in case are different columns. If you "
+            f"mean {column.name}, use this spelling. If you mean {name}, add it to the setting once "
+            "the table has this column.",
             table=str(shape.source),
             column=name,
         )
@@ -250,7 +255,7 @@ def _shape_column(column: Column, *, key: bool, zero_date: ZeroDate) -> ShapeCol
 
 
 def _holding(column: ShapeColumn, was: str) -> ShapeColumn:
-    """Returns the column widened for its older rows, as if the table had been created at that time."""
+    """Widens the column's type so that it also holds older rows, which have the type ``was``."""
     ddl = wider_ddl(was, column.spark)
     if ddl is None or ddl == column.spark:
         return column
@@ -262,17 +267,17 @@ LeftOut = Callable[[str, NameFold], bool]
 
 
 def needs_all(_name: str, _fold: NameFold) -> bool:
-    """The ``LeftOut`` of a table whose target has all columns."""
+    """Returns False for every column, because the target has all columns."""
     return False
 
 
 def unread_columns(shape: TableShape, left_out: LeftOut) -> frozenset[str]:
-    """Returns the columns whose values are not needed: omitted, and not part of the key."""
+    """Returns the names of the excluded columns that are not part of the key; their values are not read."""
     return frozenset(c.name for c in shape.columns if not c.key and left_out(c.name, shape.fold))
 
 
 def needed_definition(definition: TableSchema | None, left_out: LeftOut) -> TableSchema | None:
-    """Returns a table definition without the omitted columns, whose values are not converted."""
+    """Returns a table definition without the excluded columns, whose values are not converted."""
     if definition is None:
         return None
     fold = folding(column.name for column in definition.columns)
@@ -283,9 +288,10 @@ def needed_definition(definition: TableSchema | None, left_out: LeftOut) -> Tabl
 def merged_in_order(
     shapes: Sequence[TableShape], base: TableShape | None = None, *, left_out: LeftOut = needs_all
 ) -> TableShape:
-    """Merges the shapes of one table's schemas, oldest first, and records which columns replaced others.
+    """Merges several schemas of one table, oldest first, and records which columns may be renamed columns.
 
-    ``base``: the table before all of them; their defaults apply to it. ``left_out``: see ``merge_shape``.
+    ``base``: a schema that is older than all of them; it gets their defaults. ``left_out``: returns True for
+    excluded columns, whose types may conflict.
 
     Raises:
         SchemaRefusedError: No type holds both types of a column, or the keys differ.
@@ -299,7 +305,8 @@ def merged_in_order(
 def _coming_instead(after: TableShape, before: TableShape, whole: TableShape) -> TableShape:
     """Returns ``after`` with ``instead_of`` set for its new columns.
 
-    It has the columns of ``before`` that were removed, and the columns that those had replaced.
+    ``instead_of`` holds the columns of ``before`` that ``after`` no longer has, and the ``instead_of`` of
+    those columns.
     """
     fold = _fold_of(after, before, whole)
     had = {fold(column.name) for column in before.columns}
@@ -314,10 +321,11 @@ def _coming_instead(after: TableShape, before: TableShape, whole: TableShape) ->
 
 
 def merge_shape(old: TableShape, new: TableShape, *, left_out: LeftOut = needs_all) -> TableShape:
-    """Returns ``old`` with the additions of ``new``: columns at the end, and wider types; nothing is removed.
+    """Adds the columns and wider types of ``new`` to ``old``, and returns the result; nothing is removed.
 
-    If both have a column, its name and default come from ``old``, and its members from ``new``. An omitted
-    column (``left_out``) gets the newest type if no type holds both, because its values are not read.
+    New columns come last. If both schemas have a column, its name and default come from ``old``, and its ENUM
+    or SET members from ``new``. If no type holds both types of an excluded column (``left_out``), it gets the
+    newest type, because its values are not read.
 
     Raises:
         SchemaRefusedError: No type holds both types of a column, or the keys differ; the message names them.
@@ -333,9 +341,9 @@ def merge_shape(old: TableShape, new: TableShape, *, left_out: LeftOut = needs_a
 
 
 def _fold_of(*shapes: TableShape) -> NameFold:
-    """Returns the comparison of names in one table's shapes.
+    """Returns the function that folds names to compare columns across several schemas of one table.
 
-    If its source distinguishes names by case, two spellings are two columns, even if no shape has both.
+    If the source distinguishes names by case, two spellings are two columns, even if no schema has both.
     """
     lists = [[column.name for column in shape.columns] for shape in shapes]
     if all(shape.exact_names for shape in shapes):
@@ -346,21 +354,21 @@ def _fold_of(*shapes: TableShape) -> NameFold:
 def _check_keys(old: TableShape, new: TableShape, fold: NameFold) -> None:
     if {fold(key) for key in old.keys} != {fold(key) for key in new.keys}:
         raise SchemaRefusedError(
-            f"the key changed from ({', '.join(old.keys)}) to ({', '.join(new.keys)}), and existing rows "
-            "cannot be found by the new key. Set keys to columns that both have, or "
-            f"{LOAD_AGAIN}, with a start: after the change",
+            f"The key changed from ({', '.join(old.keys)}) to ({', '.join(new.keys)}), and existing "
+            "rows cannot be found by the new key. Set keys to columns that the table had before the "
+            f"change and still has, or {LOAD_AGAIN}, with a start: after the change.",
             table=str(old.table),
             **key_change(old.keys, new.keys),
         )
 
 
 def key_change(before: Iterable[str], after: Iterable[str]) -> dict[str, str]:
-    """Returns an error's context for a change of the key (see ``TidesinkError.context``)."""
+    """Returns the context of an error about a changed key (see ``TidesinkError.context``)."""
     return {"change": "key", "before": ", ".join(before), "after": ", ".join(after)}
 
 
 def without(shape: TableShape, names: Iterable[str]) -> TableShape:
-    """Returns a shape without some columns."""
+    """Returns a schema without the columns that have these names."""
     gone = {shape.fold(name) for name in names}
     if not gone:
         return shape
@@ -368,13 +376,16 @@ def without(shape: TableShape, names: Iterable[str]) -> TableShape:
 
 
 def with_gone(shape: TableShape, columns: Iterable[Column]) -> TableShape:
-    """Returns the shape with columns that the table once had; none of them is part of its key."""
+    """Adds columns that the table had in the past to the schema. They are not part of the key."""
     added = (_shape_column(column, key=False, zero_date=shape.zero_date) for column in columns)
     return replace(shape, columns=(*shape.columns, *added))
 
 
 def with_defaults(shape: TableShape, reported: TableShape) -> TableShape:
-    """Returns the shape with the defaults of ``reported``, which has more history."""
+    """Returns the schema with the column defaults of ``reported``, a schema of the same table.
+
+    ``reported`` must know more of the table's history than ``shape``.
+    """
     fold = _fold_of(shape, reported)
     by_name = {fold(column.name): column for column in reported.columns}
     columns = []
@@ -387,10 +398,10 @@ def with_defaults(shape: TableShape, reported: TableShape) -> TableShape:
 
 
 def with_former(shape: TableShape, former: Iterable[Column]) -> TableShape:
-    """Returns the shape with dropped columns widened to every type they had until then.
+    """Widens columns that were dropped at the source, so that they hold every type from before the drop.
 
-    A column whose later type cannot be combined with the target's stays unchanged: its rows are refused by
-    name.
+    ``former`` holds the dropped columns with their last type. If that type and the target's type cannot be
+    combined, the column stays unchanged, and rows with the other type raise an error that names the column.
     """
     types = {shape.fold(column.name): column for column in former}
     return replace(
@@ -399,31 +410,32 @@ def with_former(shape: TableShape, former: Iterable[Column]) -> TableShape:
 
 
 def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
-    """Returns the value of a column in rows older than the column, as the target stores it; None for NULL.
+    """Returns the value that rows older than a column have in it, as the target stores it; None for NULL.
 
     Raises:
-        ValueOutOfRangeError: The default's text is not a value of the type, is the current time, or is
-            unknown.
+        ValueOutOfRangeError: The default's text is not a value of the column's type, or is the current time,
+            or is unknown.
     """
     text, reader = column.default, row_of(column.type).reader
     if text is None:
         return None
     if text == UNTOLD_DEFAULT:
         raise ValueOutOfRangeError(
-            "no event reports the values that the database wrote into existing rows. They are NULL until a "
-            "resync loads them (tidesink resync)"
+            "No event reports the values that the database wrote into existing rows. They are NULL "
+            "at the target until a resync loads them (tidesink resync)."
         )
     if text.upper().startswith(CURRENT_TIME):
         raise ValueOutOfRangeError(
-            "the database wrote the time of the DDL into existing rows, and the topic does not report it. "
-            "They are NULL until a resync loads it (tidesink resync)"
+            "The database wrote the time of the DDL statement into existing rows, and the topic does "
+            "not report this time. The values are NULL at the target until a resync loads them "
+            "(tidesink resync)."
         )
     if reader == "bit":
         # TiDB stores the default of a BIT column as bytes, one character each.
         try:
             at_source: Value = int.from_bytes(text.encode("latin-1"), "big")
         except UnicodeEncodeError as error:
-            raise ValueOutOfRangeError("the default of a BIT column is not bytes") from error
+            raise ValueOutOfRangeError("The default of a BIT column is not bytes.") from error
     elif reader in ("enum", "set"):
         at_source = text  # a label, although rows in canal-json have the number
     else:
@@ -433,11 +445,11 @@ def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
 
 
 def ways_out(name: str, *, key: bool = False) -> str:
-    """Returns the remedy for a column whose source types cannot be combined in one target type."""
+    """Returns the remedy, for a message, if a column's source types cannot be combined in one target type."""
     again = f"{LOAD_AGAIN}, with a start: after the change"
     if key:
-        return f"The column belongs to the key and cannot be left out: {again}"
-    return f"To continue without it, add {name} to except_column_list. To take the new type, {again}"
+        return f"The column is part of the key and cannot be left out: {again}"
+    return f"To continue without this column, add {name} to except_column_list. To use its new type, {again}"
 
 
 def _as_it_was(shape: TableShape, column: ShapeColumn, former: Column | None) -> ShapeColumn:
@@ -459,9 +471,9 @@ def _joined(
         return replace(new, name=old.name, default=None, instead_of=old.instead_of | new.instead_of)
     if ddl is None:
         raise SchemaRefusedError(
-            f"column {old.name!r} is {old.spark} ({old.type.sql or old.type.name}), and a newer schema has "
-            f"{new.spark} ({new.type.sql or new.type.name}): no type holds both. "
-            f"{ways_out(old.name, key=old.key)}",
+            f"Column {old.name!r} is {old.spark} ({old.type.sql or old.type.name}), and a newer "
+            f"schema has {new.spark} ({new.type.sql or new.type.name}): no type holds both. "
+            f"{ways_out(old.name, key=old.key)}.",
             table=str(shape.table),
             column=old.name,
             change="type",
@@ -495,10 +507,10 @@ def _wider_type(column_type: ColumnType, ddl: str, members: tuple[str, ...] | No
 
 
 def wider_ddl(old: str, new: str, *, text_holds: bool = False) -> str | None:
-    """Returns the Spark type that holds the values of both, or None. ``old``: the target's current type.
+    """Returns the Spark type that holds the values of both types; None if there is no such type.
 
-    ``text_holds``: values of ``new`` may be stored as text in a string column, and decimals of unknown
-    precision may be read into a decimal column.
+    ``old`` is the target's current type. ``text_holds``: True if values of ``new`` may be stored as text in a
+    string column, and decimals of unknown precision may be read into a decimal column.
     """
     if old == new:
         return old
@@ -549,12 +561,12 @@ _IN_LOGS: Final = frozenset({"op", "commit_ts", "partition", "offset"})
 
 
 def default_name(kind: str) -> str:
-    """Returns the name of a metadata column that the config does not name."""
+    """Returns the name of a metadata column for which the config sets no name."""
     return f"_tidesink_{kind}"
 
 
 def beside_log(names: Mapping[MetadataKind, str]) -> dict[MetadataKind, str]:
-    """Returns the requested columns that a change log does not have anyway."""
+    """Returns the configured metadata columns, by kind, except those that every change log has."""
     return {
         kind: name
         for kind, name in names.items()
@@ -574,15 +586,16 @@ def metadata_columns(names: Mapping[MetadataKind, str]) -> tuple[ShapeColumn, ..
 ROW_ID: Final = "_tidb_rowid"
 TABLE_ID: Final = "_tidb_table_id"
 _DEBEZIUM: Final = (
-    "Debezium's records have no other row identity: a source position identifies an event, not a row"
+    "Debezium's records contain nothing else that identifies a row, because a source "
+    "position identifies an event"
 )
 # By protocol: how rows of a table without a key can be identified.
 IDENTITIES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "canal-json": "new TiCDC sends TiDB's row keys, which identify rows (output-row-key=true and "
-        "enable-tidb-extension=true, in the changefeed and under source)",
-        "flat-avro": "flat-avro has no other row identity; new TiCDC's canal-json has row keys, with "
-        "output-row-key=true",
+        "canal-json": "canal-json of new TiCDC contains TiDB's row keys, which identify rows (set "
+        "output-row-key=true and enable-tidb-extension=true in the changefeed and under source)",
+        "flat-avro": "flat-avro records contain nothing else that identifies a row, but canal-json of new "
+        "TiCDC contains TiDB's row keys (output-row-key=true)",
         "debezium-avro": _DEBEZIUM,
         "debezium-json": _DEBEZIUM,
     }
@@ -595,17 +608,17 @@ _SIGN: Final = 1 << 63
 
 
 class RowKey(NamedTuple):
-    """Identifies a row of a table, or of a partition of a table."""
+    """TiDB's row key: the id of a row, and the id of the table or partition that contains it."""
 
     row_id: int
     table_id: int
 
 
 def parse_row_key(text: object) -> RowKey:
-    """Parses ``_tidb.rowkey``.
+    """Parses the text of ``_tidb.rowkey``.
 
     Raises:
-        SchemaMismatchError: It is missing, or is the key of a row without a ``_tidb_rowid``.
+        SchemaMismatchError: The text is missing, or is the key of a row without a ``_tidb_rowid``.
     """
     if type(text) is not str:
         raise SchemaMismatchError(NO_ROW_KEY)
@@ -618,31 +631,34 @@ def parse_row_key(text: object) -> RowKey:
 
 
 def render_row_key(key: RowKey) -> str:
-    """Renders the text of ``_tidb.rowkey``."""
+    """Returns the text that ``_tidb.rowkey`` has for a row key."""
     packed = _KEY.pack(b"t", key.table_id + _SIGN, b"_r", key.row_id + _SIGN)
     return base64.b64encode(packed).decode()
 
 
 NO_ROW_KEY: Final = (
-    "the row has no _tidb.rowkey, and nothing else identifies a row of a table without a key: set "
-    "output-row-key=true and enable-tidb-extension=true in the changefeed, or list columns that identify the "
-    "rows under tables: keys"
+    "The row has no _tidb.rowkey, and nothing else identifies a row of a table without a "
+    "key. Set output-row-key=true and enable-tidb-extension=true in the changefeed, or list "
+    "columns that identify the rows under tables: keys."
 )
 OTHER_ROW_KEY: Final = (
-    f"_tidb.rowkey is not the key of a row with a _tidb_rowid ({_FORM}), which rows of a table without a key "
-    "have: if the table has a key, list its columns under tables: keys, or configure its definition"
+    f"_tidb.rowkey is not the key of a row with a _tidb_rowid ({_FORM}), which rows of a "
+    "table without a key have. If the table has a key, list its columns under tables: keys, "
+    "or add the table's definition to the config."
 )
 # For a target that writes flat-avro.
 NO_FLAT_AVRO: Final = (
-    "the table has no key. Its rows are identified by TiDB's row keys, and flat-avro cannot carry them: "
-    "readers treat a field whose name begins with _tidb_ as TiCDC's own field, not as a column. Write "
-    "canal-json, debezium-json or debezium-avro, or list columns that identify the rows under keys"
+    "The table has no key, so its rows are identified by TiDB's row keys, and flat-avro "
+    "cannot carry them: readers treat a field whose name begins with _tidb_ as TiCDC's own "
+    "field, not as a column. Write canal-json, debezium-json or debezium-avro, or list "
+    "columns that identify the rows under tables: keys."
 )
 # Used if a table is known only from its rows.
 UNREPORTED_KEY: Final = (
-    "rows are identified by TiDB's row keys, because no pkNames and no DDL in the topic name a key. If the "
-    "table has a unique key of NOT NULL columns, list them under tables: keys, because the changefeed "
-    "may send a row whose key changes to another partition"
+    "Rows are identified by TiDB's row keys, because no pkNames and no DDL in the topic name "
+    "a key. If the table has a unique key of NOT NULL columns, list these columns under "
+    "tables: keys, because the changefeed may send a row to another partition when its "
+    "unique key changes."
 )
 _WHY: Final = "the table has no key: TiDB's internal number of {}, from _tidb.rowkey (output-row-key)"
 
@@ -654,28 +670,28 @@ WHY_OF: Final = {ROW_ID: _WHY.format("the row"), TABLE_ID: _WHY.format("the tabl
 
 
 def is_row_keyed(shape: TableShape) -> bool:
-    """Returns True if a shape's rows are identified by their row keys."""
+    """Returns True if the table's rows are identified by TiDB's row keys."""
     return any(column.hidden for column in shape.columns)
 
 
 def row_keyed(shape: TableShape) -> TableShape:
-    """Returns a shape without a key with the row key as its key.
+    """Returns the schema of a table without a key, with TiDB's row key as its key.
 
     Raises:
-        SchemaRefusedError: The source has a column with one of the two names.
+        SchemaRefusedError: The source table has a column with the name of a row key column.
     """
     taken = [name for name in (ROW_ID, TABLE_ID) if name in shape.by_name]
     if taken:
         raise SchemaRefusedError(
-            f"the source has a column {taken[0]}, a name that the row key needs: rename it, or list columns "
-            "that identify the rows under tables: keys",
+            f"The source has a column {taken[0]}, a name that the row key needs. Rename the column at "
+            "the source, or list columns that identify the rows under tables: keys.",
             table=str(shape.table),
         )
     return replace(shape, columns=(*ROW_KEY_COLUMNS, *shape.columns), keys=(ROW_ID, TABLE_ID))
 
 
 def shown_columns(shape: TableShape) -> TableShape:
-    """Returns a shape as the source shows it: without its row key, and then without a key."""
+    """Returns the schema as the source has it: without TiDB's row key, and therefore without a key."""
     if not is_row_keyed(shape):
         return shape
     return replace(shape, columns=tuple(c for c in shape.columns if not c.hidden), keys=())

@@ -1,18 +1,19 @@
-"""Conversion of single values: from the wire, to the wire, to a target, and to JSON.
+"""Converts single values: from a record's text, to a record's text, to a target's value, and to JSON.
 
 ``text_reader`` and ``wire_unsigned`` return the value that TiDB stored, in the form that ``tidesink.events``
-defines. ``target_reader`` returns the form that a target table stores (dates, timestamps in UTC); it applies
-the policies for zero dates and for local times that occur twice. Decimals never pass through a float. Dates
-and times keep the text of MySQL and of other databases; valid calendar dates become Python values.
+defines. ``target_reader`` converts this value to the form that a target table stores (dates, timestamps in
+UTC), and applies the policies for zero dates and for local times that occur twice. Decimals are never
+converted to floats. Dates and times keep the text of MySQL and of other databases; valid calendar dates
+become Python values.
 
 ``text_writer`` is the inverse of ``text_reader``. Its format is TiCDC's (tiflow c7b2588): decimals padded to
 their scale, floats with the fewest digits that identify them and never an exponent, ENUM as its index, SET
 and BIT as numbers, bytes as U+0000 to U+00FF.
 
-JSON is the form of ``tidesink decode -o json``, used for all rows that are shown or sent as JSON. Integers
-are exact (unsigned 64-bit too); FLOAT is the shortest number that identifies its 32 bits; values that JSON
-has no number for (Postgres) are the text NaN, Infinity or -Infinity; DECIMAL is text at its scale; binary is
-``{"base64": …}``; dates, times, JSON and VECTOR are the source's text.
+JSON values have the form of ``tidesink decode -o json``, which is used for all rows that are shown or sent as
+JSON. Integers are exact (unsigned 64-bit too). A FLOAT is the shortest number that identifies its 32 bits.
+Postgres' values for which JSON has no number are the texts NaN, Infinity or -Infinity. DECIMAL is text at its
+scale, and binary is ``{"base64": …}``. Dates, times, JSON and VECTOR are the source's text.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _BEFORE_CHRIST = " BC"
 
 
 def is_calendar_date(text: str) -> bool:
-    """Returns True if the date part of MySQL's text is a valid calendar date (years 1 to 9999)."""
+    """Returns True if a text begins with a valid calendar date of the years 1 to 9999 in MySQL's form."""
     found = DATE.match(text)
     if found is None or text.endswith(_BEFORE_CHRIST):
         return False
@@ -56,18 +57,18 @@ def is_calendar_date(text: str) -> bool:
 
 
 def to_date(text: str) -> date:
-    """Returns the date of a text that passes ``is_calendar_date``."""
+    """Parses a date; the text must pass ``is_calendar_date``."""
     return date.fromisoformat(text)
 
 
 def to_datetime(text: str) -> datetime:
-    """Returns the date and time, without a zone, of a text that passes ``is_calendar_date``."""
+    """Parses a date and time without a zone; the text must pass ``is_calendar_date``."""
     whole, _, fraction = text.partition(".")
     return datetime.fromisoformat(whole).replace(microsecond=int(fraction.ljust(6, "0")) if fraction else 0)
 
 
 def to_instant(text: str) -> datetime:
-    """Returns the instant, in UTC, of a text with an offset that passes ``is_calendar_date``.
+    """Parses a date and time with an offset, and converts it to UTC; the text must pass ``is_calendar_date``.
 
     Raises:
         ValueOutOfRangeError: In UTC the date is not in the years 1 to 9999.
@@ -81,7 +82,11 @@ def to_instant(text: str) -> datetime:
 
 
 def in_microseconds(to_python: Callable[[str], datetime]) -> Callable[[str], datetime]:
-    """Returns a reader of text whose nanoseconds must be zero, because Python and Spark cannot store them."""
+    """Returns a function that parses text like ``to_python``, but accepts more than six fraction digits.
+
+    The digits after the sixth must be zero, because Python and Spark cannot store nanoseconds; otherwise the
+    function raises ValueOutOfRangeError.
+    """
 
     def read(text: str) -> datetime:
         beyond = _NANOSECONDS.search(text)
@@ -89,8 +94,8 @@ def in_microseconds(to_python: Callable[[str], datetime]) -> Callable[[str], dat
             return to_python(text)
         if beyond.group(1).strip("0"):
             raise ValueOutOfRangeError(
-                f"{text!r} has nanoseconds, which the target's timestamps do not have. "
-                "Define the column with 7 to 9 fraction digits to store it as text."
+                f"{text!r} has nanoseconds, which the target's timestamps cannot store. Define the column "
+                "with 7 to 9 fraction digits, so that it is stored as text."
             )
         return to_python(text[: beyond.start(1)] + text[beyond.end(1) :])
 
@@ -149,10 +154,10 @@ def _read_integer(column_type: ColumnType, bounds: tuple[int, int] | None = None
 
 
 def integer_bounds(column_type: ColumnType) -> tuple[int, int] | None:
-    """Returns the least and greatest value of an integer type, including BIT; None for any other type.
+    """Returns the least and the greatest value of an integer type or BIT; None for any other type.
 
     Text of only ASCII digits with a value within these bounds is valid for ``text_reader``, so that a loop
-    over many columns can read it without a call.
+    over many columns can convert it without calling the reader.
     """
     row = row_of(column_type)
     if row.reader == "bit":
@@ -199,7 +204,10 @@ def _read_decimal(column_type: ColumnType) -> Callable[[str], Decimal]:
 
 
 def padded_decimal(column_type: ColumnType) -> re.Pattern[str] | None:
-    """Returns the pattern of a decimal as TiCDC writes it, padded to the scale; None if unknown."""
+    """Returns the pattern of decimals as TiCDC writes them, padded to the scale of this type.
+
+    Returns None if the type's precision or scale is not known.
+    """
     precision, scale = column_type.precision, column_type.scale
     if precision is None or scale is None:
         return None
@@ -208,10 +216,10 @@ def padded_decimal(column_type: ColumnType) -> re.Pattern[str] | None:
 
 
 def fit_decimal(value: Decimal, column_type: ColumnType) -> Decimal:
-    """Returns the value at the column's scale, unchanged.
+    """Returns an equal decimal with as many digits after the point as the column's scale.
 
     Raises:
-        ValueOutOfRangeError: The value has more digits than the column's precision, or too long a fraction.
+        ValueOutOfRangeError: The value has more digits than the column's precision or scale allows.
     """
     if column_type.scale is None or column_type.precision is None:
         return value
@@ -308,9 +316,9 @@ _TEXT_READERS: dict[Reader, Callable[[ColumnType], TextReader]] = {
 
 
 def text_reader(column_type: ColumnType) -> TextReader:
-    """Returns a reader of canal-json's text for one column.
+    """Returns a function that reads canal-json's text of one column's values.
 
-    The reader raises ValueOutOfRangeError for text that is not a value of the type.
+    The function raises ValueOutOfRangeError for text that is not a value of the type.
     """
     return _TEXT_READERS[row_of(column_type).reader](column_type)
 
@@ -321,7 +329,10 @@ def keeps_text(column_type: ColumnType) -> bool:
 
 
 def wire_unsigned(value: int) -> int:
-    """Returns the unsigned 64-bit value of a signed long (TiCDC's mode ``long`` wraps above 2^63-1)."""
+    """Converts a signed 64-bit number to the unsigned number with the same bits.
+
+    In mode ``long``, TiCDC writes unsigned numbers above 2^63-1 as negative numbers.
+    """
     return value & 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -345,7 +356,7 @@ def shortest_float32(value: float) -> float:
 
 
 class FoldedTime(str):
-    """A TIMESTAMP's text in the hour that occurs twice, with the known choice between the two times.
+    """The text of a TIMESTAMP that may be in the hour that occurs twice, if it is known which time is meant.
 
     ``fold``: 0 for the first time and 1 for the second, as in ``datetime``. Comparisons ignore it.
     """
@@ -360,7 +371,7 @@ class FoldedTime(str):
 
 
 def comes_twice(text: str, zone: tzinfo) -> bool:
-    """Returns True if a zone's clocks show a calendar time twice, because they are set back."""
+    """Returns True if a local time occurs twice in a time zone, because clocks are set back."""
     if _keeps_offset(text[:10], zone):
         return False
     local = to_datetime(text)
@@ -378,7 +389,10 @@ def _offset(local: datetime, zone: tzinfo) -> timedelta:
 
 
 def is_ambiguous(value: Value, zone: tzinfo) -> bool:
-    """Returns True if a TIMESTAMP's text, a valid date, occurs twice and it is unknown which is meant."""
+    """Returns True if a TIMESTAMP's text occurs twice in a zone, and it is unknown which time is meant.
+
+    The text must be a valid calendar date and time.
+    """
     return type(value) is str and comes_twice(value, zone)
 
 
@@ -429,10 +443,12 @@ def target_reader(
     zero_date: ZeroDate,
     ambiguous_time: AmbiguousTime = "first",
 ) -> Callable[[Value], TargetValue]:
-    """Returns a reader from a ChangeEvent's value to the value that a target stores for the Spark type.
+    """Returns the function that converts a ChangeEvent's value to the value that a target stores.
 
-    It returns a ``date`` for DATE, a ``datetime`` without zone for DATETIME, and one in UTC for TIMESTAMP. A
-    decimal that Spark cannot hold and a number without labels become text; everything else is unchanged.
+    The function returns a ``date`` for DATE, a ``datetime`` without zone for DATETIME, and a ``datetime`` in
+    UTC for TIMESTAMP. Decimals that Spark cannot hold, and ENUM or SET numbers whose labels are not known,
+    become text. All other values are returned unchanged. The function raises ValueOutOfRangeError for a value
+    that the policies do not allow.
     """
     reader = row_of(column_type).reader
     ddl = spark_type(column_type, zero_date=zero_date).ddl
@@ -476,9 +492,9 @@ TextWriter = Callable[[Value], str]
 
 
 def text_writer(column_type: ColumnType) -> TextWriter:
-    """Returns a writer of one column's values; it does not accept NULL.
+    """Returns a function that writes canal-json's text of one column's values; it does not accept NULL.
 
-    The writer raises EncodeError for a value that is not of the type. Decimals may be passed as text.
+    The function raises EncodeError for a value that is not of the type. Decimals may be passed as text.
     """
     return _WRITERS.get(row_of(column_type).reader, _write_text)(column_type)
 
@@ -492,7 +508,10 @@ def _unwritable(value: object, column_type: ColumnType) -> EncodeError:
 def _typed(
     kind: type, to_text: Callable[[Any], str], column_type: ColumnType, *, checked: bool = False
 ) -> TextWriter:
-    """Returns a writer for one Python type. ``checked``: values that the type's reader refuses are errors."""
+    """Returns a function that writes values of one Python type as text.
+
+    ``checked``: if True, a value whose text the type's reader does not accept raises EncodeError.
+    """
     read = text_reader(column_type) if checked else None
 
     def write(value: Value) -> str:
@@ -516,7 +535,7 @@ _write_boolean = partial(_typed, bool, lambda value: "1" if value else "0")
 
 
 def plain_float(value: float) -> str:
-    """Returns a float's shortest digits without an exponent, and without a fraction if it is whole."""
+    """Formats a float with the fewest digits, without an exponent, and without a fraction if it is whole."""
     text = repr(value)
     if "e" in text:
         text = format(Decimal(text), "f")
@@ -569,8 +588,9 @@ def _write_enum(column_type: ColumnType) -> TextWriter:
 def _no_label(value: object, column_type: ColumnType) -> EncodeError:
     if column_type.members is None:
         return EncodeError(
-            f"{shown(value)}: canal-json has numbers for {column_type.name} labels, "
-            "and only a table definition maps them. Configure the table's definition."
+            f"{shown(value)} cannot be written: canal-json has numbers for {column_type.name} labels, "
+            "and only a table definition maps labels to numbers. Add the table's definition to the "
+            "config."
         )
     return _unwritable(value, column_type)
 
@@ -613,7 +633,10 @@ _TYPES: Final[Mapping[Reader, str]] = {
 
 
 def json_type(column_type: ColumnType) -> str:
-    """Returns the JSON type of a type's values; an ENUM or SET without members has labels or numbers."""
+    """Returns the JSON type of a column's values, for display.
+
+    An ENUM or SET without known members has labels or numbers.
+    """
     row = row_of(column_type)
     if row.parameter == "allowed" and column_type.members is None:
         return "string or number"
@@ -621,7 +644,10 @@ def json_type(column_type: ColumnType) -> str:
 
 
 def json_value(value: Value, column_type: ColumnType | None = None) -> Any:
-    """Converts a value for orjson and json; ``column_type`` distinguishes a FLOAT from a DOUBLE."""
+    """Converts a value to a value that JSON encoders accept.
+
+    ``column_type`` is needed to distinguish a FLOAT from a DOUBLE.
+    """
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, bytes):

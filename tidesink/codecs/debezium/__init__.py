@@ -1,1 +1,1 @@
-"""The ``debezium-json`` and ``debezium-avro`` codecs, read and written."""
+"""The ``debezium-json`` and ``debezium-avro`` codecs: decoding and encoding."""

@@ -1,8 +1,9 @@
-"""debezium-avro, many records at a time: all records of one writer's schema by ``avro_columns``.
+"""Decodes debezium-avro, many records at a time: all records of one schema are decoded together.
 
-A record with a Confluent header is decoded with the schema that its header names, without logical types: the
-Connect schema determines the meaning of values. The row codec gets records that are not envelopes, whose
-schema is not available, or that ``avro_columns`` does not prove.
+A record with a Confluent header is decoded with the schema that its header names, without logical types,
+because the Connect schema determines what a value means. Some records are left to the row codec, which
+decodes one record at a time: records that are not envelopes, records whose schema is not available, and
+records that ``codecs.avro_columns`` cannot decode without doubt.
 """
 
 from __future__ import annotations
@@ -31,14 +32,17 @@ _ID_BYTES: Final = tuple(zip(range(1, HEADER_SIZE), (24, 16, 8, 0), strict=True)
 
 
 class _Halves(NamedTuple):
-    """The keys or the values of records: the schema id of each, and its bytes after the header."""
+    """The keys or the values of records: the schema id of each, and its bytes after the Confluent header."""
 
     ids: npt.NDArray[np.int64]
     records: RecordBytes
 
     @classmethod
     def of(cls, column: pa.Array) -> _Halves:
-        """Split a column; the ids ``_NULL`` and ``_LEFT`` mark nulls and values with another framing."""
+        """Splits a column of keys or values into schema ids and bytes.
+
+        Instead of an id, null values have ``_NULL``, and values without a Confluent header have ``_LEFT``.
+        """
         whole = RecordBytes.of(column)
         ids = np.full(len(column), _LEFT, np.int64)
         framed = np.flatnonzero(whole.end - whole.start >= HEADER_SIZE)
@@ -58,14 +62,17 @@ class _Reader(NamedTuple):
 
 
 class AvroEnvelopes:
-    """The columnar step of debezium-avro; caches a decoder for each schema."""
+    """Columnar decoder of debezium-avro; caches the decoder of each schema."""
 
     def __init__(self, tables: EnvelopeTables, parser: AvroParser, is_flattened: IsFlattened) -> None:
         self._tables, self._parser, self._is_flattened = tables, parser, is_flattened
         self._readers: dict[int, _Reader | None] = {}
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
-        """The row changes of the records that are envelopes."""
+        """Decodes the row changes in envelopes.
+
+        All other records are left to the row codec, which decodes one record at a time.
+        """
         values, keys = _Halves.of(records.value), _Halves.of(records.key)
         usable = (values.ids >= 0) & (keys.ids >= _NULL)
         unknown, found = [np.flatnonzero(~usable & (values.ids != _NULL))], Changes()
@@ -80,7 +87,11 @@ class AvroEnvelopes:
     def _of_schemas(
         self, where: Indices, values: _Halves, keys: _Halves, value: int, key: int
     ) -> Iterator[tuple[Envelopes | None, Indices]]:
-        """The envelopes of one pair of schemas, and the records that are left."""
+        """Yields the decoded envelopes of the records that have one key schema and one value schema.
+
+        Each item also has the indices of records that were not decoded; the row codec decodes them one by
+        one.
+        """
         reader, key_reader = self._reader(value), None if key == _NULL else self._reader(key)
         if reader is None or not _is_envelope(reader.decoder.type) or (key != _NULL and key_reader is None):
             yield None, where
@@ -107,14 +118,17 @@ class AvroEnvelopes:
 
 
 def _pairs(values: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The pairs of schema ids that occur together."""
+    """Returns the pairs of value schema id and key schema id that occur in the same record."""
     if len(values) and (values == values[0]).all() and (keys == keys[0]).all():
         return [(int(values[0]), int(keys[0]))]
     return sorted(set(zip(values.tolist(), keys.tolist(), strict=True)))
 
 
 def _is_envelope(kind: pa.StructType) -> bool:
-    """Return True if records of this type have an op, a source block, two images, and no statement (DDL)."""
+    """Returns True if records of this type are envelopes of row changes.
+
+    Such a record has an op, a source block, an old row and a new row, and no DDL statement.
+    """
     fields = {one.name: one.type for one in kind}
     structs = (fields.get(name, pa.null()) for name in ("source", "before", "after"))
     return "ddl" not in fields and fields.get("op") == pa.string() and all(map(pa.types.is_struct, structs))

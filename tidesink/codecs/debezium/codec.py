@@ -1,16 +1,16 @@
-"""The codecs ``debezium-json`` and ``debezium-avro``: Debezium's change events, and TiCDC's in that format.
+"""Decodes and encodes the change events of Debezium, and of TiCDC's ``debezium`` protocols, in JSON and Avro.
 
 Sources: Debezium 3.5.0.Final with Kafka Connect 4.3 (captured events; heartbeats and notifications from its
-documentation); TiCDC new architecture (b813e76). A Kafka record contains one event or none:
+documentation); TiCDC new architecture (b813e76). A Kafka record contains one event or no event:
 
-- An envelope is a row change. Its ``d`` is the delete, so the tombstone after it (a null value, for Kafka's
-  log compaction) is not an event.
-- A row flattened by ExtractNewRecordState is a row change too. There the tombstone may be the only sign that
-  a row was deleted, so it is a delete; after a row with ``__deleted`` it repeats that delete. The tombstone
-  is recognised by its header ``__op``, by flattened rows of that topic seen earlier, or by
-  ``debezium_unwrapped``.
-- The ends of transactions, heartbeats, logical messages and notifications are messages; schema changes are
-  DDL. TiCDC writes watermarks as messages (``op`` m) with a ``commit_ts``.
+- An envelope is a row change. A delete is an envelope with ``op`` d. Debezium sends a tombstone (a record
+  with a null value, for Kafka's log compaction) after that envelope; this tombstone is not an event.
+- A row flattened by ExtractNewRecordState is a row change too. In a topic of flattened rows a tombstone may
+  be the only sign that a row was deleted, so it is decoded as a delete. After a row with ``__deleted`` it
+  repeats that row's delete. A tombstone belongs to flattened rows if it has the header ``__op``, if the codec
+  has decoded flattened rows of the same topic, or if ``debezium_unwrapped`` is set.
+- Transaction boundaries, heartbeats, logical messages and notifications are decoded as message events; schema
+  changes as DDL events. TiCDC writes watermarks as messages (``op`` m) with a ``commit_ts``.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ _MOST_UNREAD: Final = 1000
 
 
 class DebeziumCodec(Codec):
-    """Decodes Debezium's records; the base class of both codecs.
+    """Decodes Debezium's records; the base class of the JSON codec and the Avro codec.
 
-    ``definitions`` supplies types, above all for records without a schema. If neither ``definitions`` nor the
-    record has a type, it comes from DDL events that were decoded earlier. ``unread_ddl`` holds the first DDL
-    texts whose types could not be parsed, with the reason.
+    A column's type comes from ``definitions`` or from the record's schema. If neither has a type, it comes
+    from DDL events that this codec decoded earlier. ``unread_ddl`` maps the text of a DDL statement that
+    could not be parsed to the reason; it holds the first 1000 such statements.
     """
 
     name: str = "debezium"
@@ -117,7 +117,7 @@ class DebeziumCodec(Codec):
         self._flattened_topics: set[str] = set()
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """The one event of a Kafka record, or an empty tuple.
+        """Decodes one Kafka record. Returns a tuple with its event, or an empty tuple if it has no event.
 
         Raises:
             DecodeError: this record cannot be decoded; context has topic, partition and offset.
@@ -126,7 +126,10 @@ class DebeziumCodec(Codec):
         return self._decoded(message, None)
 
     def decode_new_row(self, message: Message, keys: Collection[str]) -> tuple[Event, ...]:
-        """Decode like ``decode``, but read only the columns ``keys``, in lower case, of an update's old row.
+        """Decodes one Kafka record, but reads only the columns in ``keys`` from an update's old row.
+
+        ``keys`` holds column names in lower case. New rows and the old rows of deletes are read whole.
+        Returns a tuple with the record's event, or an empty tuple.
 
         Raises:
             DecodeError: this record cannot be decoded; context has topic, partition and offset.
@@ -135,7 +138,10 @@ class DebeziumCodec(Codec):
         return self._decoded(message, keys)
 
     def table_of(self, message: Message) -> TableId | None:
-        """The table in the source block of an envelope; None for any other record."""
+        """Returns the table that an envelope's source block names; None for records that are not envelopes.
+
+        Also returns None for a record that cannot be parsed.
+        """
         try:
             value = self._parser.read(message, "value")
         except (DecodeError, RegistryError):
@@ -149,10 +155,12 @@ class DebeziumCodec(Codec):
     def columns_of(
         self, schema: ConnectSchema, table: TableId, *, is_ticdc: bool = False
     ) -> tuple[Column, ...]:
-        """The columns of a table's rows with this struct schema; ``is_ticdc``: TiCDC wrote them.
+        """Returns the columns of a table whose rows have this struct schema.
+
+        ``is_ticdc``: True if TiCDC wrote the rows, False for a Debezium connector.
 
         Raises:
-            DecodeError: neither Debezium nor TiCDC writes a column's type.
+            DecodeError: a column has a type that neither Debezium nor TiCDC writes.
         """
         rows = self._ticdc_rows if is_ticdc else self._rows
         return rows.shape(schema, table).columns
@@ -165,13 +173,16 @@ class DebeziumCodec(Codec):
         return () if event is None else (event,)
 
     def columnar(self, options: ValueOptions) -> Columnar | None:
-        """The columnar step, for ``codecs.batch.decode_in_columns``; None if the codec does not have one."""
+        """Returns a function that decodes many records at once; None if the codec has no such function.
+
+        ``codecs.batch.decode_in_columns`` calls it with the records of a batch.
+        """
         step = self._columns
         return None if step is None else lambda records: step.read(records, options)
 
     @cached_property
     def _columns(self) -> Columns | None:
-        """The columnar step, if the codec has one."""
+        """Decoder of many records at once; None if the codec has no such decoder."""
         return None
 
     @cached_property
@@ -181,10 +192,11 @@ class DebeziumCodec(Codec):
         return EnvelopeTables(self._rows, self._ticdc_rows)
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """The record that TiCDC writes for a row, a DDL or a watermark; in Avro its schemas are registered.
+        """Encodes a row change, a DDL event or a watermark as TiCDC writes it, and returns the record.
 
-        None for a watermark without the TiDB extension; in Avro for DDL and watermarks without
-        ``enable_tidb_extension`` and ``avro_enable_watermark``.
+        The Avro codec also registers the record's schemas. Returns None for a watermark if the TiDB extension
+        is off. The Avro codec returns None for DDL events and watermarks unless both
+        ``enable_tidb_extension`` and ``avro_enable_watermark`` are set.
 
         Raises:
             EncodeError: TiCDC's protocol cannot represent the event, or the event is incomplete; context has
@@ -202,8 +214,8 @@ class DebeziumCodec(Codec):
             table = str(event.table) if isinstance(event, ChangeEvent | DdlEvent) else None
             raise error.with_context(topic=topic, table=table) from error
         raise EncodeError(
-            f"Messages ({event.kind}) of a Debezium connector cannot be written, because TiCDC has no such "
-            "message. Remove the line.",
+            f"TiCDC's protocol has no message of the kind {event.kind}, which only a Debezium "
+            "connector sends, so this event cannot be written. Remove it from the input.",
             topic=topic,
         )
 
@@ -269,8 +281,8 @@ class DebeziumCodec(Codec):
         keyed = read_key(key, table, self._rows)
         if keyed.row is None:
             raise SchemaMismatchError(
-                "The record has neither value nor key, so the delete does not identify a row. Define a key "
-                "for the table, or set message.key.columns at the connector."
+                "The record has neither value nor key, so it does not show which row was deleted. Add a "
+                "primary key to the source table, or set message.key.columns at the connector."
             )
         read = RowRead(keyed.row, keyed.read.columns)
         change = Change(Op.DELETE, table, keyed, source, before=read, after=None, extension={})
@@ -289,9 +301,10 @@ def _now_ms() -> int:
 
 
 class DebeziumJsonCodec(DebeziumCodec):
-    """``debezium-json``: JSON, with or without a schema in each record.
+    """The codec ``debezium-json``: records in JSON, with or without a schema in each record.
 
-    It encodes like TiCDC; ``clock`` returns ms since 1970 for ``ts_ms``.
+    Events are encoded in TiCDC's format. ``clock`` returns the milliseconds since 1970 that are written as
+    ``ts_ms``.
     """
 
     name = "debezium-json"
@@ -316,9 +329,10 @@ class DebeziumJsonCodec(DebeziumCodec):
 
 
 class DebeziumAvroCodec(DebeziumCodec):
-    """``debezium-avro``: Avro with Confluent headers, its schemas in the registry.
+    """The codec ``debezium-avro``: Avro records with Confluent headers and schemas in the schema registry.
 
-    It encodes like TiCDC; ``clock`` returns ms since 1970 for ``ts_ms``.
+    Events are encoded in TiCDC's format. ``clock`` returns the milliseconds since 1970 that are written as
+    ``ts_ms``.
     """
 
     name = "debezium-avro"
@@ -366,12 +380,13 @@ _DDL: Final = frozenset({"ddl", "source"})
 
 
 def control_event(payload: Payload, position: Position, *, binary: BinaryHandling) -> Event | None:
-    """The event of a record that is not a row; None for a record that may be a row.
+    """Returns the event of a record that is not a row change; None for a record that may be a row change.
 
-    ``binary`` is the encoding of a logical message's content if it is text.
+    Such events are DDL, watermarks, transaction boundaries, heartbeats, logical messages and notifications.
+    ``binary`` is the encoding of a logical message's content if the content is text.
 
     Raises:
-        SchemaMismatchError: the record is such an event, but does not have its form.
+        SchemaMismatchError: the record is one of these events, but a member is missing or has the wrong type.
     """
     if payload.keys() >= _DDL and isinstance(payload["source"], Mapping):
         return _ddl(payload, payload["source"], position)
@@ -395,7 +410,9 @@ def _kind(payload: Payload) -> str | None:
 def _ddl(payload: Payload, source: Payload, position: Position) -> DdlEvent:
     query = payload["ddl"]
     if not isinstance(query, str | None):
-        raise SchemaMismatchError(f"The member ddl is {shown(query)}, but text was expected.")
+        raise SchemaMismatchError(
+            f"The member ddl of a schema change event is {shown(query)}, but text was expected."
+        )
     changes = payload.get("tableChanges")
     extension = kept({"source": dict(source), "ts_ms": payload.get("ts_ms")}, "source")
     if query is None or connector_of(source) == TICDC:
@@ -419,7 +436,7 @@ def _ddl_table(payload: Payload, source: Payload) -> TableId:
 
 
 def _ddl_kind(changes: object) -> str:
-    """The change of the first table in ``tableChanges``: CREATE, ALTER or DROP; otherwise QUERY."""
+    """Returns the ``type`` of the first entry in ``tableChanges`` (CREATE, ALTER or DROP), or QUERY."""
     first = changes[0] if isinstance(changes, list) and changes else None
     kind = first.get("type") if isinstance(first, Mapping) else None
     return kind if isinstance(kind, str) and kind else "QUERY"
@@ -429,12 +446,14 @@ def _message(payload: Payload, source: Payload, position: Position, binary: Bina
     if connector_of(source) == TICDC:
         commit_ts = commit_ts_of_source(source)
         if commit_ts is None:
-            raise SchemaMismatchError("The watermark has no source.commit_ts.")
+            raise SchemaMismatchError(
+                "TiCDC's watermark has no source.commit_ts, so its timestamp is not known."
+            )
         return WatermarkEvent(commit_ts, position)
     message = payload.get("message")
     if not isinstance(message, Mapping):
         raise SchemaMismatchError(
-            f"The message of an event with op m is {shown(message)}, but an object was expected."
+            f"The member message of an event with op m is {shown(message)}, but an object was expected."
         )
     prefix = message.get("prefix")
     extension = kept({"source": dict(source), "ts_ms": payload.get("ts_ms")}, "source")
@@ -460,7 +479,8 @@ def _content(content: object, binary: BinaryHandling) -> bytes | None:
         return _TEXT_FORMS.get(binary, _base64)(str(content))
     except ValueError as error:
         raise SchemaMismatchError(
-            f"The message's content {shown(content)} is not in the format of binary-handling-mode {binary}."
+            f"The content {shown(content)} of a logical message is not encoded as "
+            f"binary-handling-mode {binary} requires. Set the mode that the connector uses."
         ) from error
 
 
@@ -492,9 +512,12 @@ _OTHERS: Final = (
 
 
 def refusal(payload: object) -> str:
-    """The reason why a value is not an event of Debezium, with the remedy."""
+    """Returns the message that a value is not an event of Debezium, with the likely cause and the remedy."""
     if not isinstance(payload, Mapping):
-        return f"{shown(payload)} is neither an envelope nor a row. Is the topic's protocol a Debezium one?"
+        return (
+            f"{shown(payload)} is neither an envelope nor a row. Set the source's protocol to the "
+            "format that this topic contains."
+        )
     for members, words in _OTHERS:
         if members <= payload.keys():
             return f"The value is not a Debezium event. {words}"

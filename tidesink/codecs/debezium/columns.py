@@ -1,10 +1,11 @@
-"""Debezium's envelopes, many at a time: before, after, source and op to a table of row changes.
+"""Converts Debezium's envelopes to tables of row changes, many envelopes at a time.
 
-The shared part of the columnar steps of ``debezium-json`` and ``debezium-avro``. They pass ``Envelopes``: all
-envelopes of one writer's schema, their images as columns. Here the source block determines the table and the
-positions, and ``value_columns`` the values. The result equals that of ``envelope`` for each record. Some
-records are left to it: rare ops (truncate, messages), MongoDB's documents, images that contradict the op, and
-values that no column can hold.
+This is the part of columnar decoding that ``debezium-json`` and ``debezium-avro`` share. They pass
+``Envelopes``: all envelopes of one writer's schema, whose old and new rows are columns. This module reads the
+table and the positions from the source block; ``value_columns`` reads the values. The result is equal to that
+of the row codec (``envelope``), which decodes one record at a time. Some records are left to the row codec:
+rare ops (truncate, messages), MongoDB's documents, rows that contradict the op, and values that no Arrow
+column can hold.
 """
 
 from __future__ import annotations
@@ -73,18 +74,22 @@ _BINLOG: Final = ("mysql", "mariadb")
 
 
 class Columns(Protocol):
-    """The columnar step of a codec."""
+    """Protocol of a codec's columnar decoder."""
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
-        """Decode the records that the step can prove."""
+        """Decodes the records that can be decoded without doubt.
+
+        All others are left to the row codec, which decodes one record at a time.
+        """
 
 
 @dataclass(frozen=True)
 class Image:
-    """The rows of one image, or of the key. ``present`` is a mask of the records that have one.
+    """The old rows, the new rows or the keys of many records, as columns.
 
-    ``member`` returns a column with only the present rows, or, if ``whole``, with all records and nulls for
-    the others.
+    ``present`` is a mask of the records that have such a row. ``member`` returns the column with this name.
+    The column contains only the present rows, or, if ``whole``, one value per record, with nulls for records
+    without a row.
     """
 
     present: Mask
@@ -92,7 +97,7 @@ class Image:
     whole: bool = False
 
     def take(self, places: Indices) -> Image:
-        """The rows of the records at these indices."""
+        """Returns the rows of the records at these indices."""
         if self.whole:
             return Image(self.present[places], _taken(self.member, places), whole=True)
         present = self.present[places]
@@ -101,11 +106,11 @@ class Image:
 
     @property
     def rows(self) -> Indices | slice:
-        """The records that ``member``'s values belong to."""
+        """Indices of the records that the values of ``member`` belong to, in the same order."""
         return slice(None) if self.whole else np.flatnonzero(self.present)
 
     def spread(self, mask: Mask) -> Mask:
-        """Convert a mask of ``member``'s values to a mask of the records."""
+        """Converts a mask of the values of ``member`` to a mask of the records."""
         found = np.zeros(len(self.present), np.bool_)
         found[self.rows] = mask
         return found
@@ -113,10 +118,10 @@ class Image:
 
 @dataclass(frozen=True)
 class Envelopes:
-    """Envelopes of one connector and writer's schema whose keys share a schema too.
+    """Envelopes of one connector that have the same value schema and the same key schema.
 
-    ``where`` has the indices of their records among the step's own. ``key`` is None if the records have no
-    key. ``source`` returns a member of the source block, one of ``source_names``.
+    ``where`` holds the index of each envelope in the batch of records. ``key`` is None if the records have no
+    key. ``source`` returns, by its name, a column of the source block; ``source_names`` lists these names.
     """
 
     where: Indices
@@ -132,7 +137,7 @@ class Envelopes:
     key: Image | None
 
     def take(self, places: Indices) -> Envelopes:
-        """The envelopes at these indices."""
+        """Returns the envelopes at these indices."""
         return replace(
             self,
             where=self.where[places],
@@ -159,17 +164,21 @@ def _some(column: Wire, places: Indices) -> Wire:
 
 @dataclass
 class Changes:
-    """The result of a step: tables of row changes, and the envelopes that are left to the row codec."""
+    """Tables of decoded row changes, and the indices of records that are not decoded yet.
+
+    The row codec decodes the records in ``left`` one by one.
+    """
 
     tables: list[ChangeTable] = field(default_factory=list)
     left: list[Indices] = field(default_factory=list)
 
     def result(self, records: Records, unknown: Indices, is_flattened: IsFlattened) -> ColumnarResult:
-        """The step's result, in which null values are not events.
+        """Returns the decoded tables, and the indices of the records that are not decoded.
 
-        ``unknown`` are the records that are not proven to be envelopes. Each of them may be a flattened row,
-        and the null values after it deletes, so null values in its topic are left too. So is a null value
-        whose header marks it as a delete.
+        The row codec decodes these records one by one. ``unknown`` holds the indices of records that are not
+        proven to be envelopes. Such a record may be a flattened row. In a topic with flattened rows a null
+        value is a delete, so the null values of that topic are returned among the indices too, and so are
+        null values whose header marks them as deletes. All other null values are not events.
         """
         left = np.concatenate([*self.left, unknown])
         null = np.flatnonzero(records.value.is_null().to_numpy(zero_copy_only=False))
@@ -192,7 +201,7 @@ class _Field(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The conversion of one writer's envelopes to rows of one table."""
+    """Steps that convert the envelopes of one schema to rows of one table."""
 
     table: TableId
     schema: TableSchema
@@ -214,9 +223,9 @@ class _Plan(NamedTuple):
 
 
 class EnvelopeTables:
-    """Converts envelopes to tables of row changes; caches a plan for each schema.
+    """Converts envelopes to tables of row changes; caches how the envelopes of each schema are converted.
 
-    ``rows`` and ``ticdc_rows`` are the row codec's own, for a connector's and for TiCDC's records.
+    ``rows`` reads the rows of Debezium's connectors, ``ticdc_rows`` those of TiCDC.
     """
 
     def __init__(self, rows: Rows, ticdc_rows: Rows) -> None:
@@ -224,7 +233,11 @@ class EnvelopeTables:
         self._plans: dict[tuple[Any, ...], _Plan | None] = {}
 
     def read(self, records: Records, envelopes: Envelopes, options: ValueOptions, found: Changes) -> None:
-        """Add the row changes of these envelopes to ``found``."""
+        """Converts envelopes to row changes and adds them to ``found``.
+
+        The indices of envelopes that cannot be converted are added to ``found.left``; the row codec decodes
+        these records one by one.
+        """
         for table, some in _by_table(envelopes):
             plan = self._plan(table, some, options)
             if plan is None:
@@ -288,7 +301,7 @@ class _Fields(NamedTuple):
     options: ValueOptions
 
     def of(self, shape: Shape) -> tuple[_Field, ...]:
-        """The steps of a shape's columns, in its order."""
+        """Returns the steps that read the columns of a row, in the order of the row's schema."""
         own = {one.name: one.schema for one in shape.schema.fields}
         columns: dict[str, Column] = {one.name: one for one in shape.columns}
         return tuple(
@@ -302,7 +315,7 @@ class _Fields(NamedTuple):
 
 
 def _by_table(envelopes: Envelopes) -> Iterator[tuple[TableId, Envelopes]]:
-    """The envelopes of each table."""
+    """Yields each table that the source blocks name, with the envelopes of its rows."""
     names = [name for name in table_members(envelopes.connector) if name in envelopes.source_names]
     columns = [envelopes.source(name) for name in names]
     distinct = [_distinct(column) for column in columns]
@@ -332,7 +345,11 @@ def _distinct(column: Wire) -> list[Any]:
 
 
 def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes) -> None:
-    """Add the rows of one table's envelopes, and the records that are left to the row codec."""
+    """Adds the row changes of one table's envelopes to ``found``.
+
+    The indices of records that are not decoded without doubt are added to ``found.left``; the row codec
+    decodes these records one by one.
+    """
     codes = _op_codes(some.ops)
     deleted = codes == _DELETE
     left = (codes == _LEFT) | (deleted == some.after.present) | (deleted & ~some.before.present)
@@ -377,7 +394,10 @@ def _op_codes(ops: Wire) -> npt.NDArray[np.int8]:
 
 
 def _read_image(fields: Sequence[_Field], image: Image, left: Mask) -> dict[str, TypedColumn] | None:
-    """An image's columns by name, or None without any row; marks records that are not proven in ``left``."""
+    """Returns the columns of old rows, new rows or keys by name; None if no record has such a row.
+
+    Records with a value that cannot be decoded here are marked in the mask ``left``.
+    """
     if not image.present.any():
         return None
     found = {}
@@ -405,7 +425,10 @@ def _read_key(plan: _Plan, some: Envelopes, left: Mask) -> pa.Array:
 def _struct(
     columns: Mapping[str, TypedColumn] | None, image: Image, kind: pa.StructType, cut: _Cut | None
 ) -> pa.Array:
-    """Images as Arrow."""
+    """Returns the rows as an Arrow struct array with one item per record, null for records without a row.
+
+    If an old row contains only its key (``cut``), its other columns are null.
+    """
     present = image.present
     if not columns:
         return pa.nulls(len(present), kind)
@@ -423,7 +446,7 @@ def _struct(
 
 
 class _Cut(NamedTuple):
-    """The old rows that contain only their key, and the names of all other columns."""
+    """A mask of the old rows that contain only their key, and the names of the columns outside of the key."""
 
     rows: Mask
     names: frozenset[str]
@@ -434,7 +457,10 @@ def _cut_rows(cut: _Cut | None, name: str) -> Mask | None:
 
 
 def _unsent(columns: Mapping[str, TypedColumn] | None, cut: _Cut | None) -> dict[str, Mask]:
-    """The rows that lack a column on the wire, by column: not sent, or the old row contains only its key."""
+    """Returns, by column, a mask of the rows whose value of this column was not sent.
+
+    An old row that contains only its key counts as one in which no other column was sent.
+    """
     found = {}
     for name, one in (columns or {}).items():
         masks = [mask for mask in (one.unavailable, _cut_rows(cut, name)) if mask is not None]
@@ -450,7 +476,10 @@ def _marked(
     deleted: Mask,
     cut: _Cut | None,
 ) -> dict[str, Mask]:
-    """The rows with one of ``MARKS``, by column: in ``after``, for a delete in ``before``."""
+    """Returns, by column, a mask of the rows that have the mark ``marks``, one of ``MARKS``.
+
+    The mark of a delete comes from its old row, and that of any other change from its new row.
+    """
     found: dict[str, Mask] = {
         name: mask for name, one in (after or {}).items() if (mask := getattr(one, marks)) is not None
     }
@@ -468,7 +497,10 @@ def _marked(
 
 
 def _key_alone(plan: _Plan, some: Envelopes, left: Mask) -> _Cut | None:
-    """The old rows that contain only their key; None if there are no such rows."""
+    """Returns Postgres' old rows that contain only their key; None if there are no such rows.
+
+    Records for which this is uncertain are marked in the mask ``left``.
+    """
     image = some.before
     if plan.connector != POSTGRES or not plan.key or not image.present.any():
         return None
@@ -487,7 +519,10 @@ def _key_alone(plan: _Plan, some: Envelopes, left: Mask) -> _Cut | None:
 
 
 def _blank_key(plan: _Plan, some: Envelopes) -> Mask:
-    """A mask of Postgres' old rows with a blank key column, which may not have been sent."""
+    """Returns a mask of Postgres' old rows with a blank key column: null, the type's zero, or its default.
+
+    Such a key column may not have been sent.
+    """
     found = np.zeros(len(some.where), np.bool_)
     if plan.connector != POSTGRES or not some.before.present.any():
         return found
@@ -499,7 +534,10 @@ def _blank_key(plan: _Plan, some: Envelopes) -> Mask:
 
 
 def _blank(wire: Wire, default: object) -> tuple[Mask, Mask | None]:
-    """Masks of the values that are null, zero or the default, and of values that may be the default."""
+    """Returns a mask of the values that are null, zero or the default, and a mask of the undecided values.
+
+    An undecided value is a double that may be the default. The second mask is None if no value is undecided.
+    """
     if isinstance(wire, list) or pa.types.is_nested(wire.type):
         return _blank_each(_listed(wire), default)
     if pa.types.is_floating(wire.type):
@@ -542,7 +580,10 @@ def _blank_each(values: Sequence[Any], default: object) -> tuple[Mask, Mask | No
 
 
 def _positions(connector: str, some: Envelopes, left: Mask) -> tuple[pa.Array, pa.Array]:
-    """Positions at the source and commit timestamps; marks positions that do not fit in ``left``."""
+    """Returns the positions in the source database and the commit timestamps, one of each per record.
+
+    Records whose position does not fit in the column are marked in the mask ``left``.
+    """
     count = len(some.where)
     unknown = pa.nulls(count, pa.int64())
     if connector == TICDC:
@@ -556,7 +597,11 @@ def _positions(connector: str, some: Envelopes, left: Mask) -> tuple[pa.Array, p
 
 
 def _whole(some: Envelopes, name: str) -> pa.Array | None:
-    """A member of the source block as counts, null if not a count; None if the column is not an integer."""
+    """Returns a member of the source block as an array of counts, one per record.
+
+    A count is null where the member is negative or missing. Returns None if the column is not an integer
+    column.
+    """
     if name not in some.source_names:
         return pa.nulls(len(some.where), pa.int64())
     column = some.source(name)
@@ -607,7 +652,7 @@ def _coded(column: Wire) -> pa.DictionaryArray:
 
 
 def _lists(numbers: Sequence[pa.Array], known: pa.Array) -> pa.Array:
-    """A list of numbers per row, null where ``known`` is false."""
+    """Returns a list array with the numbers of each row, null where ``known`` is false."""
     columns = [one.fill_null(0).to_numpy() for one in numbers]
     return source_lists(columns, known.to_numpy(zero_copy_only=False))
 
@@ -631,7 +676,7 @@ def _each_position(some: Envelopes, left: npt.NDArray[np.bool_]) -> pa.Array:
 
 
 def _marked_deletes(records: Records, null: Indices) -> set[int]:
-    """The null values whose header marks them as deletes."""
+    """Returns the indices of the null values whose header marks them as deletes."""
     if records.headers is None:
         return set()
     found = records.headers.take(pa.array(null)).to_pylist()

@@ -1,22 +1,23 @@
-"""Positions of transactions in the log of a connector's database, as numbers that rise with commits (ADR 36).
+"""Commit positions: positions in the log of a connector's database, as numbers that rise with each commit.
 
-A *commit position* is for a connector's rows what the commit_ts is for TiCDC's. The rows of one transaction
-are on one side of each position that a connector's checkpoint can have, and all rows at or below that
-position belong to transactions that were committed earlier.
+A *commit position* is for a connector's rows what the commit_ts is for TiCDC's rows (ADR 36). Take any
+position that a connector's checkpoint can have. Then either all rows of a transaction are at or below this
+position or all are above it, and the rows at or below it belong to transactions that were committed before
+the position was reached.
 
 - MySQL and MariaDB: file number and position in the binary log, ``file << 32 | pos``. A transaction's events
-  are contiguous, so a row's own position is after all earlier transactions and before all later ones. A
-  checkpoint is the position at which the connector would resume: the beginning of the transaction that it has
-  partly sent, or of the next one. Positions from 4 GiB on count as the beginning of the next file. They
-  belong to the file's last transaction, because the server changes to the next file after the transaction
-  that made one larger than ``max_binlog_size`` (1 GiB at most).
-- Postgres: a transaction's rows were written to the log before its commit, mixed with those of others, and
-  are sent when it commits. ``source.sequence`` has the end of the previous commit, and the row's own LSN. A
-  checkpoint is the end of the last commit whose rows were all sent.
+  are contiguous, so a row's position is after those of all earlier transactions and before those of all later
+  transactions. A checkpoint is the position at which the connector would resume: the beginning of the
+  transaction that it has partly sent, or of the next transaction. Positions from 4 GiB on count as the
+  beginning of the next file. They belong to the file's last transaction, because the server changes to the
+  next file after the transaction that made a file larger than ``max_binlog_size`` (1 GiB at most).
+- Postgres: a transaction's rows were written to the log before its commit, mixed with those of other
+  transactions, and are sent when the transaction commits. ``source.sequence`` has the end of the previous
+  commit, and the row's own LSN. A checkpoint is the end of the last commit whose rows were all sent.
 
-A row is one above the position that its transaction follows; a snapshot's row has the position of its
-snapshot. Sources: Debezium 3.5.0.Final for MariaDB and Postgres (captured). MySQL and MariaDB share their
-connectors' code (``debezium-connector-binlog``).
+A streamed row's commit position is one more than the position described above; a snapshot's row has the
+position of its snapshot. Sources: Debezium 3.5.0.Final for MariaDB and Postgres (captured). MySQL and MariaDB
+share their connectors' code (``debezium-connector-binlog``).
 """
 
 from __future__ import annotations
@@ -42,12 +43,19 @@ _MEMBERS: Final = ("snapshot", "file", "pos", "sequence", "lsn")
 
 
 def binlog_position(file: object, pos: object) -> int | None:
-    """A position in the binary log as one number; None if it is not valid."""
+    """Returns a position in the binary log as one number.
+
+    Returns None if the file's name or the position is not valid.
+    """
     return _binlog_position(file, pos, 0)
 
 
 def _binlog_position(file: object, pos: object, behind: int) -> int | None:
-    """The position ``behind`` bytes after a place, but at most the beginning of the next file."""
+    """Returns, as one number, the position ``behind`` bytes after ``pos`` in a binary log file.
+
+    The position is at most the beginning of the next file. Returns None if the file's name or the position is
+    not valid.
+    """
     found = _FILE.search(file) if isinstance(file, str) else None
     if found is None or not _is_count(pos, _MOST):
         return None
@@ -58,7 +66,7 @@ def _binlog_position(file: object, pos: object, behind: int) -> int | None:
 
 
 def log_position(lsn: object) -> int | None:
-    """An LSN of Postgres as a number; None if it is not valid."""
+    """Returns an LSN of Postgres as a number; None if it is not valid."""
     return int(lsn) if _is_count(lsn, _MOST) else None  # type: ignore[call-overload]
 
 
@@ -67,7 +75,7 @@ def _is_count(value: object, end: int) -> bool:
 
 
 def commit_position(source: Mapping[str, Any]) -> int | None:
-    """The commit position of a row from its source block; None if it is not known."""
+    """Returns the commit position of a row from its source block; None if it is not known."""
     connector, snapshot = source.get("connector"), source.get("snapshot") not in _STREAMED
     if connector in _BINLOG:
         return _binlog_position(source.get("file"), source.get("pos"), not snapshot)
@@ -78,7 +86,10 @@ def commit_position(source: Mapping[str, Any]) -> int | None:
 
 
 def _commit_before(source: Mapping[str, Any]) -> int | None:
-    """The end of the commit before a transaction; the row's own LSN for a connector's first transaction."""
+    """Returns the end of the commit before a row's transaction; None if it is not known.
+
+    For the first transaction that a connector sends, returns the row's own LSN.
+    """
     sequence = source.get("sequence")
     found = _SEQUENCE.fullmatch(sequence) if isinstance(sequence, str) else None
     if found is None:
@@ -89,7 +100,11 @@ def _commit_before(source: Mapping[str, Any]) -> int | None:
 def commit_positions(
     connector: str, member: Callable[[str], Any], names: Collection[str], *, count: int
 ) -> pa.Array:
-    """``commit_position`` for many rows of one connector, from the columns of their source blocks."""
+    """Returns the commit positions of many rows of one connector, null where a position is not known.
+
+    ``member`` returns a column of the rows' source blocks by its name; ``names`` holds the existing names,
+    and ``count`` is the number of rows.
+    """
     columns = {name: member(name) for name in _MEMBERS if name in names}
     found = None
     if not any(isinstance(column, list) for column in columns.values()):
@@ -104,7 +119,10 @@ def commit_positions(
 
 
 def _binlog_columns(columns: Mapping[str, pa.Array]) -> pa.Array | None:
-    """Positions of MySQL and MariaDB; None if a column does not have the type that the connectors use."""
+    """Returns the commit positions of rows from MySQL or MariaDB.
+
+    Returns None if a column does not have the type that the connectors write.
+    """
     file, pos = columns.get("file"), columns.get("pos")
     if file is None or pos is None or not pa.types.is_integer(pos.type):
         return None
@@ -116,7 +134,10 @@ def _binlog_columns(columns: Mapping[str, pa.Array]) -> pa.Array | None:
 
 
 def _lsn_columns(columns: Mapping[str, pa.Array]) -> pa.Array | None:
-    """Positions of Postgres; None if a column does not have the type that the connector uses."""
+    """Returns the commit positions of rows from Postgres.
+
+    Returns None if a column does not have the type that the connector writes.
+    """
     lsn, sequence = columns.get("lsn"), columns.get("sequence")
     if lsn is None or sequence is None or not pa.types.is_integer(lsn.type):
         return None
@@ -139,7 +160,7 @@ def _counts(column: pa.Array, end: int) -> pa.Array:
 
 
 def _is_streamed(columns: Mapping[str, pa.Array], count: int) -> pa.Array:
-    """A mask of the rows that do not come from a snapshot."""
+    """Returns a mask of the rows that were read from the log, and not by a snapshot."""
     snapshot = columns.get("snapshot")
     if snapshot is None:
         return pa.array([True] * count)

@@ -1,8 +1,7 @@
-"""Kafka Connect's schemas, as Avro and JSON contain them: the description of a Debezium record's fields.
+"""Reads Kafka Connect's schemas, which describe the fields of a Debezium record, from Avro and from JSON.
 
-Connect has eight primitive types, arrays, maps and structs. The further meaning of a value (a date, a
-decimal, the label of an ENUM) is in the schema's name and parameters (Kafka Connect 4.3 ``ConnectSchema``,
-``SchemaBuilder``).
+Connect has primitive types, arrays, maps and structs. A schema's name and parameters show what else a value
+means: a date, a decimal, the label of an ENUM (Kafka Connect 4.3 ``ConnectSchema``, ``SchemaBuilder``).
 
 Avro schemas follow the conventions of Confluent's ``AvroData``. Apicurio's converter with ``as-confluent``
 follows them (2.6.13). TiCDC's ``debezium-avro`` (b813e76) does too, and adds ``connect.field``, the column's
@@ -52,11 +51,12 @@ class ConnectSchema:
     """The schema of a whole key or value, of a field, or of the items of an array or a map.
 
     ``name`` is the semantic type's name (``io.debezium.time.Date``), or a struct's own name. ``parameters``
-    has further attributes of the type (``scale``, ``length``, ``allowed``) and the source's own type.
-    ``default`` is the value on the wire, Avro's bytes as bytes. ``fields`` belong to a struct, ``items`` to
-    an array, ``keys`` and ``values`` to a map.
-    ``zero_defaults``: True for a Postgres row. If the database computes the default of a NOT NULL column
-    (nextval, gen_random_uuid), the wire has the type's zero as its default (Debezium 3.5).
+    has further attributes of the type (``scale``, ``length``, ``allowed``) and the source's own column type.
+    ``default`` is the default as the record's format writes it, Avro's bytes as bytes. ``fields`` belong to a
+    struct, ``items`` to an array, ``keys`` and ``values`` to a map.
+
+    ``zero_defaults``: True for the rows of a Postgres table. If the database computes the default of a NOT
+    NULL column (nextval, gen_random_uuid), the schema's default is the type's zero instead (Debezium 3.5).
     """
 
     type: ConnectType
@@ -71,22 +71,22 @@ class ConnectSchema:
     zero_defaults: bool = False
 
     def __post_init__(self) -> None:
-        """Mark the rows of an envelope whose source block is Postgres'."""
+        """Sets ``zero_defaults`` in the row schemas of an envelope whose source block is Postgres'."""
         source = self.field("source") if self.type == "struct" else None
         if source is not None and source.name == _POSTGRES_SOURCE:
             object.__setattr__(self, "fields", tuple(map(_row_of_postgres, self.fields)))
 
     def field(self, name: str) -> ConnectSchema | None:
-        """The schema of a struct's field, or None without a field of that name."""
+        """Returns the schema of a struct's field with this name, or None if the struct has no such field."""
         return next((field.schema for field in self.fields if field.name == name), None)
 
 
 class ConnectField(NamedTuple):
-    """A struct's field.
+    """A field of a struct.
 
-    ``name`` is the column's own name if the schema has it (``connect.field`` of TiCDC b813e76,
-    ``__debezium.source.column.name`` of Debezium), else the field's. ``wire`` is the field's name in the
-    record.
+    ``wire`` is the field's name in the record. ``name`` is the column's own name if the schema contains it
+    (``connect.field`` of TiCDC b813e76, ``__debezium.source.column.name`` of Debezium), otherwise the same as
+    ``wire``.
     """
 
     name: str
@@ -95,10 +95,10 @@ class ConnectField(NamedTuple):
 
 
 def _with_unique_names(fields: Iterable[ConnectField]) -> tuple[ConnectField, ...]:
-    """Refuse two fields with the same name, whose values could not be distinguished.
+    """Returns the fields as a tuple, and raises if two of them have the same name.
 
-    TiCDC writes ``_`` for characters that Avro does not allow in names: its columns ``a-b`` and ``a_b`` are
-    one field.
+    TiCDC writes ``_`` for characters that Avro does not allow in names. So the columns ``a-b`` and ``a_b``
+    become the same field, and their values could not be distinguished.
 
     Raises:
         SchemaMismatchError: two fields have the same name; the message names the field and both columns.
@@ -132,27 +132,32 @@ _SPELT: Final = {"float": "float32", "double": "float64"}
 
 
 def connect_type(word: object) -> ConnectType:
-    """The Connect type with this name.
+    """Returns the Connect type with this name.
 
     Raises:
         SchemaMismatchError: Kafka Connect has no such type.
     """
     name = _SPELT.get(word, word) if isinstance(word, str) else None
     if name not in _TYPES:
-        raise SchemaMismatchError(f"{shown(word)} is not a type of Kafka Connect. Is this a Connect schema?")
+        raise SchemaMismatchError(
+            f"{shown(word)} is not a type of Kafka Connect, so the record's schema is not a Kafka "
+            "Connect schema."
+        )
     return cast(ConnectType, name)
 
 
 def text_parameters(found: object) -> Mapping[str, str]:
-    """A schema's parameters, all of them text.
+    """Returns the parameters of a schema, with all keys and values converted to text.
 
     Raises:
-        SchemaMismatchError: they are not a JSON object.
+        SchemaMismatchError: the parameters are not a JSON object.
     """
     if found is None:
         return NO_PARAMETERS
     if not isinstance(found, Mapping):
-        raise SchemaMismatchError(f"The parameters {shown(found)} of a Connect schema are not a JSON object.")
+        raise SchemaMismatchError(
+            f"A Kafka Connect schema has the parameters {shown(found)}, but a JSON object was expected."
+        )
     return MappingProxyType({str(key): str(value) for key, value in found.items()})
 
 
@@ -188,7 +193,9 @@ _STRING: Final = ConnectSchema("string")
 
 
 def connect_schema_of_avro(parsed_avro: object) -> ConnectSchema:
-    """The Connect schema of an Avro schema: parsed JSON, or fastavro's parsed form of it.
+    """Converts an Avro schema to a Connect schema.
+
+    ``parsed_avro`` is the Avro schema as parsed JSON, or fastavro's parsed form of it.
 
     Raises:
         SchemaMismatchError: it is not an Avro schema, or Kafka Connect cannot have written it.
@@ -198,9 +205,10 @@ def connect_schema_of_avro(parsed_avro: object) -> ConnectSchema:
 
 @dataclass
 class _Reader:
-    """Reads one schema; ``named`` has the named types met so far, None while a type is being read.
+    """Converts one Avro schema to a Connect schema.
 
-    ``entries`` are the names of the types that are a map's entries.
+    ``named`` holds the named Avro types read so far, with None for a type that is still being read.
+    ``entries`` holds the names of the record types that represent a map's entries.
     """
 
     named: dict[str, ConnectSchema | None] = field(default_factory=dict)
@@ -224,8 +232,8 @@ class _Reader:
         others = [branch for branch in branches if branch != "null"]
         if len(others) != 1:
             raise SchemaMismatchError(
-                f"The union {shown(branches)} has {len(others)} types in addition to null. Only unions of "
-                "null and one type are supported."
+                f"The Avro union {shown(branches)} has {len(others)} types in addition to null. Only "
+                "unions of null and one type are supported."
             )
         return replace(self.read(others[0], namespace, level + 1), optional=len(branches) > 1)
 
@@ -237,10 +245,10 @@ class _Reader:
                 found = self.named[name]
                 if found is None:
                     raise SchemaMismatchError(
-                        f"The Avro type {name} contains itself, which a table's row cannot do."
+                        f"The Avro type {name} contains itself. The row of a table cannot have such a type."
                     )
                 return found
-        raise SchemaMismatchError(f"The Avro schema refers to {word!r}, but does not define it.")
+        raise SchemaMismatchError(f"The Avro schema refers to the type {word!r}, but does not define it.")
 
     def _object(self, avro: Mapping[str, Any], kind: str, namespace: str, level: int) -> ConnectSchema:
         if kind not in _PRIMITIVES and kind not in _COMPLEX:
@@ -281,7 +289,10 @@ class _Reader:
         return replace(schema, items=items)
 
     def _is_entry(self, avro: object, items: ConnectSchema, namespace: str) -> bool:
-        """Return True if an array represents a map, as AvroData writes maps whose keys are not plain text."""
+        """Returns True if an Avro array represents a map.
+
+        AvroData writes a map whose keys are not plain text as an array of records of key and value.
+        """
         if items.type != "struct" or tuple(field.name for field in items.fields) != ("key", "value"):
             return False
         if isinstance(avro, str):
@@ -317,7 +328,7 @@ def _full(name: str, namespace: str) -> str:
 def _named(avro: Mapping[str, Any], namespace: str) -> str:
     name = avro.get("name")
     if not isinstance(name, str):
-        raise SchemaMismatchError(f"An Avro {shown(avro.get('type'), 40)} has no name.")
+        raise SchemaMismatchError(f"A type in the Avro schema ({shown(avro.get('type'), 40)}) has no name.")
     return name if "." in name else _full(name, str(avro.get("namespace", namespace)))
 
 
@@ -342,7 +353,7 @@ def _semantic_name(avro: Mapping[str, Any], kind: str, namespace: str) -> str | 
 
 
 def _own_name(name: object) -> str | None:
-    """Connect's name of a schema; None if AvroData generated the name."""
+    """Returns a schema's name, or None if AvroData generated it because the schema has no name."""
     if not isinstance(name, str) or name in _UNNAMED or name.startswith(_DEFAULT_NAME):
         return None
     return name
@@ -366,15 +377,17 @@ def _default(found: object, kind: str) -> object:
         try:
             return found.encode("latin-1")
         except UnicodeEncodeError as error:
-            raise SchemaMismatchError(f"The default {shown(found)} is not valid Avro bytes.") from error
+            raise SchemaMismatchError(
+                f"The default {shown(found)} in an Avro schema is not valid bytes."
+            ) from error
     return found
 
 
 def connect_schema_of_json(schema: Mapping[str, Any]) -> ConnectSchema:
-    """The schema in a JSON record.
+    """Returns the Connect schema in the ``schema`` member of a JSON record.
 
     Raises:
-        SchemaMismatchError: it is not a schema of Kafka Connect.
+        SchemaMismatchError: the member is not a schema of Kafka Connect.
     """
     return _read(schema, 0)
 
@@ -407,7 +420,9 @@ def _json_parameters(schema: Mapping[str, Any]) -> Mapping[str, str]:
 
 def _fields(found: object, level: int) -> tuple[ConnectField, ...]:
     if not isinstance(found, list):
-        raise SchemaMismatchError(f"The fields of a struct are {shown(found)}, but an array was expected.")
+        raise SchemaMismatchError(
+            f"The fields of a struct in a Kafka Connect schema are {shown(found)}, but an array was expected."
+        )
     # TiCDC (b813e76) lists a virtual column twice, in its place and at the end.
     return tuple(_field(one, level) for one in found)
 
@@ -416,7 +431,8 @@ def _field(found: object, level: int) -> ConnectField:
     wire = found.get("field") if isinstance(found, Mapping) else None
     if not isinstance(wire, str):
         raise SchemaMismatchError(
-            f"{shown(found)} is not a field of a struct, because it has no name in 'field'."
+            f"{shown(found)} is not a field of a struct in a Kafka Connect schema, because it has no "
+            "name in 'field'."
         )
     schema = _read(found, level + 1)
     return ConnectField(schema.parameters.get(SOURCE_NAME, wire), schema, wire)

@@ -1,8 +1,9 @@
-"""Encoding to TiCDC's ``debezium`` and ``debezium-avro`` (new architecture, b813e76): rows, DDL, watermarks.
+"""Encodes rows, DDL and watermarks in TiCDC's ``debezium`` and ``debezium-avro`` protocols.
 
-Compared with TiCDC's own schemas and bytes, including its names and registration of Avro records. In Avro,
-TiCDC sends DDL and watermarks if both ``enable-tidb-extension`` and ``avro-enable-watermark`` are set. It
-registers their schemas under the records' own names, because their topic is not known there.
+Written from TiCDC's new architecture (b813e76), and compared with its own schemas and bytes, including the
+names and the registration of Avro records. In Avro, TiCDC sends DDL and watermarks only if both
+``enable-tidb-extension`` and ``avro-enable-watermark`` are set. It registers their schemas under the records'
+own names, because it does not know their topic.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ Half = tuple[Members, Members]
 
 
 class TicdcWriter(ABC):
-    """The base class of both writers for TiCDC's protocols; ``clock`` returns ms since 1970 for ``ts_ms``."""
+    """Base class of the writers of TiCDC's two protocols, JSON and Avro.
+
+    ``clock`` returns the milliseconds since 1970 that are written as ``ts_ms``.
+    """
 
     protocol: ClassVar[str]
 
@@ -77,11 +81,11 @@ class TicdcWriter(ABC):
         self._zone = ZoneInfo(options.time_zone)
 
     def row(self, event: ChangeEvent, topic: str) -> EncodedRecord:
-        """The record of a row change.
+        """Returns the record of a row change.
 
         Raises:
             EncodeError: the event has no schema or no commit_ts, or a value does not fit its column.
-            RegistryError: its schemas cannot be registered.
+            RegistryError: the record's schemas cannot be registered.
         """
         schema = event.schema
         if event.op not in _OPS:
@@ -92,11 +96,14 @@ class TicdcWriter(ABC):
         return self._row(event, schema, event.commit_ts, topic)
 
     def ddl(self, event: DdlEvent) -> EncodedRecord | None:
-        """The record of a DDL decoded from one of TiCDC's debezium protocols; None if DDL is not sent.
+        """Returns the record of a DDL event; None if the options switch DDL events off.
+
+        The event must have been decoded from one of TiCDC's debezium protocols.
 
         Raises:
-            EncodeError: the event has no ``tableChanges`` or no commit_ts, or comes from a connector.
-            RegistryError: its schemas cannot be registered.
+            EncodeError: the event has no ``tableChanges`` or no commit_ts, or comes from a Debezium
+                connector.
+            RegistryError: the record's schemas cannot be registered.
         """
         if not self._sends_ddl:
             return None
@@ -105,7 +112,11 @@ class TicdcWriter(ABC):
         return self._control(({"databaseName": event.table.schema}, DDL_KEY), (payload, schema))
 
     def watermark(self, event: WatermarkEvent) -> EncodedRecord | None:
-        """The record of a watermark; None if it is not sent. Raises RegistryError."""
+        """Returns the record of a watermark; None if the options switch watermarks off.
+
+        Raises:
+            RegistryError: the record's schemas cannot be registered.
+        """
         if not self._sends_watermarks:
             return None
         name = watermark_name(self._options)
@@ -126,14 +137,17 @@ class TicdcWriter(ABC):
 
     @abstractmethod
     def _control_source(self, place: str) -> Members:
-        """The schema of a control message's ``source``; ``place`` is its database."""
+        """Returns the Connect schema of the ``source`` of a DDL or watermark record.
+
+        ``place`` is the database of the DDL, or ``watermark``.
+        """
 
     @abstractmethod
     def _control(self, key: Half, value: Half) -> EncodedRecord: ...
 
 
 class AvroWriter(TicdcWriter):
-    """Writes TiCDC's ``debezium-avro``, and registers the rows' schemas under the topic's subjects."""
+    """Writes records of TiCDC's ``debezium-avro``, and registers their schemas under the topic's subjects."""
 
     protocol = "debezium-avro"
 
@@ -175,7 +189,10 @@ class AvroWriter(TicdcWriter):
 
     def _value(self, column: Column, row: Row) -> Any:
         if column.name not in row:
-            raise EncodeError("The event has no value for this column.", column=column.name)
+            raise EncodeError(
+                "The event's row has no value for this column, but the Avro record needs one.",
+                column=column.name,
+            )
         return avro_value(column, row[column.name], self._options, self._zone)
 
     def _schemas(self, schema: TableSchema, table: TableId, topic: str) -> tuple[AvroPart, AvroPart]:
@@ -215,7 +232,7 @@ class AvroWriter(TicdcWriter):
 
 @dataclass(frozen=True)
 class _Records:
-    """The Avro records of one table; two columns with the same field name raise EncodeError."""
+    """The Avro schemas of one table's records. Raises EncodeError if two columns have the same field name."""
 
     table: TableId
     schema: TableSchema
@@ -256,7 +273,7 @@ class _Records:
 
 
 def avro_type(column: Column, options: CodecOptions) -> Any:
-    """The Avro type of a column, without its union with null."""
+    """Returns the Avro type of a column, without its union with null."""
     row = row_of(column.type)
     if row.reader == "decimal":
         return _decimal_type(column.type) if options.avro_decimal_handling_mode == "precise" else "string"
@@ -280,7 +297,7 @@ def _decimal_type(column_type: ColumnType) -> Members:
 
 
 def avro_value(column: Column, value: Value, options: CodecOptions, zone: ZoneInfo) -> Any:
-    """A value in the form that fastavro writes.
+    """Converts a column's value to the Python value that fastavro writes.
 
     Raises:
         EncodeError: the value does not fit its column's type; context has the column.
@@ -308,7 +325,11 @@ def avro_value(column: Column, value: Value, options: CodecOptions, zone: ZoneIn
 
 
 def _single(column: Column, value: float) -> float:
-    """The value as a 32-bit number, even if the field has eight bytes."""
+    """Rounds the value to a 32-bit float, also if its Avro field has eight bytes.
+
+    Raises:
+        EncodeError: the value is too large for a 32-bit float.
+    """
     try:
         return float(_FLOAT32.unpack(_FLOAT32.pack(value))[0])
     except OverflowError as error:
@@ -330,43 +351,53 @@ _NO_RECORD: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowEr
 
 @dataclass(frozen=True)
 class AvroPart:
-    """A registered schema, in fastavro's form."""
+    """A registered Avro schema that encodes records.
+
+    ``head`` is the header of each encoded record, with the schema's id. ``bare`` is the schema in fastavro's
+    form.
+    """
 
     head: bytes
     bare: Any
 
     def written(self, record: Members) -> bytes:
-        """The bytes of a record, with its header.
+        """Encodes a record in Avro and returns its bytes, with the header first.
 
         Raises:
-            EncodeError: it is not a record of the schema.
+            EncodeError: the record does not match the schema.
         """
         stream = BytesIO()
         try:
             fastavro.schemaless_writer(stream, self.bare, record)
         except _NO_RECORD as error:
-            raise EncodeError(f"The event is not a record of its schema: {error!s:.200}.") from error
+            raise EncodeError(
+                f"The event's values do not match the Avro schema of its table: {error!s:.200}."
+            ) from error
         return self.head + stream.getvalue()
 
 
 def registered(registry: SchemaRegistry, subject: str, record: Members) -> AvroPart:
-    """Register a record's schema; raises RegistryError if that fails."""
+    """Registers a record's Avro schema under a subject and returns it.
+
+    Raises:
+        RegistryError: the schema cannot be registered.
+    """
     text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     return AvroPart(header(registry.register(subject, text)), bare_schema(record))
 
 
 def plain_avro(name: str, kind: Any) -> Members:
-    """A field that is never null."""
+    """Returns an Avro field that is never null."""
     return {"connect.field": name, "name": sanitize_name(name), "type": kind}
 
 
 def optional_avro(name: str, kind: Any) -> Members:
-    """A field that may be null."""
+    """Returns an Avro field that may be null."""
     return {"connect.field": name, "default": None, "name": sanitize_name(name), "type": ["null", kind]}
 
 
 def named_record(namespace: str, name: str, fields: list[Members], *, version: int | None = None) -> Members:
-    """A record's schema; ``version`` is Connect's, if it has one."""
+    """Returns the Avro schema of a record; ``version`` is Connect's version of the schema, or None."""
     kind: Members = {"name": name, "namespace": namespace, "type": "record"}
     if version is not None:
         kind["connect.version"] = version
@@ -374,7 +405,7 @@ def named_record(namespace: str, name: str, fields: list[Members], *, version: i
 
 
 def avro_of_connect(schema: Members) -> Any:
-    """A Connect schema in Avro, without its own union with null."""
+    """Converts a Connect schema to an Avro schema, without a union with null for the schema itself."""
     return _SHAPES.get(schema["type"], _primitive)(schema)
 
 
@@ -401,13 +432,16 @@ _SHAPES: Final[Mapping[str, Callable[[Members], Any]]] = {"array": _array, "stru
 
 
 def avro_field(field: Members) -> Members:
-    """A Connect field in Avro."""
+    """Converts a field of a Connect struct to an Avro field."""
     made = optional_avro if field["optional"] else plain_avro
     return made(field["field"], avro_of_connect(field))
 
 
 class JsonWriter(TicdcWriter):
-    """Writes TiCDC's ``debezium`` messages, with key and value compressed according to the options."""
+    """Writes records of TiCDC's ``debezium`` protocol.
+
+    Keys and values are compressed if the option ``large_message_handle_compression`` is set.
+    """
 
     protocol = "debezium"
     _sends_ddl = True
@@ -464,7 +498,10 @@ class JsonWriter(TicdcWriter):
 
     def _value(self, column: Column, row: Row) -> Any:
         if column.name not in row:
-            raise EncodeError("The event has no value for a key column.", column=column.name)
+            raise EncodeError(
+                "The event's row has no value for this key column, but the record's key needs one.",
+                column=column.name,
+            )
         return wire_value(column, row[column.name], self._zone)
 
     def _schema_texts(self, schema: TableSchema) -> tuple[str, str]:
@@ -490,7 +527,8 @@ def _start_ts(event: ChangeEvent) -> int:
     found = source.get("start_ts") if isinstance(source, dict) else None
     if not isinstance(found, int):
         raise EncodeError(
-            "debezium-include-start-ts needs extension.source.start_ts, but the event does not have it."
+            "The setting debezium-include-start-ts needs extension.source.start_ts in each event, "
+            "but this event does not have it."
         )
     return found
 

@@ -1,6 +1,7 @@
-"""Values, Connect schemas and common blocks of TiCDC's ``debezium`` messages.
+"""Values, Connect schemas and shared blocks of the records in TiCDC's ``debezium`` protocols.
 
-Source: TiCDC new architecture (b813e76). The members are in its order, so that the JSON is identical.
+Source: TiCDC new architecture (b813e76). Members have the same order as in TiCDC, so that the JSON is
+identical.
 """
 
 from __future__ import annotations
@@ -38,15 +39,19 @@ _ZERO_TIMESTAMP: Final = "1970-01-01T00:00:00Z"
 
 
 class RawNumber(NamedTuple):
-    """A number with Go's text of it."""
+    """A number, as the text that Go's JSON encoder writes for it."""
 
     text: str
 
 
 def go_float(value: float, *, single: bool = False) -> RawNumber:
-    """A float as Go's JSON writes it: the fewest digits, with an exponent below 1e-6 and from 1e21 on.
+    """Formats a float as Go's JSON encoder does.
 
-    ``single``: the fewest digits that identify the 32-bit number.
+    The text has the fewest digits that identify the number, and an exponent below 1e-6 and from 1e21 on.
+    ``single``: if True, the fewest digits that identify the number among 32-bit floats.
+
+    Raises:
+        EncodeError: the number is infinite or not a number.
     """
     if not math.isfinite(value):
         raise EncodeError(f"JSON cannot represent the number {value}.")
@@ -117,7 +122,14 @@ def _base64(data: bytes) -> str:
 
 
 def _moment(column: Column, text: Value) -> datetime | None:
-    """A calendar moment with the producer's two-digit years; None if it is not in the calendar."""
+    """Parses a date, or a date and time.
+
+    A year below 100 is changed as TiCDC changes it: 69 becomes 2069, 70 becomes 1970. Returns None if the
+    text is not a date of the calendar, such as 2026-02-30.
+
+    Raises:
+        EncodeError: the text has another form; context has the column.
+    """
     found = _MOMENT.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         raise _refused(column, text)
@@ -198,7 +210,7 @@ _VALUES: Final[Mapping[str, Callable[[Column, Value], Any]]] = {
 
 
 def wire_value(column: Column, value: Value, zone: ZoneInfo) -> Any:
-    """A value as it is in the payload.
+    """Converts a column's value to the value that the record's payload contains.
 
     Raises:
         EncodeError: the value does not fit its column's type; context has the column.
@@ -237,7 +249,7 @@ _SEMANTIC: Final[Mapping[str, tuple[str, str | None]]] = {
 
 
 def _connect_type(column: Column) -> tuple[str, str | None]:
-    """Kafka Connect's type of a column, and its semantic name, if it has one."""
+    """Returns the Kafka Connect type of a column, and the name of its semantic type or None."""
     name = row_of(column.type).name
     if name == "bit":
         return ("boolean", None) if (column.type.length or 1) == 1 else ("bytes", "io.debezium.data.Bits")
@@ -250,7 +262,7 @@ def _connect_type(column: Column) -> tuple[str, str | None]:
 
 
 def column_schema(column: Column) -> Members:
-    """Kafka Connect's schema of a column's values."""
+    """Returns the Kafka Connect schema of a column's values."""
     kind, name = _connect_type(column)
     schema: Members = {"type": kind, "optional": column.nullable}
     if name is not None:
@@ -262,7 +274,7 @@ def column_schema(column: Column) -> Members:
 
 
 def schema_field(column: Column, *, extension: bool) -> Members:
-    """A column's field in the schema; ``extension`` adds ``tidb_type``."""
+    """Returns a column's field in a struct's schema; with ``extension``, the field also has ``tidb_type``."""
     field: Members = {"tidb_type": mysql_type_word(column.type)} if extension else {}
     field |= {**column_schema(column), "field": column.name}
     default = None if column.default is None else _default(column, column.default)
@@ -270,7 +282,7 @@ def schema_field(column: Column, *, extension: bool) -> Members:
 
 
 def _parameters(column: Column) -> Members:
-    """The parameters of a semantic type; empty for most types."""
+    """Returns the parameters of a column's semantic type; empty for most types."""
     members = column.type.members or ()
     name = column.type.name
     if name == "enum":
@@ -307,7 +319,7 @@ def _moment_default(column: Column, text: str, reader: str) -> Any:
 
 
 def dumped(value: Any) -> str:
-    """JSON as TiCDC's writer formats it: no spaces, and only the escapes that JSON requires."""
+    """Formats JSON as TiCDC does: no spaces, and only the escapes that JSON requires."""
     if isinstance(value, RawNumber):
         return value.text
     if isinstance(value, dict):
@@ -323,7 +335,7 @@ def _dump(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
     except TypeError as error:
-        raise EncodeError(f"{shown(value)} does not have a JSON type.") from error
+        raise EncodeError(f"JSON has no type for the value {shown(value)}.") from error
 
 
 VERSION: Final = "2.4.0.Final"
@@ -331,7 +343,7 @@ MESSAGE_OP: Final = "m"
 
 
 def plain_field(kind: str, name: str, *, optional: bool = False) -> Members:
-    """A field whose type needs no further attributes."""
+    """Returns the schema of a field whose type needs no further attributes."""
     return {"type": kind, "optional": optional, "field": name}
 
 
@@ -376,7 +388,10 @@ _TRANSACTION: Final[Members] = {
 
 
 def source_schema(*, extension: bool, start_ts: bool = False) -> Members:
-    """The schema of ``source``; the TiDB extension and the start ts add their fields."""
+    """Returns the schema of the ``source`` block.
+
+    ``extension`` adds the fields of the TiDB extension, ``start_ts`` the start timestamp of the transaction.
+    """
     extra = [plain_field("int64", "commit_ts")] if extension else []
     extra += [plain_field("int64", "start_ts")] if start_ts else []
     extra += [plain_field("string", "cluster_id")] if extension else []
@@ -400,7 +415,7 @@ _AVRO_SOURCE: Final = {
 
 
 def avro_source_schema(namespace: str) -> Members:
-    """The schema of ``source`` in Avro, whose records belong to a namespace."""
+    """Returns the schema of the ``source`` block in Avro. ``namespace`` is the records' Avro namespace."""
     return {
         "type": "struct",
         "fields": list(_AVRO_SOURCE.values()),
@@ -411,7 +426,7 @@ def avro_source_schema(namespace: str) -> Members:
 
 
 def source_block(options: CodecOptions, table: TableId, commit_ts: int, **extra: int) -> Members:
-    """The ``source`` of a message; ``extra`` follows ``commit_ts``."""
+    """Returns the ``source`` block of a record; the members in ``extra`` follow ``commit_ts``."""
     return {
         "version": VERSION,
         "connector": TICDC,
@@ -434,23 +449,26 @@ def source_block(options: CodecOptions, table: TableId, commit_ts: int, **extra:
 
 
 def watermark_name(options: CodecOptions) -> str:
-    """The name of the schemas of watermarks, without their suffix."""
+    """Returns the common first part of the names of a watermark's key schema and value schema."""
     return f"{sanitize_name(options.cluster_id)}.watermark"
 
 
 def watermark_payload(event: WatermarkEvent, options: CodecOptions, now_ms: int) -> Members:
-    """The payload of a watermark."""
+    """Returns the payload of a watermark record's value. ``now_ms`` is the current time, in ms since 1970."""
     source = source_block(options, TableId("", ""), event.commit_ts)
     return {"source": source, "ts_ms": now_ms, "transaction": None, "op": MESSAGE_OP}
 
 
 def key_schema(name: str, fields: list[Members]) -> Members:
-    """The schema of a key."""
+    """Returns the schema of a record's key; ``name`` is the first part of the schema's name."""
     return {"type": "struct", "name": f"{name}.Key", "optional": False, "fields": fields}
 
 
 def envelope_schema(name: str, source: Members, images: list[Members]) -> Members:
-    """The schema of a row's value, or of a watermark's, which has no images."""
+    """Returns the schema of a record's value: an envelope with a source block, an op, and row images.
+
+    ``images`` holds the fields ``before`` and ``after``; a watermark's envelope has neither.
+    """
     rest = [source, plain_field("string", "op"), plain_field("int64", "ts_ms", optional=True), _TRANSACTION]
     return {
         "type": "struct",
@@ -525,7 +543,7 @@ _DDL_REST: Final = [
 
 
 def ddl_value_schema(source: Members) -> Members:
-    """The schema of a DDL message's value."""
+    """Returns the schema of a DDL record's value."""
     return {
         "optional": False,
         "type": "struct",
@@ -536,10 +554,12 @@ def ddl_value_schema(source: Members) -> Members:
 
 
 def ddl_payload(event: DdlEvent, options: CodecOptions, now_ms: int) -> Members:
-    """The payload of a DDL message, with the ``tableChanges`` of the event's extension.
+    """Returns the payload of a DDL record's value. ``now_ms`` is the current time, in ms since 1970.
+
+    The ``tableChanges`` come from the event's extension.
 
     Raises:
-        EncodeError: the event has no ``tableChanges`` or no commit_ts, or comes from a connector.
+        EncodeError: the event has no ``tableChanges`` or no commit_ts, or comes from a Debezium connector.
     """
     changes = _table_changes(event)
     if event.commit_ts is None:
@@ -559,12 +579,13 @@ def _table_changes(event: DdlEvent) -> list[Members]:
     source, changes = extension.get("source"), extension.get("tableChanges")
     if isinstance(source, dict) and connector_of(source) != TICDC:
         raise EncodeError(
-            "The DDL comes from a Debezium connector, but only TiCDC's DDL can be written. Remove the line."
+            "The DDL event comes from a Debezium connector, but only DDL events of TiCDC can be "
+            "written. Remove the event from the input."
         )
     if not isinstance(changes, list) or not all(isinstance(one, dict) for one in changes) or is_deep(changes):
         raise EncodeError(
-            "TiCDC's debezium protocols write tableChanges, the whole table definition of TiDB, but the "
-            "event's extension does not have it. Only DDL that was decoded from these protocols can be "
-            "written."
+            "A DDL event in TiCDC's debezium protocols contains tableChanges, the whole table "
+            "definition of TiDB, but the event's extension does not have it. Only DDL events that "
+            "were decoded from these protocols can be written."
         )
     return changes

@@ -1,26 +1,29 @@
-"""Debezium's envelope: its source block, its rows, and their change event.
+"""Decodes Debezium's envelope: its source block and its row images, to one change event.
 
-Types of a row's columns come, in this order, from a declared table definition, the record's own schema,
-decoded DDL if the record has no schema, and the form of the JSON value (``readers``). DDL has a topic of its
-own, so it may be older or newer than a row: it never overrides a row's schema, and it is ignored for a value
-that does not fit it.
+The type of a row's column comes from the first of these that has one: a table definition in the config, the
+record's own schema, DDL that was decoded earlier (only if the record has no schema), and the form of the JSON
+value (``readers``). DDL is sent in a topic of its own, so it may be older or newer than a row. It therefore
+never overrides a row's schema, and it is ignored for a value that does not fit it.
 
 Sources of the ``source`` block: Debezium 3.5.0.Final for MariaDB and Postgres (captured events); Debezium's
 documentation and source for MySQL, Oracle, SQL Server, Db2, Informix, MongoDB, Vitess, Spanner and Cassandra,
 without captures; TiCDC new architecture (b813e76) for its own ``debezium`` protocols.
 
-Positions compare as numbers, and only within the order that one source guarantees:
+The position of a change is a tuple of numbers. Positions are compared number by number, and only within the
+order that the source database guarantees:
 
 - MySQL and MariaDB: ``(binlog file number, pos, row)``. The binlog is in commit order. A snapshot's row has
-  the position at which the snapshot was taken, so it sorts before every later change.
+  the position at which the snapshot was taken, so it sorts before all changes that follow the snapshot.
 - SQL Server and Db2: ``(commit_lsn, change_lsn, event_serial_no)``, in commit order too.
 - Postgres: ``(lsn,)`` of the event; Oracle: ``(scn, commit_scn)``. Row locks keep the changes of one row in
   this order. But a transaction that was open when a snapshot began has changes with a lower number than the
-  snapshot's, and they are sent after it. So a snapshot's rows have no position: they follow Kafka's order.
+  snapshot's, and these changes are sent after the snapshot. So a snapshot's rows have no position and are
+  ordered by Kafka's offsets.
 - MongoDB: ``(seconds, ord)`` of the operation's timestamp.
 - TiCDC: ``(commit_ts,)``.
 
-A GTID set is only partly ordered: it is stored, never compared. All other sources have no position.
+A GTID set is only partly ordered: it is stored, but never compared. Changes of all other sources have no
+position.
 """
 
 from __future__ import annotations
@@ -80,12 +83,12 @@ STREAMED: Final = ("false", "", None, False)
 
 
 def is_snapshot(source: Source) -> bool:
-    """Return True if a row was read by a snapshot and not from the log."""
+    """Returns True if a snapshot read the row, False if the row comes from the database's log."""
     return source.get("snapshot") not in STREAMED
 
 
 def _whole(value: object) -> int | None:
-    """A count on the wire, as a number or its digits; None for anything else."""
+    """Returns a count from the source block as an int; None if it is neither an int nor a text of digits."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value if 0 <= value <= _MOST else None
     return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
@@ -97,7 +100,7 @@ def _together(*numbers: int | None) -> Numbers | None:
 
 
 def binlog_file_number(file: object) -> int | None:
-    """The number at the end of a binlog file's name; None if there is no number."""
+    """Returns the number at the end of a binlog file's name; None if the name does not end with a number."""
     number = _FILE_NUMBER.search(file) if isinstance(file, str) else None
     return None if number is None else int(number[1])
 
@@ -120,7 +123,10 @@ def _scn(source: Source) -> Numbers | None:
 
 
 def lsn_number(value: object) -> int | None:
-    """An LSN such as ``00000027:00000758:0003`` as one number: its parts have a fixed width."""
+    """Converts a hexadecimal LSN such as ``00000027:00000758:0003`` to one number; None for other values.
+
+    The parts of an LSN have a fixed width, so the numbers sort like the LSNs.
+    """
     if not isinstance(value, str) or not _HEX_LSN.fullmatch(value):
         return None
     return int(value.replace(":", ""), 16)
@@ -141,7 +147,10 @@ def _operation_time(source: Source) -> Numbers | None:
 
 
 def _unsigned(value: object) -> int | None:
-    """An unsigned TiDB timestamp; debezium-avro stores it in a long, where the largest are negative."""
+    """Returns a TiDB timestamp as an unsigned number; None if the value is not an integer.
+
+    ``debezium-avro`` stores the timestamp in a signed long, in which the largest timestamps are negative.
+    """
     return value & _UINT64 if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -183,18 +192,21 @@ _CONNECTORS: Final[Mapping[str, _Connector]] = {
 
 
 def table_members(connector: str) -> tuple[str, ...]:
-    """The members of a connector's source block that name the table."""
+    """Returns the names of the members of a connector's source block that name the table."""
     found = _CONNECTORS.get(connector)
     return ("db", "schema", "table", "collection") if found is None else (found.schema, found.name)
 
 
 def position_members(connector: str) -> tuple[str, ...]:
-    """The members of a connector's source block for the position, including its transaction's position."""
+    """Returns the names of the members of a connector's source block from which positions are computed.
+
+    They include the members for the position of the transaction (``commit_positions``).
+    """
     return _CONNECTORS.get(connector, _UNKNOWN).members
 
 
 def connector_of(source: Source) -> str:
-    """The connector's name in ``source.connector``; empty if it is missing."""
+    """Returns the connector's name from ``source.connector``; an empty text if the member is missing."""
     name = source.get("connector")
     return name if isinstance(name, str) else ""
 
@@ -205,17 +217,17 @@ _EXACT_NAMES: Final = frozenset({POSTGRES, "yugabytedb"})
 
 
 def has_exact_names(connector: str) -> bool:
-    """Return True if column names must match exactly, even without a second column that differs in case.
+    """Returns True if a connector's column names must always match exactly, upper and lower case included.
 
     Other databases compare names without regard to case (MySQL, MariaDB, TiDB, and SQL Server by default), or
-    fold unquoted names to one case (Oracle, Db2, Informix). There, and if the connector is not known (an
-    empty name), names are exact only once a row has two columns whose names differ in case.
+    fold unquoted names to one case (Oracle, Db2, Informix). For them, and for an empty ``connector`` (not
+    known), names must match exactly only once a row has two columns whose names differ in case.
     """
     return connector in _EXACT_NAMES
 
 
 def table_of_source(source: Source) -> TableId:
-    """The table of a change; parts that are not in the block are empty."""
+    """Returns the schema and the table that a source block names; missing parts are empty texts."""
     connector = _CONNECTORS.get(connector_of(source), _UNKNOWN)
     schema, name = _text(source, connector.schema), _text(source, connector.name)
     if connector is _UNKNOWN:
@@ -229,28 +241,29 @@ def _text(source: Source, member: str) -> str:
 
 
 def position_of_source(source: Source) -> Numbers | None:
-    """The position of a change at its source, compared number by number; None if it is not known."""
+    """Returns a change's position in the source database, as numbers to compare; None if it is not known."""
     return _CONNECTORS.get(connector_of(source), _UNKNOWN).position(source)
 
 
 def commit_ts_of_source(source: Source) -> int | None:
-    """TiDB's commit timestamp, which only TiCDC writes."""
+    """Returns TiDB's commit timestamp from a source block of TiCDC; None for all other connectors."""
     return _unsigned(source.get("commit_ts")) if connector_of(source) == TICDC else None
 
 
 _UNTYPED_TIME: Final = (
-    "Column {!r} has the members of io.debezium.time.{}, but the record has no schema that confirms it. "
-    "Define the table under tables, or set schemas.enable: true at the connector's converter, or use "
-    "another time.precision.mode than structured."
+    "Column {!r} has the members of io.debezium.time.{}, but the record has no schema that "
+    "confirms this type. Define the table under tables, or set schemas.enable: true at the "
+    "connector's converter, or use another time.precision.mode than structured."
 )
 _MOST_SHAPES: Final = 4096
 _Typed = tuple[Column, "Value | Unavailable"]
 
 
 class RowRead(NamedTuple):
-    """A row's values, its columns, and the names of the columns whose value the source did not send.
+    """A row as read from a record: its values by column name, and its columns.
 
-    ``unavailable`` columns are in ``columns`` and not in ``values``: their stored values are kept.
+    ``unavailable`` holds the names of columns whose value the source did not send. They are in ``columns``,
+    but not in ``values``; the target keeps its stored values of these columns.
     """
 
     values: dict[str, Value]
@@ -260,7 +273,10 @@ class RowRead(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """A struct's columns: each with its name on the wire, its own name, and its reader."""
+    """The columns of a struct schema, with a reader for each.
+
+    ``fields`` holds, per column, its name in the record, the column's own name, and the reader of its values.
+    """
 
     schema: ConnectSchema
     fields: tuple[tuple[str, str, ValueReader], ...]
@@ -272,17 +288,18 @@ def _no_column(_name: str) -> bool:
 
 
 def _marked(columns: Iterable[Column], table: TableId, keys: Collection[str]) -> TableSchema:
-    """The columns as a table schema, with the key columns marked."""
+    """Returns the columns as a table schema in which the columns in ``keys`` are marked as the key."""
     marked = (replace(one, handle=one.name in keys, primary_key=one.name in keys) for one in columns)
     return TableSchema(table, tuple(marked))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Reads rows, and caches the result of reading each schema.
+    """Reads rows of many tables, and caches the columns and readers of each schema.
 
-    ``definitions`` are declared, ``learned`` came from DDL events. ``untyped_is_text``: a column without a
-    known type is text, instead of a type that is inferred from its value.
+    ``definitions`` holds the tables that the config defines, ``learned`` the tables from decoded DDL.
+    ``untyped_is_text``: if True, a column without a known type is read as text; otherwise its type is
+    inferred from its value.
     """
 
     modes: DebeziumModes
@@ -300,14 +317,16 @@ class Rows:
         *,
         skipped: Callable[[str], bool] = _no_column,
     ) -> RowRead:
-        """Read one row: a key, or one image of a change. ``skipped`` selects fields that are not columns.
+        """Reads one row: a Kafka key, or the old or new row of a change.
+
+        ``skipped`` returns True for the names of fields that are not columns.
 
         Raises:
             SchemaMismatchError: the value is not a row, or a column's value does not have its schema's type.
             ValueOutOfRangeError: a value does not fit its column; context has the column.
         """
         if not isinstance(raw, Mapping):
-            raise SchemaMismatchError(f"{shown(raw)} is not a row. A JSON object was expected.")
+            raise SchemaMismatchError(f"{shown(raw)} is not a row of a table. A JSON object was expected.")
         if schema is None or schema.type != "struct":
             return self._without_schema(raw, table)
         return _with_schema(raw, self.shape(schema, table, skipped))
@@ -325,13 +344,16 @@ class Rows:
         return ByIdentity(partial(definition_reader, modes=self.modes), _MOST_SHAPES)
 
     def table_schema(self, table: TableId, columns: tuple[Column, ...], keys: tuple[str, ...]) -> TableSchema:
-        """The columns as a table schema; ``keys`` names its key columns."""
+        """Returns the columns as a table schema, in which the columns in ``keys`` are marked as the key."""
         return self._schemas.get(columns, table, keys)
 
     def shape(
         self, schema: ConnectSchema, table: TableId, skipped: Callable[[str], bool] = _no_column
     ) -> Shape:
-        """The columns of a table's rows with this struct schema."""
+        """Returns the columns and value readers of a table whose rows have this struct schema.
+
+        ``skipped`` returns True for the names of fields that are not columns.
+        """
         return self._shapes.get(schema, table, skipped)
 
     def _new_shape(self, schema: ConnectSchema, table: TableId, skipped: Callable[[str], bool]) -> Shape:
@@ -370,7 +392,10 @@ class Rows:
         return RowRead(values, self.same(columns), tuple(unavailable))
 
     def same(self, columns: list[Column]) -> tuple[Column, ...]:
-        """The cached tuple for these columns, so that their table schema is created once."""
+        """Returns a cached tuple of these columns.
+
+        The same tuple is returned each time, so that the columns' table schema is created only once.
+        """
         place = tuple(map(id, columns))
         known = self._tuples.get(place)
         if known is None:
@@ -384,7 +409,10 @@ class Rows:
 
     @cached_property
     def _encoded_placeholders(self) -> frozenset[str]:
-        """The encoded placeholder of bytes columns in JSON, where the column's type is not known."""
+        """Base64 and hex texts of the unavailable-value placeholder, as a bytes column has it in JSON.
+
+        They are compared with values whose column type is not known.
+        """
         if self.modes.placeholder is None:
             return frozenset()
         data = self.modes.placeholder.encode()
@@ -463,9 +491,10 @@ _EMPTY: Final = RowRead({}, ())
 
 
 class Keyed(NamedTuple):
-    """The Kafka key of a record, as a row; ``row`` is None if the record has no key.
+    """The key of a Kafka record, decoded as a row.
 
-    ``wires`` are its columns' names on the wire.
+    ``row`` maps the key's column names to values, and is None if the record has no key. ``wires`` holds the
+    names that the key's columns have in the record.
     """
 
     row: dict[str, Any] | None
@@ -475,7 +504,10 @@ class Keyed(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The change in a record; ``raw_before`` is the old row as it is on the wire."""
+    """The decoded parts of a row change: operation, table, key, source block, and old and new row.
+
+    ``raw_before`` is the old row before decoding, ``row_schema`` its schema.
+    """
 
     op: Op
     table: TableId
@@ -490,12 +522,12 @@ class Change(NamedTuple):
 
 
 def is_envelope(payload: Mapping[str, Any]) -> bool:
-    """Return True if a payload has the members of every envelope: an ``op`` and a ``source`` block."""
+    """Returns True if a payload has the members of every envelope: an ``op`` and a ``source`` block."""
     return isinstance(payload.get("op"), str) and isinstance(payload.get("source"), Mapping)
 
 
 def with_old_columns(value: Parsed, names: Collection[str]) -> Parsed:
-    """Reduce the old row of an update in an envelope to these columns, named in lower case."""
+    """Removes all columns but those in ``names`` (in lower case) from the old row of an update's envelope."""
     before = value.payload.get("before")
     if value.payload["op"] == "d" or not isinstance(before, Mapping):
         return value
@@ -506,10 +538,10 @@ def with_old_columns(value: Parsed, names: Collection[str]) -> Parsed:
 
 
 def read_key(key: Parsed | None, table: TableId, rows: Rows) -> Keyed:
-    """The Kafka key, whose columns are the table's key.
+    """Decodes the Kafka key of a record. The columns of the Kafka key are the table's key columns.
 
     Raises:
-        DecodeError: it is not a row.
+        DecodeError: the Kafka key is not a row, or one of its values cannot be decoded.
     """
     if key is None or key.payload is None:
         return Keyed(None, _EMPTY)
@@ -518,10 +550,10 @@ def read_key(key: Parsed | None, table: TableId, rows: Rows) -> Keyed:
 
 
 def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Rows) -> ChangeEvent:
-    """The row change in an envelope.
+    """Returns the row change in an envelope.
 
     Raises:
-        SchemaMismatchError: the envelope is not valid, or lacks the image that its ``op`` requires.
+        SchemaMismatchError: the envelope is not valid, or lacks the row that its ``op`` requires.
         ValueOutOfRangeError: a value does not fit its column.
     """
     payload: Mapping[str, Any] = value.payload
@@ -529,16 +561,21 @@ def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Ro
     op = OPS.get(payload["op"])
     if op is None:
         raise SchemaMismatchError(
-            f"The member op is {shown(payload['op'], 40)}, but one of {', '.join(map(str, OPS))}, m was "
-            "expected."
+            f"The member op is {shown(payload['op'], 40)}, but one of {', '.join(map(str, OPS))}, m "
+            "was expected in an envelope."
         )
     table = table_of_source(source)
     if not table.name:
-        raise SchemaMismatchError("The source block names no table. Is this a row change of Debezium?")
+        raise SchemaMismatchError(
+            "The envelope's source block names no table, so the record is not a row change of a "
+            "Debezium connector."
+        )
     keyed = read_key(key, table, rows)
     before, after = (_image(value, part, keyed, table, rows) for part in ("before", "after"))
     if op not in (Op.TRUNCATE, Op.DELETE) and after is None:
-        raise SchemaMismatchError(f"An event with op {payload['op']} must have an after row.")
+        raise SchemaMismatchError(
+            f"An event with op {payload['op']} must have an after row, but this event has none."
+        )
     if connector_of(source) == POSTGRES and (op is Op.UPDATE or (op is Op.INSERT and moves_row(message))):
         row_schema = _image_schema(value.schema, "after")
         check_shapes(payload["after"], payload.get("before"), row_schema, rows.definitions.get(table))
@@ -562,9 +599,10 @@ def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Ro
 # branch, ``PostgisGeometry.createEmpty``).
 EMPTY_SHAPE: Final = bytes.fromhex("010700000000000000")
 _UNSENT_SHAPE: Final = (
-    "The update has an empty geometry without SRID in column {!r}. The connector writes this into a NOT "
-    "NULL column for an unchanged geometry that is stored out of line (TOAST). Set REPLICA IDENTITY FULL "
-    "on the table if it has another one, and take a snapshot of the row."
+    "The update has an empty geometry without SRID in column {!r}. The connector writes this "
+    "value for an unchanged geometry if it is stored out of line (TOAST) and the column is "
+    "NOT NULL, so the real value is not known. Set REPLICA IDENTITY FULL on the table, "
+    "unless it is set already, and take a snapshot of the row."
 )
 
 
@@ -573,17 +611,25 @@ _POSTGIS: Final = ("io.debezium.data.geometry.Geometry", "io.debezium.data.geome
 
 
 def required_shapes(row: ConnectSchema) -> tuple[str, ...]:
-    """The names on the wire of a row's PostGIS columns that are NOT NULL."""
+    """Returns the names, as in the record, of a row's PostGIS columns that are NOT NULL."""
     return tuple(one.wire for one in row.fields if one.schema.name in _POSTGIS and not one.schema.optional)
 
 
 def is_unsent_shape(raw: object) -> bool:
-    """Return True if a value on the wire is the connector's stand-in for a geometry that was not sent."""
+    """Returns True if a value is the connector's placeholder for an unchanged PostGIS geometry.
+
+    The placeholder is an empty geometry without an SRID. The connector writes it if the geometry is stored
+    out of line (TOAST) and its column is NOT NULL.
+    """
     return isinstance(raw, Mapping) and raw.get("srid") is None and raw.get("wkb") in _UNSENT_WKB
 
 
 def moves_row(message: Message) -> bool:
-    """Return True if a record is the insert of an update that changed the key: a header has the old key."""
+    """Returns True if a record is the insert half of an update that changed the key.
+
+    Debezium splits such an update into a delete and an insert, and puts the old key into a header of the
+    insert.
+    """
     return any(name == OLD_KEY for name, _ in message.headers)
 
 
@@ -593,13 +639,14 @@ def check_shapes(
     schema: ConnectSchema | None,
     definition: TableSchema | None,
 ) -> None:
-    """Refuse an update of PostGIS that may contain the connector's stand-in for a geometry that was not sent.
+    """Raises if the new row of an update may lack a PostGIS geometry that the connector did not send.
 
-    ``before`` is the old row, if there is one. If it contains the stand-in too, only a whole old row proves
-    that the geometry is empty.
+    In place of such a geometry the connector writes an empty geometry. An old row ``before`` that contains
+    another geometry proves that the new one is really empty. If the old row is empty there too, it proves
+    this only if it is a whole row.
 
     Raises:
-        SchemaMismatchError: it may contain a stand-in; context has the column.
+        SchemaMismatchError: a geometry may not have been sent; context has the column.
     """
     if schema is not None:
         names: Iterable[str] = required_shapes(schema)
@@ -618,13 +665,16 @@ def check_shapes(
 def _is_whole(
     before: Mapping[str, Any], schema: ConnectSchema | None, definition: TableSchema | None
 ) -> bool:
-    """Return True if an old row has a value in a nullable column, which no replica identity contains."""
+    """Returns True if the old row has a value in a nullable column.
+
+    Replica identities contain only NOT NULL columns, so such a row was sent whole.
+    """
     _, optional, blank = _old_columns(before, schema, definition)
     return bool((before.keys() - blank) & optional)
 
 
 def _with_key_columns(change: Change, rows: Rows) -> Change:
-    """Add the columns that only the key contains to the images of a change.
+    """Adds the columns that only the Kafka key contains to the old and the new row of a change.
 
     ``ByLogicalTableRouter`` writes rows of several tables into one topic and adds a field to their keys
     (``key.field.name``) that distinguishes the rows of different tables.
@@ -644,7 +694,10 @@ def _with_key_columns(change: Change, rows: Rows) -> Change:
 
 
 def change_event(message: Message, change: Change, rows: Rows) -> ChangeEvent:
-    """Build an event from the decoded parts; names of values that were not sent go into the extension."""
+    """Builds the change event from its decoded parts.
+
+    The names of columns whose values were not sent are written into the event's extension.
+    """
     change = _with_key_columns(change, rows)
     keyed, after = change.keyed, change.after
     columns = (after or change.before or keyed.read).columns
@@ -681,9 +734,10 @@ def _image(value: Parsed, part: str, keyed: Keyed, table: TableId, rows: Rows) -
 
 
 def _document(raw: object, part: str, payload: Mapping[str, Any], keyed: Keyed) -> RowRead | None:
-    """MongoDB's image: the whole document as JSON text, in addition to the key's columns.
+    """Returns the row of a MongoDB event: the key's columns, and the whole document as JSON text.
 
-    An update whose document was not looked up has no document: the stored document is kept.
+    For an update whose document the connector did not look up, the document column is unavailable, so the
+    target keeps its stored document.
     """
     columns = (*keyed.read.columns, _DOCUMENT_COLUMN)
     if isinstance(raw, str):
@@ -702,7 +756,7 @@ def _image_schema(schema: ConnectSchema | None, part: str) -> ConnectSchema | No
         return None
     found = schema.field(part)
     if found is None or found.type != "struct":
-        raise SchemaMismatchError(f"The envelope's schema has no struct {part!r}.")
+        raise SchemaMismatchError(f"The envelope's schema has no struct field {part!r}.")
     return found
 
 
@@ -718,7 +772,7 @@ def _extension(message: Message, payload: Mapping[str, Any]) -> dict[str, object
 
 
 def _old_row(change: Change, definition: TableSchema | None) -> dict[str, Any] | None:
-    """The part of the old row that the source sent; for a delete without an old row, its key."""
+    """Returns the part of the old row that the source sent; for a delete without an old row, its key."""
     keyed, before = change.keyed, change.before
     if before is None or keyed.row is None:
         return keyed.row if change.op is Op.DELETE and before is None else before and before.values
@@ -735,7 +789,7 @@ def _old_row(change: Change, definition: TableSchema | None) -> dict[str, Any] |
 
 
 def _unsent_before(change: Change, old: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The columns of the old row whose value the source did not send, in order."""
+    """Returns the names of the old row's columns whose values the source did not send, in column order."""
     before = change.before
     if before is None or old is None or (not before.unavailable and old is before.values):
         return ()
@@ -744,10 +798,10 @@ def _unsent_before(change: Change, old: Mapping[str, Any] | None) -> tuple[str, 
 
 
 class _StandIns(NamedTuple):
-    """The columns that a Postgres delete may lack.
+    """Columns of a Postgres delete whose values the connector may have filled in.
 
-    ``unsent``: the missing columns, if a key column is among them. ``doubted``: key columns that may be
-    missing although the delete is applied.
+    ``unsent``: all columns that were not sent, if a key column is one of them; otherwise empty. ``doubted``:
+    key columns that may not have been sent; the delete is applied nevertheless.
     """
 
     unsent: frozenset[str] = frozenset()
@@ -755,26 +809,27 @@ class _StandIns(NamedTuple):
 
 
 def _stand_ins(change: Change, definition: TableSchema | None) -> _StandIns:
-    """Determine whether the old row of a Postgres delete shows that a key column was not sent.
+    """Determines whether the old row of a Postgres delete shows that a key column was not sent.
 
     Postgres sends a whole old row, or only the columns of the replica identity, which are NOT NULL. The
-    connector fills in the rest: null, the type's zero or the default, here called blank. A blank key column
-    (``message.key.columns``) may be the row's own value or filled in. The rules, in this order:
+    connector fills in the other columns with null, the type's zero or the default. Such a value is called
+    blank here. A blank key column (``message.key.columns``) may contain the row's own value or a filled-in
+    value. The first of these rules that applies decides:
 
-    - A nullable column has a value: the row is whole, and the key is the row's.
+    - A nullable column has a value: the old row is whole, and the key is the row's own.
     - A blank key column is nullable: no replica identity contains it, so it was not sent.
-    - No other column has a value: the key is assumed to be the replica identity, since a primary key that
-      contains a zero is far more frequent than the alternatives.
-    - All key columns are blank: the other column's value was sent, and the key was not. A table has one row
-      with such a key, if the key is its own, and so at most one delete is refused without need. If the key
-      was filled in, each delete has this key, and no row would ever be deleted.
+    - No column outside of the key has a value: the key is assumed to be the replica identity, since a primary
+      key that contains a zero is far more frequent than the alternatives.
+    - All key columns are blank: the value of another column was sent, and the key was not. If such a key were
+      the row's own, only one row of the table could have it, and at most one delete would be refused without
+      need. If the key was filled in, every delete has this key, and no row would ever be deleted.
     - Some key columns are blank, such as (7, 0). Under ``REPLICA IDENTITY FULL`` that is an ordinary row:
       line numbers begin with 0, and a table has many. Under another identity it requires
       ``message.key.columns`` with a part of the identity and a column outside of it, which is rare. The
-      record does not distinguish the two cases. So the key is assumed to be the row's, and the delete is
-      doubted: it is logged as a warning, and counted.
+      record does not distinguish the two cases. So the key is assumed to be the row's own, and its blank
+      columns are returned as ``doubted``: the delete is applied, logged as a warning, and counted.
 
-    A row's schema or its table's ``definition`` shows which columns are nullable. Without them no column is
+    The row's schema or the table's ``definition`` shows which columns are nullable. Without them no column is
     known to be nullable or NOT NULL.
     """
     raw = change.raw_before
@@ -795,10 +850,11 @@ def _stand_ins(change: Change, definition: TableSchema | None) -> _StandIns:
 def _old_columns(
     raw: Mapping[str, Any], schema: ConnectSchema | None, definition: TableSchema | None
 ) -> tuple[dict[str, str], frozenset[str], frozenset[str]]:
-    """Describe the columns of an old row.
+    """Returns three facts about an old row's columns: own names, nullable columns, and blank columns.
 
-    Returns their own names by name on the wire (empty without a description), the nullable columns, and the
-    row's blank columns.
+    The own names are a mapping from the names in the record; it is empty if neither a schema nor a definition
+    describes the columns. The other two are sets of names in the record. A column is blank if its value is
+    null, the type's zero, or the default.
     """
     if schema is not None:
         own = {one.wire: one.name for one in schema.fields}
@@ -816,12 +872,13 @@ def _old_columns(
 
 
 def _is_key_alone(change: Change) -> bool:
-    """Return True if a Postgres table's old row contains only its key (REPLICA IDENTITY DEFAULT or an index).
+    """Returns True if the old row from a Postgres table contains only its key.
 
-    The other columns are then null, or, if they are NOT NULL, their default or their type's zero. A schema
-    contains the defaults, so all columns must have such values. Without a schema a default cannot be
-    distinguished from a value. Then a delete with any such column counts as reduced to its key. An update,
-    whose old row is usually whole, counts as reduced only if all columns are null or zero.
+    Postgres sends such old rows under REPLICA IDENTITY DEFAULT or USING INDEX. The other columns are then
+    null, or, if they are NOT NULL, their default or their type's zero. A schema contains the defaults, so
+    with a schema all other columns must have such values. Without a schema a default cannot be distinguished
+    from the row's value. Then a delete with any null or zero column counts as reduced to its key. An update,
+    whose old row is usually whole, counts as reduced only if all other columns are null or zero.
     """
     schema, raw = change.row_schema, change.raw_before or {}
     others = [name for name in raw if name not in change.keyed.wires]
@@ -842,7 +899,7 @@ _EPOCH: Final = {"year": 1970, "month": 1, "day": 1}
 
 
 def is_blank(raw: object) -> bool:
-    """Return True if a value on the wire is null or its type's zero."""
+    """Returns True if a value, as it is in the record, is null or its type's zero."""
     if isinstance(raw, Mapping):
         parts = (is_blank(one) or one == _EPOCH.get(name) for name, one in raw.items())
         return is_unsent_shape(raw) or all(parts)

@@ -1,16 +1,17 @@
-"""Debezium's two byte formats: Kafka Connect's JSON, and Avro with a Confluent header.
+"""Parses the two formats of Debezium's records: Kafka Connect's JSON, and Avro with a Confluent header.
 
-JSON, with or without the schema: Kafka Connect 4.3 (``schemas.enable``) writes the schema first; TiCDC's new
-architecture (b813e76) writes the payload first, and wraps it even without a schema
+JSON records may contain their schema. Kafka Connect 4.3 (``schemas.enable``) writes the schema first. TiCDC's
+new architecture (b813e76) writes the payload first, and uses the same wrapping without a schema too
 (``debezium-disable-schema``). A schema is longer than its payload and the same in each record of a table, so
 it is parsed once and recognised by its text.
 
-TiCDC (b813e76) may compress key and value of a JSON record (``codecs.compression``), but not of an Avro
-record.
+TiCDC (b813e76) may compress the key and the value of a JSON record (``codecs.compression``), but not of an
+Avro record.
 
-Avro, as Confluent's and Apicurio's converters write it, and TiCDC's ``debezium-avro`` (b813e76): a Confluent
-header, then the record of the writer's schema. fastavro gets that schema without logical types, defaults and
-Connect's additions, because the Connect schema determines the meaning of values.
+Avro records, as Confluent's and Apicurio's converters and TiCDC's ``debezium-avro`` (b813e76) write them, are
+a Confluent header followed by the bytes of the record. fastavro reads these bytes with the writer's schema
+without logical types, defaults and Connect's additions, because the Connect schema determines what a value
+means.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _MOST_DIGITS: Final = 150_000
 
 
 def json_number(text: str) -> Decimal:
-    """A number with a fraction or an exponent, with all its digits.
+    """Parses a number with a fraction or an exponent, and keeps all its digits.
 
     Raises:
         ValueOutOfRangeError: no column can hold the number.
@@ -63,19 +64,23 @@ def json_number(text: str) -> Decimal:
         number = None
     # Written with all its digits, 1e999999999 would need a gigabyte.
     if number is None or abs(number.adjusted()) > _MOST_DIGITS or len(text) > _MOST_DIGITS:
-        raise ValueOutOfRangeError(f"The number {shown(text, 40)} does not fit into any column.")
+        raise ValueOutOfRangeError(
+            f"The number {shown(text, 40)} has too many digits for a column of any database."
+        )
     return number
 
 
 def _no_number(text: str) -> NoReturn:
-    raise SchemaMismatchError(f"{text} is not JSON. Kafka Connect writes it in quotes.")
+    raise SchemaMismatchError(
+        f"{text} is not a JSON number. Kafka Connect writes this value as text in quotes."
+    )
 
 
 _DECODER: Final = json.JSONDecoder(parse_float=json_number, parse_constant=_no_number)
 
 
 class JsonParser:
-    """Reads the JSON keys and values of records, compressed or not, and caches their schemas.
+    """Parses the JSON keys and values of records, compressed or not, and caches their schemas.
 
     ``most``: the maximum decompressed size of a key or value, in bytes.
     """
@@ -87,13 +92,13 @@ class JsonParser:
         self._tails: dict[str, ConnectSchema] = {}
 
     def read(self, message: Message, part: str) -> Parsed | None:
-        """Parse a message's ``key`` or ``value`` from JSON.
+        """Parses a message's ``key`` or ``value`` (``part``) from JSON; returns None if it is null.
 
         Raises:
-            FramingError: it is not UTF-8 or not JSON, or its compressed bytes are damaged or decompress to
-                too many.
-            SchemaMismatchError: Kafka Connect does not write such JSON, or it is nested too deeply.
-            ValueOutOfRangeError: no column can hold a number.
+            FramingError: the bytes are not UTF-8 or not JSON, or their compression is damaged, or they exceed
+                the maximum size when decompressed.
+            SchemaMismatchError: Kafka Connect does not write such JSON, or the JSON is nested too deeply.
+            ValueOutOfRangeError: a number in the JSON does not fit into any column.
         """
         data = message.key if part == "key" else message.value
         if data is None:
@@ -105,7 +110,9 @@ class JsonParser:
         except UnicodeDecodeError as error:
             raise FramingError(f"The {part} {_no_text(data)}") from error
         except RecursionError as error:
-            raise SchemaMismatchError(f"The {part} is nested deeper than a row can be.") from error
+            raise SchemaMismatchError(
+                f"The JSON in the {part} is nested deeper than the row of a table can be."
+            ) from error
         except ValueError as error:  # JSONDecodeError, and integers of thousands of digits
             what = not_json(data)
             raise FramingError(f"The {part} is not JSON: {error!s:.120}. {what or _ASKED}") from error
@@ -114,7 +121,10 @@ class JsonParser:
         return self._usual(text, place) or _unwrapped(_DECODER.decode(text))
 
     def _usual(self, text: str, place: tuple[str, str]) -> Parsed | None:
-        """Parse one of the two producers' own forms, without any white space; None for every other form."""
+        """Parses JSON in the exact form that Kafka Connect or TiCDC writes, without white space.
+
+        Returns None for JSON in any other form.
+        """
         try:
             if text.startswith(_SCHEMA_FIRST):
                 return self._schema_first(text, place)
@@ -147,7 +157,7 @@ class JsonParser:
 
 
 def _head_of(text: str) -> tuple[str, ConnectSchema] | None:
-    """The text in front of a payload that follows its schema, and that schema."""
+    """Returns the text before the payload, and the schema in it; None if the text contains no schema."""
     schema, end = _DECODER.raw_decode(text, len(_SCHEMA_FIRST))
     if not isinstance(schema, dict) or not text.startswith(_THEN_PAYLOAD, end):
         return None
@@ -155,7 +165,7 @@ def _head_of(text: str) -> tuple[str, ConnectSchema] | None:
 
 
 def _schema_of_tail(tail: str) -> ConnectSchema | None:
-    """The schema in the text after a payload."""
+    """Returns the schema in the text after the payload; None if that text contains no schema."""
     if not tail.startswith(_THEN_SCHEMA):
         return None
     schema, end = _DECODER.raw_decode(tail, len(_THEN_SCHEMA))
@@ -163,7 +173,7 @@ def _schema_of_tail(tail: str) -> ConnectSchema | None:
 
 
 class Wrapping(NamedTuple):
-    """The bytes around the payloads of one schema: ``head`` before them and ``tail`` after them."""
+    """The bytes around the payload in all records of one schema: ``head`` before it and ``tail`` after it."""
 
     head: bytes
     tail: bytes
@@ -171,12 +181,14 @@ class Wrapping(NamedTuple):
 
 
 def wrapping_of(data: bytes) -> Wrapping | None:
-    """The bytes around the payload of one of the two producers' own forms; None for every other form.
+    """Returns the bytes around the payload of a JSON record; None if the record contains no schema.
+
+    Also returns None if the JSON does not have the exact form that Kafka Connect or TiCDC writes.
 
     Raises:
-        ValueError: not UTF-8, or not JSON.
-        RecursionError: nested too deeply.
-        DecodeError: Kafka Connect does not write such JSON, or no column can hold a number.
+        ValueError: the record is not UTF-8, or not JSON.
+        RecursionError: the JSON is nested too deeply.
+        DecodeError: Kafka Connect does not write such JSON, or no column can hold a number in it.
     """
     text = data.decode("utf-8")
     if text.startswith(_SCHEMA_FIRST):
@@ -195,7 +207,7 @@ def _make_room(known: dict[Any, Any], texts: Iterable[str]) -> None:
 
 
 def _unwrapped(found: Any) -> Parsed:
-    """Split a JSON value that has neither of the two usual forms: it may be wrapped or plain."""
+    """Splits any JSON value into payload and schema; without a wrapping, the whole value is the payload."""
     if not isinstance(found, dict) or "payload" not in found or not found.keys() <= _WRAPPING:
         return Parsed(found)
     payload, schema = found["payload"], found.get("schema")
@@ -208,7 +220,7 @@ _ASKED: Final = "Is the topic's protocol debezium-json?"
 
 
 def _no_text(data: bytes) -> str:
-    what = f"starts with {data[:8].hex(' ')} and is not UTF-8 text."
+    what = f"starts with the bytes {data[:8].hex(' ')} and is not UTF-8 text."
     known = not_json(data)
     return f"{what} {_ASKED}" if known is None else f"{what} {known}"
 
@@ -218,25 +230,28 @@ _KEPT: Final = ("type", "name", "namespace", "size", "symbols", "items", "values
 
 
 class Writer(NamedTuple):
-    """A writer's schema: ``bare`` describes only the layout of its bytes, ``schema`` their meaning."""
+    """The Avro schema with which a record was written.
+
+    ``bare`` describes only the layout of the record's bytes, ``schema`` what its values mean.
+    """
 
     bare: Any
     schema: ConnectSchema
 
 
 class AvroParser:
-    """Reads the Avro keys and values of records, and caches the schemas from the registry."""
+    """Parses the Avro keys and values of records, and caches the schemas from the schema registry."""
 
     def __init__(self, registry: SchemaRegistry) -> None:
         self._registry = registry
         self._writers: dict[int, Writer] = {}
 
     def read(self, message: Message, part: str) -> Parsed | None:
-        """Parse a message's ``key`` or ``value`` from Avro.
+        """Parses a message's ``key`` or ``value`` (``part``) from Avro; returns None if it is null.
 
         Raises:
             FramingError: the bytes do not start with a Confluent header.
-            SchemaMismatchError: the bytes are not a record of the schema that they name.
+            SchemaMismatchError: the bytes do not match the schema whose id is in the header.
             RegistryError: that schema is not available.
         """
         data = message.key if part == "key" else message.value
@@ -250,11 +265,11 @@ class AvroParser:
             raise error.with_context(schema_id=schema_id) from error
 
     def writer(self, schema_id: int) -> Writer:
-        """The schema of an id.
+        """Returns the schema with this id in the schema registry.
 
         Raises:
             SchemaMismatchError: Kafka Connect does not write such a schema.
-            RegistryError: it is not available.
+            RegistryError: the schema is not available.
         """
         return self._writers.get(schema_id) or self._learn(schema_id)
 
@@ -270,10 +285,11 @@ class AvroParser:
 
 
 def bare_schema(avro: Any) -> Any:
-    """The schema for fastavro, with only the layout of its bytes.
+    """Reduces an Avro schema to the layout of a record's bytes, in fastavro's parsed form.
 
     Raises:
-        SchemaMismatchError: it is nested too deeply, or has a part without bytes.
+        SchemaMismatchError: the schema is nested too deeply, or one of its parts is stored in no bytes at
+            all.
     """
     return fastavro.parse_schema(_bare(avro, 0))
 
@@ -303,16 +319,22 @@ def _bare_field(field: Any, level: int) -> dict[str, Any]:
 
 
 def _costing(inner: Any) -> Any:
-    """Return a part of a schema, or refuse it if its values have no bytes.
+    """Returns a part of an Avro schema unchanged, and raises if its values are stored in no bytes at all.
 
-    Five bytes could declare an array of billions of such values, and nested empty records double at each
-    level. Only a table's whole key is ever empty.
+    Otherwise five bytes could declare an array of billions of such values, and nested empty records would
+    double at each level. Only a table's whole key is ever empty.
+
+    Raises:
+        SchemaMismatchError: values of this part are stored in no bytes.
     """
     kind, shape = (inner.get("type"), inner) if isinstance(inner, dict) else (inner, {})
     size = shape.get("size", 0)
     is_empty_fixed = kind == "fixed" and not (isinstance(size, int) and size > 0)
     if kind == "null" or shape.get("fields") == [] or is_empty_fixed:
-        raise SchemaMismatchError("The schema has a part without bytes, which cannot be a column.")
+        raise SchemaMismatchError(
+            "A part of the Avro schema is stored in no bytes at all (null, an empty record or an "
+            "empty fixed), so it cannot be a column."
+        )
     return inner
 
 
@@ -323,22 +345,23 @@ def _record(data: bytes, bare: Any, part: str) -> Any:
         found: Any = fastavro.schemaless_reader(stream, bare, None)
     except DAMAGED as error:
         raise SchemaMismatchError(
-            f"The {part} of {len(data)} bytes is not a record of its schema ({type(error).__name__}). It is "
-            "cut short, or was written with a different schema than its id names."
+            f"The {part} of {len(data)} bytes is not a record of its schema ({type(error).__name__}). "
+            "It is cut short, or was written with a different schema than its id names."
         ) from error
     if stream.tell() != len(data):
         raise SchemaMismatchError(
-            f"The {part} has {len(data) - stream.tell()} more bytes after its record. It was written with a "
-            "different schema than its id names."
+            f"The {part} has {len(data) - stream.tell()} more bytes after its record. It was written "
+            "with a different schema than its id names."
         )
     return found
 
 
 class Parsed(NamedTuple):
-    """A payload with its writer's schema (None: the JSON contains none).
+    """The payload of a record, with the schema with which it was written (None if JSON contains no schema).
 
-    ``payload`` is the record as a dict of the wire's own values: JSON's numbers with a point as ``Decimal``,
-    so that no digit is lost; Avro's bytes unchanged, whatever their logical type is.
+    ``payload`` holds the values as the format stores them: JSON's numbers with a fraction as ``Decimal``, so
+    that no digit is lost; Avro's bytes unchanged, whatever their logical type is. ``schema_id`` is the
+    schema's id in the registry, or None.
     """
 
     payload: Any
@@ -347,12 +370,12 @@ class Parsed(NamedTuple):
 
 
 class Parser(Protocol):
-    """Reads the keys and values of records: of JSON, or of Avro with a registry."""
+    """Parses the keys and values of records, from JSON or from Avro."""
 
     def read(self, message: Message, part: str) -> Parsed | None:
-        """Parse a message's ``key`` or ``value``; None if it is null.
+        """Parses a message's ``key`` or ``value`` (``part``); returns None if it is null.
 
         Raises:
-            DecodeError: this protocol does not write such bytes.
+            DecodeError: the topic's protocol does not write such bytes.
             RegistryError: the writer's schema is not available.
         """

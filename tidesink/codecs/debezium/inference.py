@@ -1,7 +1,7 @@
-"""The facts about a table in a single debezium-json record, independent of other records.
+"""Infers a table's columns and keys from a single debezium-json record, independent of other records.
 
-A column without a type in a schema or a definition is text here: the type that a JSON value suggests differs
-from row to row (null, 1, 1.5), and a column has one type.
+A column whose type neither a schema nor a definition contains is read as text. Otherwise its type would
+change from row to row with the JSON value (null, 1, 1.5), but a column has one type.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from tidesink.events import (
     TableSchema,
 )
 
-UNTYPED: Final = "its type is not known, so it is kept as text. Add a table definition."
+UNTYPED: Final = (
+    "its type is not known, so its values are kept as text. To set the type, define the table under tables."
+)
 # The member of an event's extension that every envelope has, and a flattened row does not.
 SOURCE: Final = "source"
 _MOST_SCHEMAS: Final = 1024
@@ -38,14 +40,14 @@ _GUESSED: Final = ColumnType("text")
 
 
 class InferredColumn(NamedTuple):
-    """A column of a record; ``guessed``: its type is not known, so it is text."""
+    """A column of a record. ``guessed`` is True if its type is not known, and text is assumed."""
 
     column: Column
     guessed: bool
 
     @property
     def text(self) -> str:
-        """The column as text, for ``inferred_column``."""
+        """The column as JSON text, which ``inferred_column`` parses."""
         reported = {
             "name": self.column.name,
             "type": asdict(self.column.type),
@@ -56,7 +58,7 @@ class InferredColumn(NamedTuple):
 
 
 def inferred_column(text: str) -> InferredColumn:
-    """Parse a column from ``InferredColumn.text``."""
+    """Parses a column from the JSON text that ``InferredColumn.text`` returns."""
     found = json.loads(text)
     kind: dict[str, Any] = {
         name: tuple(one) if isinstance(one, list) else one for name, one in found["type"].items()
@@ -67,10 +69,11 @@ def inferred_column(text: str) -> InferredColumn:
 
 
 class FirstRow(NamedTuple):
-    """The facts about a table in one record.
+    """A table as one record describes it: its columns, its key, and how the record was written.
 
-    ``flattened``: ExtractNewRecordState made it. ``bare``: it contains no schema. ``is_ticdc``: TiCDC wrote
-    it. ``message`` is the record. ``connector``: the name in its source block; empty if unknown.
+    ``message`` is that record. ``flattened``: True if ExtractNewRecordState flattened it. ``bare``: True if
+    it contains no schema. ``is_ticdc``: True if TiCDC wrote it. ``connector``: the connector's name in its
+    source block; empty if unknown.
     """
 
     table: TableId
@@ -84,9 +87,11 @@ class FirstRow(NamedTuple):
 
 
 class RowFacts(NamedTuple):
-    """Facts about the records of one ``TableSchema``.
+    """Facts about how the records with one ``TableSchema`` were written.
 
-    ``guessed`` has the columns without a known type, ``key_only`` the columns that only the key contains.
+    ``bare``: True if they contain no schema. ``flattened``: True if ExtractNewRecordState flattened them.
+    ``guessed``: the columns whose type is not known. ``key_only``: the columns that only the Kafka key
+    contains.
     """
 
     bare: bool = False
@@ -96,7 +101,7 @@ class RowFacts(NamedTuple):
 
 
 class _Parser(JsonParser):
-    """Remembers whether the last record had no schema."""
+    """A JSON parser that remembers whether the last record had no schema."""
 
     bare = False
 
@@ -108,10 +113,11 @@ class _Parser(JsonParser):
 
 
 class LoneCodec(DebeziumJsonCodec):
-    """The codec without a memory: the meaning of a record does not depend on other records.
+    """A codec without memory: it decodes a record the same way whatever records it has decoded before.
 
-    ``known`` has the types of columns without a definition, for records without a schema. There, a column
-    that is neither in ``known`` nor defined is text.
+    ``definition`` is the table from the config. ``known`` holds the types of columns that are not in the
+    definition, for records without a schema. In these records, a column that is in neither of them is read as
+    text.
     """
 
     def __init__(
@@ -133,11 +139,11 @@ class LoneCodec(DebeziumJsonCodec):
 
     @property
     def bare(self) -> bool:
-        """True if the last record had no schema."""
+        """True if the last decoded record had no schema."""
         return self._watched.bare
 
     def reported(self, schema: TableSchema) -> tuple[InferredColumn, ...]:
-        """The columns of the last record, whose schema this is."""
+        """Returns the columns of the last decoded record. ``schema`` is the table schema of its event."""
         # A key may have a schema even if its value does not. MongoDB's documents and their keys are texts.
         types, document = self._types, schema.by_name.get(DOCUMENT)
         is_document = document is not None and document.type != _GUESSED and DOCUMENT not in types
@@ -148,13 +154,13 @@ class LoneCodec(DebeziumJsonCodec):
         )
 
     def forget(self) -> None:
-        """Empty the caches if they are large; must not be called while facts are still needed."""
+        """Empties the caches if they are large. ``facts_of`` then has no facts about earlier events."""
         if len(self._met) >= _MOST_SCHEMAS:
             self._met.clear()
             self._facts.clear()
 
     def facts_of(self, schema: TableSchema) -> RowFacts:
-        """The facts about the records whose events have exactly this schema object."""
+        """Returns how the records were written whose events have exactly this schema object."""
         return self._facts.get(id(schema), RowFacts())
 
     def _decoded(self, message: Message, keys: Collection[str] | None) -> tuple[Event, ...]:
@@ -162,7 +168,7 @@ class LoneCodec(DebeziumJsonCodec):
         return tuple(self._known(event) for event in super()._decoded(message, keys))
 
     def _known(self, event: Event) -> Event:
-        """Replace the event's schema by the schema object that the facts about its record belong to."""
+        """Replaces the event's schema by an equal schema object that ``facts_of`` accepts."""
         if not isinstance(event, ChangeEvent) or event.schema is None:
             return event
         schema, flattened = event.schema, SOURCE not in (event.extension or {})
@@ -175,7 +181,7 @@ class LoneCodec(DebeziumJsonCodec):
         return event._replace(schema=self._met[place][1])
 
     def _learn(self, event: DdlEvent) -> None:
-        """Ignore DDL: types come only from the caller."""
+        """Ignores DDL: types come only from ``definition`` and ``known``."""
 
 
 def first_row(
@@ -185,7 +191,7 @@ def first_row(
     *,
     faults: list[DecodeError] | None = None,
 ) -> FirstRow | None:
-    """The facts in the first record that contains a whole row; None if there is no such record.
+    """Returns the table as described by the first record with a whole row; None if no record has one.
 
     Records that cannot be decoded are skipped; their errors are appended to ``faults``.
     """
@@ -208,15 +214,16 @@ def first_row(
 
 
 def key_only(event: ChangeEvent) -> frozenset[str]:
-    """The columns that only an event's key contains, which ``ByLogicalTableRouter`` adds."""
+    """Returns the names of the columns that only the event's Kafka key has (``ByLogicalTableRouter``)."""
     found = (event.extension or {}).get(KEY_ONLY)
     return frozenset(found) if isinstance(found, tuple) else frozenset()
 
 
 def connector_of_event(message: Message, event: ChangeEvent) -> str:
-    """The connector that wrote an event's record; empty if it is not known.
+    """Returns the name of the connector that wrote an event's record; an empty text if it is not known.
 
-    A flattened row has the connector in a field or a header, or has fields that only one connector writes.
+    For a flattened row, the name comes from a field or a header of the record, or from fields that only one
+    connector writes.
     """
     extension = event.extension or {}
     source = extension.get(SOURCE)
@@ -234,6 +241,6 @@ def _row_of(codec: LoneCodec, message: Message, faults: list[DecodeError] | None
 
 
 def _is_whole(event: ChangeEvent) -> bool:
-    """Return True if an event has all columns: a new row, or an old row with more columns than its key."""
+    """Returns True if an event has all columns: a new row, or an old row with more columns than its key."""
     columns = event.schema.columns if event.schema is not None else ()
     return bool(event.after) or (event.before is not None and len(columns) > len(event.key or ()))

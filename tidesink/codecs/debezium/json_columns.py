@@ -1,10 +1,10 @@
-"""debezium-json, many records at a time, for JSON with a schema in each record.
+"""Decodes debezium-json, many records at a time, if each record contains a schema.
 
-The text around a payload is the same in each record of a writer's schema, so it is compared as bytes and its
-schema is parsed once. msgspec decodes the payloads into structs that are generated for that schema. Unknown
-members are not allowed, and each value must have its type. msgspec refuses invalid JSON record by record.
-Refused records, and records without a schema, are left to the row codec. Compressed keys and values are
-decompressed first.
+The text around the payload is the same in all records of one schema. So this text is compared as bytes, and
+the schema in it is parsed only once. msgspec decodes the payloads into structs that are generated for that
+schema. Unknown members are not allowed, and each value must have its type. These records are left to the row
+codec: records without a schema, and records that msgspec does not accept, such as invalid JSON. Compressed
+keys and values are decompressed first.
 """
 
 from __future__ import annotations
@@ -52,13 +52,16 @@ _NO_RECORDS: Final[Indices] = np.empty(0, np.int64)
 
 
 class _Part:
-    """The keys or the values of records: their payloads, and the texts of the schemas around them."""
+    """Finds the payloads in the keys or the values of records.
+
+    The texts around the payloads, which contain the schemas, are cached.
+    """
 
     def __init__(self) -> None:
         self._texts: list[Wrapping] = []
 
     def split(self, column: pa.Array) -> _Split:
-        """The wrapping of each record, and the position of its payload."""
+        """Finds the payload of each record, and the text around it, which contains its schema."""
         if len(self._texts) > _MOST_TEXTS or sum(map(_size, self._texts)) > _MOST_ROOM:
             self._texts = []
         found = _Split.of(column, self._texts)
@@ -88,7 +91,11 @@ def _wrapping(data: bytes) -> Wrapping | None:
 
 @dataclass
 class _Split:
-    """A column of records: the index in ``texts`` of each record's wrapping, and its payload's position."""
+    """The position of each record's payload in a column of keys or values.
+
+    ``codes`` holds, per record, the index in ``texts`` of the text around its payload. The code is negative
+    for a null, and for a record that no text in ``texts`` surrounds.
+    """
 
     column: pa.Array
     texts: list[Wrapping]
@@ -100,7 +107,7 @@ class _Split:
 
     @classmethod
     def of(cls, column: pa.Array, texts: list[Wrapping]) -> _Split:
-        """A split in which no record is matched yet."""
+        """Creates the split of a column of keys or values, before any payload is found in it."""
         kind: Any = np.int64 if pa.types.is_large_binary(column.type) else np.int32
         _, offsets, data = column.buffers()
         count, size = len(column), kind().itemsize
@@ -113,7 +120,10 @@ class _Split:
         return cls(column, texts, codes, found, found[:-1].copy(), found[1:].copy(), view)
 
     def match(self, code: int, waiting: Indices) -> Indices:
-        """Match the records of ``waiting`` that have this wrapping; returns the others."""
+        """Matches those of the ``waiting`` records that are surrounded by the text ``texts[code]``.
+
+        Returns the indices of the records that do not match.
+        """
         head, tail = self.texts[code].head, self.texts[code].tail
         starts, ends = self.offsets[:-1] + len(head), self.offsets[1:] - len(tail)
         fits = (starts <= ends)[waiting]
@@ -132,7 +142,7 @@ class _Split:
         return waiting[~same]
 
     def payloads(self, where: Indices) -> list[memoryview]:
-        """The payloads of matched records."""
+        """Returns the payloads of matched records, as views of the column's bytes."""
         data = self.data
         pairs = zip(self.starts[where].tolist(), self.ends[where].tolist(), strict=True)
         return [data[start:end] for start, end in pairs]
@@ -150,14 +160,18 @@ def _same(pieces: pa.Array, text: bytes) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class _Struct:
-    """A msgspec struct for a Connect struct; ``attributes`` maps the wire's members to its own names."""
+    """A msgspec struct for a Connect struct.
+
+    ``attributes`` maps the names of the members in a record to the names of the struct's attributes;
+    ``kinds`` maps them to their schemas.
+    """
 
     made: type[msgspec.Struct]
     attributes: dict[str, str]
     kinds: dict[str, ConnectSchema]
 
     def column(self, rows: Sequence[Any], wire: str) -> Wire:
-        """One member of all rows."""
+        """Returns one member of all rows, as an array, or as a list if the values have several types."""
         values = list(map(attrgetter(self.attributes[wire]), rows))
         array = _ARRAYS.get(self.kinds[wire].type)
         if array is None:
@@ -184,13 +198,20 @@ _TYPES: Final[dict[str, Any]] = {
 
 
 def _type(schema: ConnectSchema) -> Any:
-    """The msgspec type of a schema's values, with null; rare types are only checked to be JSON."""
+    """Returns the msgspec type for the values of a Connect schema, including null.
+
+    The type of arrays, maps and structs accepts any JSON.
+    """
     known = _TYPES.get(schema.type)
     return Any if known is None else known | None
 
 
 def _struct(fields: Sequence[ConnectField], *, complete: bool = False, flat: bool = False) -> _Struct | None:
-    """The struct for these members. ``complete``: all are required; ``flat``: None if one is nested."""
+    """Returns a msgspec struct class with a member for each of the fields.
+
+    ``complete``: if True, all members are required. ``flat``: if True, returns None if a field is an array,
+    map or struct.
+    """
     named = {one.wire: one.schema for one in fields}
     if flat and any(schema.type not in _TYPES for schema in named.values()):
         return None
@@ -205,7 +226,7 @@ def _struct(fields: Sequence[ConnectField], *, complete: bool = False, flat: boo
 
 
 class _Envelope(NamedTuple):
-    """The decoder of one writer's payloads, and its structs."""
+    """The function that decodes the payloads of one schema, and the structs of their parts."""
 
     decode: Callable[[Any], Any]
     source: _Struct
@@ -228,7 +249,10 @@ _SPECIAL: Final = frozenset({"op", "source", "before", "after"})
 
 
 def _envelope(schema: ConnectSchema) -> _Envelope | None:
-    """The decoder of a schema's payloads; None if they are not envelopes, or contain nested extra members."""
+    """Returns the decoder of a schema's payloads.
+
+    Returns None if the schema is not an envelope's, or if one of the additional members is nested too deeply.
+    """
     parts = [schema.field(name) for name in ("source", "before", "after")]
     if schema.type != "struct" or any(part is None or part.type != "struct" for part in parts):
         return None
@@ -253,7 +277,10 @@ def _envelope(schema: ConnectSchema) -> _Envelope | None:
 
 
 def _extra(schema: ConnectSchema) -> Any:
-    """The type of an envelope's extra member; None if it is nested deeper than the transaction."""
+    """Returns the msgspec type of an additional member of an envelope, such as ``transaction``.
+
+    Returns None if the member is nested deeper than a struct of plain values.
+    """
     if schema.type in _TYPES:
         return _type(schema)
     inner = _struct(schema.fields, flat=True) if schema.type == "struct" else None
@@ -280,7 +307,7 @@ def _made(make: Callable[[ConnectSchema], T | None], schema: ConnectSchema) -> T
 
 
 def _decoded(decode: Callable[[Any], Any], payloads: Sequence[memoryview]) -> list[Any]:
-    """All payloads decoded; None for each payload that cannot be decoded."""
+    """Decodes all payloads. The result has None for each payload that cannot be decoded."""
     try:
         return list(map(decode, payloads))
     except _ERRORS:
@@ -295,7 +322,7 @@ def _tried(decode: Callable[[Any], Any], payload: memoryview) -> Any:
 
 
 class _Columns:
-    """The columns of one struct, assembled from the rows of several stretches."""
+    """Columns of one struct, to which rows are added in groups."""
 
     def __init__(self, struct: _Struct, wires: Iterable[str]) -> None:
         self._struct = struct
@@ -303,7 +330,7 @@ class _Columns:
         self._present: list[npt.NDArray[np.bool_]] = []
 
     def add(self, rows: Sequence[Any]) -> None:
-        """Add the rows of a stretch; None for missing rows."""
+        """Adds a group of rows; None stands for a record without a row."""
         present = np.array([row is not None for row in rows], np.bool_)
         self._present.append(present)
         if not present.all():
@@ -313,7 +340,7 @@ class _Columns:
                 parts.append(self._struct.column(rows, wire))
 
     def member(self, wire: str) -> Wire:
-        """One column of all rows."""
+        """Returns one column of all rows that were added."""
         parts = self._parts[wire]
         if len(parts) < 2:
             return parts[0] if parts else []
@@ -322,14 +349,15 @@ class _Columns:
         return pa.concat_arrays(parts)
 
     def image(self) -> Image:
-        """The rows with their columns."""
+        """Returns all rows that were added, as columns with a mask of the records that have a row."""
         return Image(np.concatenate(self._present), self.member)
 
 
 def _opened(records: Records, most: int) -> Records:
-    """The records, or the first of them, with decompressed keys and values.
+    """Returns the records with decompressed keys and values.
 
-    A key or value that cannot be decompressed is left unchanged; the row codec names the fault.
+    If the records become very large, only the first of them are returned. A key or value that cannot be
+    decompressed is left unchanged; decoding it later raises the error.
     """
     starts = [pc.starts_with(half, JSON_START) for half in (records.key, records.value)]
     if all(pc.all(one, min_count=0).as_py() for one in starts):
@@ -358,7 +386,7 @@ def _opened_half(data: bytes | None, most: int) -> bytes | None:
 
 
 class JsonColumns:
-    """The columnar step of debezium-json; caches what it prepared for each schema."""
+    """Columnar decoder of debezium-json; caches the decoder of each schema."""
 
     def __init__(self, tables: EnvelopeTables, is_flattened: IsFlattened, *, most: int = LARGEST) -> None:
         self._tables, self._is_flattened, self._most = tables, is_flattened, most
@@ -367,9 +395,11 @@ class JsonColumns:
         self._key_readers = ByIdentity(partial(_made, _key), 2 * _MOST_TEXTS)
 
     def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
-        """The row changes of the records that contain a schema.
+        """Decodes the row changes in records with a schema.
 
-        Fewer compressed records are consumed if they decompress to many bytes.
+        All other records are left to the row codec, which decodes one record at a time. If compressed records
+        become very large when decompressed, only the first of them are read; the result contains their
+        number.
         """
         records = _opened(records, self._most)
         values, keys = self._values.split(records.value), self._keys.split(records.key)
@@ -381,7 +411,11 @@ class JsonColumns:
         return found.result(records, np.concatenate(unknown), self._is_flattened)
 
     def _envelopes(self, values: _Split, keys: _Split) -> Iterator[tuple[Envelopes | None, Indices]]:
-        """The envelopes of each pair of schemas, with the records that are left."""
+        """Yields the decoded envelopes of the records with the same key schema and value schema.
+
+        Each item also has the indices of records that were not decoded; the row codec decodes them one by
+        one.
+        """
         usable = (values.codes >= 0) & (keys.codes >= _NULL)
         pairs = set(zip(values.codes[usable].tolist(), keys.codes[usable].tolist(), strict=True))
         for value, key in sorted(pairs):
@@ -399,15 +433,15 @@ class JsonColumns:
 
 
 def _no_envelope(values: _Split, keys: _Split) -> Indices:
-    """Records whose key or value has neither of the two usual forms."""
+    """Returns the indices of the records whose key or value does not have the usual form."""
     return np.flatnonzero((values.codes == _LEFT) | ((values.codes >= 0) & (keys.codes == _LEFT)))
 
 
 class _Reading:
-    """Envelopes of one pair of schemas, decoded in stretches.
+    """Decodes the envelopes of records with one key schema and one value schema, group by group.
 
-    All of them come from the connector of the first envelope. Envelopes of other connectors, and records that
-    cannot be decoded, are left to the row codec.
+    All of them come from the connector of the first envelope. The indices of envelopes from other connectors,
+    and of records that cannot be decoded, are added to ``left``.
     """
 
     def __init__(self, envelope: _Envelope, key: _Key | None) -> None:
@@ -423,7 +457,7 @@ class _Reading:
         self.left: list[Indices] = []
 
     def add(self, where: Indices, values: _Split, keys: _Split) -> None:
-        """Decode the records at ``where``."""
+        """Decodes the records at the indices ``where``."""
         found = _decoded(self._envelope.decode, values.payloads(where))
         rows = found
         if self._key_decoder is not None:
@@ -458,7 +492,7 @@ class _Reading:
             self._key.add(keys)
 
     def envelopes(self, schema: ConnectSchema, key_schema: ConnectSchema | None) -> Envelopes | None:
-        """All envelopes that were decoded, or None."""
+        """Returns all envelopes that were decoded, or None if no record could be decoded."""
         if self._connector is None:
             return None
         return Envelopes(

@@ -1,16 +1,17 @@
-"""Readers of Debezium's values: from a Connect schema or a table definition to a column and its values.
+"""Readers of Debezium's column values, created from a Connect schema or from a table definition.
 
 Written from Debezium 3.5 (real events of MariaDB and PostgreSQL), its documentation for cases without
 captures (Oracle, SQL Server), and TiCDC's ``debezium`` and ``debezium-avro`` (b813e76).
 
-With a schema: ``column_of`` a field, then ``reader_of`` once for the column, and its function for each value.
-A table definition adds facts that are not on the wire: that a BIGINT is unsigned, that text is base64 of
-binary, that a text is a DECIMAL. A value that does not fit the defined type is refused, never changed to fit.
+With a schema, call ``column_of`` for a field, then ``reader_of`` once for the column, and the returned
+function for each value. A table definition in the config adds facts that records do not contain: that a
+BIGINT is unsigned, that text is base64 of binary, that a text is a DECIMAL. A value that does not fit the
+defined type raises an error; it is never changed to fit.
 
-Without a schema (``schemas.enable: false``) JSON has only its own types: a number of days, milli- or
-microseconds is a number, bytes are text, and only a table definition and the connector's modes distinguish
-them: ``definition_reader``. Without a definition, a column's type is inferred from its value: boolean, whole
-number, number, or text (``infer_column``, ``inferred_value``).
+Without a schema (``schemas.enable: false``) a record has only JSON's own types: a number of days, milli- or
+microseconds is a number, and bytes are text. Then only a table definition and the connector's modes show what
+a value means (``definition_reader``). Without a definition, a column's type is inferred from its value:
+boolean, whole number, number, or text (``infer_column``, ``inferred_value``).
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ ValueReader = Callable[[object], "Value | Unavailable"]
 
 
 def reader_of(schema: ConnectSchema, *, column: Column, modes: DebeziumModes) -> ValueReader:
-    """A reader of one column's values on the wire.
+    """Returns the function that reads the values of one column from records.
 
-    ``column`` is ``column_of`` the field, or the column of a table definition. The reader accepts the values
-    of fastavro or a JSON parser (numbers with a fraction as Decimal). It returns ``UNAVAILABLE`` for a value
-    that the connector did not have, so that the stored value is kept.
+    ``column`` comes from ``column_of`` or from a table definition. The function accepts the values of
+    fastavro or of a JSON parser that reads numbers with a fraction as Decimal. For a value that the connector
+    did not have it returns ``UNAVAILABLE_PLACEHOLDER``; the target then keeps its stored value.
 
-    The reader raises ValueOutOfRangeError for a value that the column cannot hold and SchemaMismatchError for
-    a value of another kind; both name the column.
+    The function raises ValueOutOfRangeError for a value that the column cannot hold and SchemaMismatchError
+    for a value of another kind; both name the column.
     """
     absent = placeholders(schema, modes)
     if row_of(column.type).reader == "time":
@@ -78,7 +79,7 @@ def reader_of(schema: ConnectSchema, *, column: Column, modes: DebeziumModes) ->
 
 
 def has_own_type(schema: ConnectSchema, column: Column) -> bool:
-    """Return True if the column has the schema's own type, so that no value needs to be converted."""
+    """Returns True if the column has the type that its schema describes, so no value must be converted."""
     own, defined = wire_type(schema), column.type
     if own.name != defined.name:
         return False
@@ -107,9 +108,10 @@ Implied = Callable[[ColumnType, object, DebeziumModes], ConnectSchema]
 
 
 def definition_reader(column: Column, *, modes: DebeziumModes) -> ValueReader:
-    """A reader of plain JSON's values of a column that a table definition declares.
+    """Returns the function that reads a column's values from JSON without a schema.
 
-    The reader raises the same errors as that of ``reader_of``.
+    ``column`` comes from a table definition. The function raises ValueOutOfRangeError for a value that the
+    column cannot hold and SchemaMismatchError for a value of another kind; both name the column.
     """
     readers: dict[tuple[type, str | None], ValueReader] = {}
 
@@ -130,10 +132,10 @@ def definition_reader(column: Column, *, modes: DebeziumModes) -> ValueReader:
 
 
 def implied_schema(column: Column, raw: object, modes: DebeziumModes) -> ConnectSchema:
-    """The schema with which the connector wrote a JSON value of this type into this column.
+    """Returns the Connect schema with which the connector must have written this JSON value into this column.
 
     Raises:
-        SchemaMismatchError: the connector does not write such a value.
+        SchemaMismatchError: the connector does not write such a value into a column of this type.
     """
     if isinstance(raw, list | Mapping):
         return _nested(column.type, raw)
@@ -164,15 +166,20 @@ def _nested(column_type: ColumnType, raw: object) -> ConnectSchema:
     if row.reader != "text" or column_type.name not in _STRUCTURES:
         kind = "an object" if isinstance(raw, Mapping) else "an array"
         raise SchemaMismatchError(
-            f"The value is {kind} in JSON, but the definition declares "
-            f"{column_type.sql or column_type.name}. Declare the source's column type in the definition, or "
-            "change the connector's setting for that type (for example hstore.handling.mode)."
+            f"The value is {kind} in JSON, but the table definition declares "
+            f"{column_type.sql or column_type.name}. Declare the source's column type in the "
+            "definition, or change the connector's setting for that type (for example "
+            "hstore.handling.mode)."
         )
     return _schema("array") if isinstance(raw, list) else _schema("map")
 
 
 def _items(raw: object, inner: ConnectSchema) -> ConnectSchema:
-    """The schema of an array's items, nested as deeply as the array."""
+    """Returns the schema of an array's items.
+
+    If the items are arrays themselves, the schema is nested as deeply; the innermost items have the schema
+    ``inner``.
+    """
     inside = next((one for one in raw if isinstance(one, list)), None) if isinstance(raw, list) else None
     return inner if inside is None else replace(_schema("array"), items=_items(inside, inner))
 
@@ -256,7 +263,7 @@ _FIXED_UNIT: Final[dict[TimePrecision, int]] = {"connect": 3, "microseconds": 6,
 
 
 def _unit(column_type: ColumnType, modes: DebeziumModes) -> int:
-    """The fraction digits of a second that a number counts: 3, 6 or 9."""
+    """Returns the unit in which a time is counted, as digits of a second: 3 (ms), 6 (µs) or 9 (ns)."""
     fixed = _FIXED_UNIT.get(modes.time_precision_mode)
     if fixed is not None:
         return fixed
@@ -287,10 +294,11 @@ _IMPLIED: Final[dict[Reader, Implied]] = {
 
 
 def infer_column(name: str, raw: object) -> Column:
-    """The column inferred from a JSON value without a definition: boolean, bigint, decimal, json or text.
+    """Returns the column that a JSON value without a definition implies.
 
-    Numbers with a fraction have no precision (Delta: text, with all their digits), since JSON does not
-    distinguish a DECIMAL from a DOUBLE. null is inferred as text.
+    Its type is boolean, bigint, decimal, json or text. A decimal has no precision, since JSON does not
+    distinguish a DECIMAL from a DOUBLE; Delta stores it as text with all its digits. The type of null is
+    text.
     """
     return Column(name, ColumnType(_inferred(raw)))
 
@@ -306,10 +314,13 @@ def _inferred(raw: object) -> str:
 
 
 def inferred_value(raw: object, *, modes: DebeziumModes) -> Value | Unavailable:
-    """A JSON value unchanged; arrays and objects as JSON text, an integer larger than a bigint as a Decimal.
+    """Returns a JSON value of a column that was inferred with ``infer_column``.
+
+    Arrays and objects are returned as JSON text, an integer larger than a bigint as a Decimal, a placeholder
+    of the connector as ``UNAVAILABLE_PLACEHOLDER``, and all other values unchanged.
 
     Raises:
-        SchemaMismatchError: it is not a JSON value.
+        SchemaMismatchError: the value is not a JSON value.
     """
     column = infer_column("", raw)
     kind = _schema("array" if isinstance(raw, list) else "string")
@@ -323,7 +334,9 @@ def inferred_value(raw: object, *, modes: DebeziumModes) -> Value | Unavailable:
         return Decimal(raw)
     if raw is None or isinstance(raw, int | Decimal):
         return raw
-    raise SchemaMismatchError(f"{shown(raw)} is not a JSON value. Parse its numbers as Decimal.")
+    raise SchemaMismatchError(
+        f"{shown(raw)} is not a JSON value. The JSON parser must read numbers with a fraction as Decimal."
+    )
 
 
 Fit = Callable[[Value], Value]
@@ -337,7 +350,7 @@ _URL_SAFE: Final = str.maketrans("-_", "+/")
 
 
 def fitting(column_type: ColumnType, modes: DebeziumModes) -> Fit:
-    """The function that converts a value of the wire to a value of the column's type.
+    """Returns the function that converts a value read from a record to a value of the column's type.
 
     The function raises ValueOutOfRangeError for a value that the type cannot hold and SchemaMismatchError for
     a value of another kind.
@@ -351,8 +364,9 @@ def _refuse(value: object, column_type: ColumnType, why: str = "") -> ValueOutOf
 
 def _mismatch(value: object, column_type: ColumnType) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"{type(value).__name__} {shown(value)} is not a valid {column_type.sql or column_type.name}: the "
-        "table definition and the topic differ."
+        f"{type(value).__name__} {shown(value)} is not a valid "
+        f"{column_type.sql or column_type.name}, so the table definition does not match the "
+        "topic. Correct the column's type in the definition."
     )
 
 
@@ -414,14 +428,20 @@ def _fit_decimal(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
 
 
 def _sure(value: float, column_type: ColumnType) -> Decimal:
-    """The decimal that a double was created from, if its scale allows only one: at most fifteen digits."""
+    """Returns the decimal that a double was created from.
+
+    Raises:
+        ValueOutOfRangeError: with the column's scale, the number has more than fifteen digits, so that the
+            double may stand for several decimals.
+    """
     scale = column_type.scale
     if scale is None or not abs(value) < 10.0 ** (_SURE_DIGITS - scale):
         raise _refuse(
             value,
             column_type,
-            ", because a double does not determine all of its digits. Set decimal.handling.mode to precise "
-            "or string, or define the column as DOUBLE",
+            ", because the record has it as a double, which does not determine all of its digits. "
+            "Set decimal.handling.mode to precise or string at the connector, or define the column "
+            "as DOUBLE",
         )
     return fit_decimal(Decimal(repr(value)), column_type)
 
@@ -461,7 +481,10 @@ def _fit_text(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
 
 
 def _duration(microseconds: int) -> str:
-    """A count of microseconds in ISO 8601, only as seconds, because a count does not show months and days."""
+    """Formats microseconds as an ISO 8601 duration in seconds, such as ``PT90.5S``.
+
+    Months and days are not written, because a number of microseconds does not contain them.
+    """
     seconds, fraction = divmod(abs(microseconds), 1_000_000)
     text = f"{seconds}.{fraction:06d}".rstrip("0").rstrip(".")
     return f"PT{'-' if microseconds < 0 else ''}{text}S"
@@ -508,17 +531,17 @@ def _fractional(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
 
 
 def padded(text: str, column_type: ColumnType) -> str:
-    """MySQL's text of a time, padded to the fraction digits of the column.
+    """Returns MySQL's text of a time, padded with zeros to the fraction digits of the column.
 
     Raises:
-        ValueOutOfRangeError: the time has more digits that are not zero.
+        ValueOutOfRangeError: the text has more fraction digits than the column.
     """
     whole, _, fraction = text.partition(".")
     digits = column_type.fsp
     if digits is None or (not fraction.isdigit() and fraction):
         return text
     if len(fraction) > digits:
-        raise _refuse(text, column_type, f": it has more than {digits} fractional digits")
+        raise _refuse(text, column_type, f", because it has more than {digits} fractional digits")
     return f"{whole}.{fraction.ljust(digits, '0')}" if digits else whole
 
 
@@ -544,7 +567,11 @@ def _local(text: str, zone: ZoneInfo, column_type: ColumnType) -> str:
     except (ValueError, OverflowError) as error:
         raise _refuse(text, column_type) from error
     if local.fold:
-        raise _refuse(text, column_type, f": its hour occurs twice in {zone}. Set UTC as the time zone")
+        raise _refuse(
+            text,
+            column_type,
+            f", because its hour occurs twice in the time zone {zone}. Set UTC as the time zone",
+        )
     shown_local = local.replace(tzinfo=None).isoformat(" ")
     return f"{shown_local}.{fraction}" if fraction else shown_local
 

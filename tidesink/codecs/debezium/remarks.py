@@ -1,4 +1,4 @@
-"""Warnings of ``tidesink plan`` and ``status`` about facts that a connector's topic does not contain.
+"""Warnings that ``tidesink plan`` and ``status`` show about facts that a connector's records do not contain.
 
 Each warning names its columns, and the setting at the connector or the source that fixes the problem.
 """
@@ -13,42 +13,47 @@ from tidesink.events import Column
 from tidesink.typemap.table import type_words
 
 _FOREIGN: Final = (
-    "Column {}: its schema is named {}, which tidesink does not know. Its values are read as {}, according "
-    "to their Kafka Connect type. If they mean something else, define the table."
+    "Column {}: its Connect schema has the name {}, which tidesink does not know. Its values "
+    "are read as {}, according to their Kafka Connect type. If this is not their meaning, "
+    "define the table under tables."
 )
 # The fraction digits that only NanoTimestamp has.
 _NANO_DIGITS: Final = 9
 _NANO: Final = (
-    "Columns {}: NanoTimestamp counts nanoseconds in 64 bits, so a date before 1677-09-21 or after "
-    "2262-04-11 overflows at the connector and arrives as another date. If the table has such dates "
-    "(9999-12-31), set time.precision.mode to microseconds or isostring, or declare fewer digits at the "
-    "source."
+    "Columns {}: their records have the type NanoTimestamp, which counts nanoseconds in 64 "
+    "bits. A date before 1677-09-21 or after 2262-04-11 overflows at the connector and "
+    "arrives as another date. If the table has such dates (9999-12-31), set "
+    "time.precision.mode to microseconds or isostring at the connector, or declare fewer "
+    "fraction digits in the source table."
 )
 _DEFAULTS: Final = (
-    "Columns {}: they allow NULL and have a default. With the converter's default settings a NULL arrives "
-    "as the default, and no record shows it. Set replace.null.with.default=false (JsonConverter) or "
-    "ignore.default.for.nullables=true (AvroConverter) for the key and the value converter. Rows that "
-    "tidesink reads from the database have NULL, so diff finds the difference."
+    "Columns {}: they allow NULL and have a default. With the converter's default settings, "
+    "NULL arrives as the default, and the record does not show the difference. Set "
+    "replace.null.with.default=false (JsonConverter) or ignore.default.for.nullables=true "
+    "(AvroConverter) for the key and the value converter. Rows that tidesink reads from the "
+    "database have NULL, so `tidesink diff` reports these rows as different."
 )
 _SHAPES: Final = (
-    "Columns {}: the connector has no placeholder for an unchanged geometry that is stored out of line "
-    "(TOAST). It arrives as NULL, or as an empty geometry in a column that is NOT NULL, and no record "
-    "shows it. Set REPLICA IDENTITY FULL on the table."
+    "Columns {}: if an update does not change a geometry that is stored out of line (TOAST), "
+    "the connector does not send it. The geometry then arrives as NULL, or as an empty "
+    "geometry in a NOT NULL column, and the record does not show the difference. Set REPLICA "
+    "IDENTITY FULL on the table."
 )
 _KEY: Final = (
-    "Columns {}: they are the key of the records. If message.key.columns contains a column that is not in "
-    "the table's replica identity, a deleted row arrives with NULL or a zero in it, and no record shows "
-    "it. The delete then applies to another row. If the columns are the primary key or the replica "
-    "identity, confirm this under tables: keys, or set source.database."
+    "Columns {}: they are the key of the table's records. If message.key.columns at the "
+    "connector contains a column that is not in the table's replica identity, a deleted row "
+    "arrives with NULL or zero in this column, and the record does not show the difference. "
+    "The delete is then applied to another row. If the columns are the primary key or the "
+    "replica identity, list them under tables: keys to confirm this, or set source.database."
 )
 # The field that ByLogicalTableRouter adds to the keys of the tables that it routes into one topic.
 ROUTED: Final = "__dbz__physicalTableIdentifier"
 _SHAPE_TYPES: Final = ("geometry", "geography")
 _GONE: Final = (
-    "Columns {}: earlier records have them, but the newest do not, so new rows have NULL there. They were "
-    "dropped at the source, or they are generated columns, which PostgreSQL's connector sends in its "
-    "snapshot but not in its stream. Exclude them (except_column_list, or column.exclude.list at the "
-    "connector)."
+    "Columns {}: older records have them, but the newest records do not, so new rows have "
+    "NULL in them. They were dropped at the source, or they are generated columns, which "
+    "PostgreSQL's connector sends only in its snapshot. Exclude these columns "
+    "(except_column_list, or column.exclude.list at the connector)."
 )
 
 
@@ -60,10 +65,11 @@ def column_remarks(
     gone: Iterable[str] = (),
     is_confirmed: bool = False,
 ) -> Iterator[str]:
-    """The warnings for a table whose newest records have these columns.
+    """Yields the warnings for a table whose newest records have these columns.
 
-    ``connector``: the name in the source block, if known. ``gone``: columns that only earlier records have.
-    ``is_confirmed``: it is known that Postgres sends the key columns of a deleted row.
+    ``connector``: the connector's name in the source block; empty if unknown. ``keys``: names of the key
+    columns. ``gone``: names of columns that only older records have. ``is_confirmed``: True if it is
+    confirmed that Postgres sends the key columns of a deleted row.
     """
     listed, in_key = tuple(columns), set(keys)
     for column in listed:
@@ -80,10 +86,11 @@ def column_remarks(
 
 
 def key_remark(keys: Iterable[str]) -> Iterator[str]:
-    """The warning for a Postgres key of several columns, which a deleted row may lack.
+    """Yields the warning that a deleted row of a Postgres table may lack columns of its key.
 
-    There is no warning for a key of one column: if it was not sent, the old row contains another column, and
-    the delete is refused. The field of ``ByLogicalTableRouter`` is not a column of the table.
+    There is no warning for a key of one column. If such a key was not sent, the old row contains another
+    column, and decoding the delete raises an error. The field of ``ByLogicalTableRouter`` does not count,
+    because it is not a column of the table.
     """
     named = tuple(name for name in keys if name != ROUTED)
     if len(named) > 1:
@@ -91,12 +98,18 @@ def key_remark(keys: Iterable[str]) -> Iterator[str]:
 
 
 def routed_field(added: Collection[str]) -> str:
-    """The option for that field, with its name; ``added``: columns that only the keys of records have."""
+    """Returns how to describe, in a message, the key field that ``ByLogicalTableRouter`` adds.
+
+    ``added``: names of the columns that only the records' keys have. If empty, the default name is returned.
+    """
     return f"key.field.name: {', '.join(sorted(added))}" if added else f"key.field.name, {ROUTED} by default"
 
 
 def has_required_shapes(columns: Iterable[Column]) -> bool:
-    """Return True if a PostGIS column is NOT NULL, so that an update may contain a stand-in for its value."""
+    """Returns True if a PostGIS column is NOT NULL.
+
+    In such a column an update may contain a placeholder for a geometry that the connector did not send.
+    """
     return any(one.type.name in _SHAPE_TYPES and not one.nullable for one in columns)
 
 

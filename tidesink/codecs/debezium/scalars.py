@@ -1,13 +1,13 @@
-"""Single values of Connect schemas: numbers, text, bytes, decimals, bits, dates and times.
+"""Reads single values of Connect schemas: numbers, text, bytes, decimals, bits, dates and times.
 
-Integers, floats, booleans, text and bytes are read in Avro's and JSON's forms. Decimals and bits are numbers
-that are written as bytes.
+Integers, floats, booleans, text and bytes are read from Avro's and from JSON's form. Decimals and bits are
+numbers that are stored as bytes.
 
-Dates and times become exact text in MySQL's form, or in PostgreSQL's if MySQL has no such value. Debezium
-counts days, milli-, micro- or nanoseconds from 1970-01-01 without a zone, or writes ISO 8601. The text has no
-zeros at the end of a fraction (``2024-02-29 12:34:56.5``). A year before 1 is ``0044-03-15 BC``, a year after
-9999 has more digits, and PostgreSQL's infinities are ``infinity`` and ``-infinity``. No value is converted to
-a float or a Python date, whose years end at 9999.
+Dates and times are converted to exact text in MySQL's form, or in PostgreSQL's if MySQL has no such value.
+Debezium counts days, milli-, micro- or nanoseconds from 1970-01-01 without a zone, or writes ISO 8601. The
+text has no zeros at the end of a fraction (``2024-02-29 12:34:56.5``). A year before 1 is written as
+``0044-03-15 BC``, a year after 9999 with more digits, and PostgreSQL's infinities as ``infinity`` and
+``-infinity``. No value is converted to a float or a Python date, whose years end at 9999.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def mismatch(raw: object, schema: ConnectSchema) -> SchemaMismatchError:
-    """The error of a value that does not have its schema's type."""
+    """Returns the error for a value that does not have its schema's type."""
 
     return SchemaMismatchError(
         f"{type(raw).__name__} {shown(raw)} is not a valid {schema.name or schema.type}."
@@ -41,7 +41,11 @@ def mismatch(raw: object, schema: ConnectSchema) -> SchemaMismatchError:
 
 
 def integer(schema: ConnectSchema) -> Callable[[object], int]:
-    """A reader of integers of 8 to 64 bits; booleans are refused."""
+    """Returns a function that reads integers of 8 to 64 bits.
+
+    The function raises SchemaMismatchError for any other value, including booleans, and ValueOutOfRangeError
+    for an integer with more bits.
+    """
 
     limit = 1 << (INTEGER_BITS[schema.type] - 1)
 
@@ -56,7 +60,11 @@ def integer(schema: ConnectSchema) -> Callable[[object], int]:
 
 
 def floating(schema: ConnectSchema) -> Callable[[object], float]:
-    """A reader of floats: numbers, and the words for values that JSON numbers cannot express."""
+    """Returns a function that reads floats: numbers, and the words ``NaN``, ``Infinity`` and ``-Infinity``.
+
+    The function raises SchemaMismatchError for any other value, and ValueOutOfRangeError for a number that is
+    too large.
+    """
 
     single = schema.type == "float32"
 
@@ -78,7 +86,7 @@ def floating(schema: ConnectSchema) -> Callable[[object], float]:
 
 
 def boolean(schema: ConnectSchema) -> Callable[[object], bool]:
-    """A reader of true and false."""
+    """Returns a function that reads true and false, and raises SchemaMismatchError for any other value."""
 
     def read(raw: object) -> bool:
         if not isinstance(raw, bool):
@@ -89,7 +97,7 @@ def boolean(schema: ConnectSchema) -> Callable[[object], bool]:
 
 
 def checked_text(schema: ConnectSchema) -> Callable[[object], str]:
-    """A reader of text."""
+    """Returns a function that reads text, and raises SchemaMismatchError for any other value."""
 
     def read(raw: object) -> str:
         if not isinstance(raw, str):
@@ -100,7 +108,11 @@ def checked_text(schema: ConnectSchema) -> Callable[[object], str]:
 
 
 def bytes_reader(schema: ConnectSchema) -> Callable[[object], bytes]:
-    """A reader of bytes: Avro's, or JSON's base64."""
+    """Returns a function that reads bytes: Avro's, or base64 text from JSON.
+
+    The function raises SchemaMismatchError for any other value, and ValueOutOfRangeError for text that is not
+    base64.
+    """
 
     def read(raw: object) -> bytes:
         if isinstance(raw, bytes):
@@ -127,7 +139,12 @@ _MOST_PRECISION: Final = 80
 
 
 def unscaled(schema: ConnectSchema) -> Callable[[object], Decimal]:
-    """A reader of a decimal with the schema's scale: an unscaled number's bytes, or the number itself."""
+    """Returns a function that reads decimals with the scale of the schema.
+
+    The decimal is stored as the bytes of its unscaled number, or in JSON as a number (``decimal.format:
+    numeric``). The function raises ValueOutOfRangeError if the decimal has more digits than the schema
+    allows.
+    """
     scale, precision = scale_of(schema), whole_parameter(schema, PRECISION)
     read = bytes_reader(schema)
     limit = 10**precision if precision is not None and 0 < precision <= _MOST_PRECISION else None
@@ -146,7 +163,7 @@ def unscaled(schema: ConnectSchema) -> Callable[[object], Decimal]:
 
 
 def scale_of(schema: ConnectSchema) -> int | None:
-    """The digits after the point in a decimal's schema, or None without a scale.
+    """Returns a decimal's digits after the point according to its schema; None if the schema has no scale.
 
     Raises:
         SchemaMismatchError: the scale is not a number, or larger than any database supports.
@@ -154,16 +171,17 @@ def scale_of(schema: ConnectSchema) -> int | None:
     scale = whole_parameter(schema, "scale")
     if scale is not None and abs(scale) > _MOST_SCALE:
         raise SchemaMismatchError(
-            f"The scale of {schema.name or schema.type} is {scale}, which no database supports."
+            f"The scale of {schema.name or schema.type} in the record's schema is {scale}, which no "
+            "database supports."
         )
     return scale
 
 
 def at_scale(value: Decimal, scale: int | None, schema: ConnectSchema) -> Decimal:
-    """The value with the digits after the point of its schema; unchanged if the schema has no scale.
+    """Returns the number with exactly ``scale`` digits after the point, or unchanged if ``scale`` is None.
 
     Raises:
-        ValueOutOfRangeError: it has more digits that are not zero, or is not a number.
+        ValueOutOfRangeError: digits other than zero would be lost, or the value is not a finite number.
     """
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int) or abs(exponent) > _MOST_SCALE:
@@ -179,10 +197,10 @@ def at_scale(value: Decimal, scale: int | None, schema: ConnectSchema) -> Decima
 
 
 def scaled(data: bytes, scale: int, schema: ConnectSchema) -> Decimal:
-    """The decimal of an unscaled number's bytes (big-endian two's complement), with all its digits.
+    """Returns the decimal whose unscaled number is stored in ``data`` (big-endian two's complement).
 
     Raises:
-        ValueOutOfRangeError: it has more digits or a wider scale than a database supports.
+        ValueOutOfRangeError: the decimal has more digits or a larger scale than any database supports.
     """
     if len(data) > _MOST_BYTES or abs(scale) > _MOST_SCALE:
         raise ValueOutOfRangeError(
@@ -196,7 +214,7 @@ def scaled(data: bytes, scale: int, schema: ConnectSchema) -> Decimal:
 
 
 def variable_scale(schema: ConnectSchema) -> Callable[[object], Decimal]:
-    """A reader of a decimal that contains its own scale."""
+    """Returns a function that reads decimals from a struct of ``scale`` and ``value``."""
     read = bytes_reader(schema)
 
     def decimal(raw: object) -> Decimal:
@@ -208,7 +226,7 @@ def variable_scale(schema: ConnectSchema) -> Callable[[object], Decimal]:
 
 
 def bits(schema: ConnectSchema) -> Callable[[object], int | bytes]:
-    """A reader of a bit string: a number of up to 64 bits, the bytes unchanged for longer ones."""
+    """Returns a function that reads bit strings: as a number up to 64 bits, as bytes if they are longer."""
     length = whole_parameter(schema, "length") or _MOST_BITS
     read = bytes_reader(schema)
     if not 0 < length <= _MOST_BITS:
@@ -226,7 +244,7 @@ def bits(schema: ConnectSchema) -> Callable[[object], int | bytes]:
 
 
 def whole_parameter(schema: ConnectSchema, name: str) -> int | None:
-    """A parameter that is a whole number, or None if the schema does not have it.
+    """Returns a parameter of the schema as an int; None if the schema does not have this parameter.
 
     Raises:
         SchemaMismatchError: the parameter is not a whole number.
@@ -238,7 +256,8 @@ def whole_parameter(schema: ConnectSchema, name: str) -> int | None:
         return int(text)
     except ValueError as error:
         raise SchemaMismatchError(
-            f"{name} of {schema.name or schema.type} is {shown(text)}, but a whole number was expected."
+            f"The parameter {name} of {schema.name or schema.type} in the record's schema is "
+            f"{shown(text)}, but a whole number was expected."
         ) from error
 
 
@@ -281,7 +300,7 @@ _ISO_TIME: Final = re.compile(
 
 
 def date_text(days: int) -> str:
-    """A date from its days since 1970-01-01."""
+    """Formats days since 1970-01-01 as a date."""
     return _INFINITE_DAYS.get(days) or _day_text(days)
 
 
@@ -290,7 +309,10 @@ def _day_text(days: int) -> str:
 
 
 def timestamp_text(units: int, per_second: int) -> str:
-    """A date and time from its units since 1970-01-01, with ``per_second`` units in a second."""
+    """Formats a count of time units since 1970-01-01 as a date and time.
+
+    ``per_second`` is the number of units in a second.
+    """
     infinite = INFINITE_TIMESTAMPS if per_second < 10**9 else _INFINITE_NANOSECONDS
     return infinite.get(units) or _moment_text(units, per_second)
 
@@ -304,7 +326,10 @@ def _moment_text(units: int, per_second: int) -> str:
 
 
 def time_text(units: int, per_second: int) -> str:
-    """A time of day, or a MySQL TIME of up to 838:59:59 on both sides of zero."""
+    """Formats a count of time units as a time of day, or as a MySQL TIME between -838:59:59 and 838:59:59.
+
+    ``per_second`` is the number of units in a second.
+    """
     seconds, fraction = divmod(abs(units), per_second)
     return f"{'-' if units < 0 else ''}{_clock(seconds)}{_fraction(fraction, per_second)}"
 
@@ -322,7 +347,10 @@ def _fraction(units: int, per_second: int) -> str:
 
 
 def _civil(days: int) -> tuple[str, str]:
-    """The day as text, and ``BC`` for a year before 1, as PostgreSQL writes it."""
+    """Returns the date as text, and ``BC`` for a year before 1 (as PostgreSQL writes it) or an empty text.
+
+    ``days`` counts from 1970-01-01.
+    """
     ordinal = days + _EPOCH_ORDINAL
     if 1 <= ordinal <= _LAST_ORDINAL:
         return date.fromordinal(ordinal).isoformat(), ""
@@ -337,7 +365,10 @@ def _civil(days: int) -> tuple[str, str]:
 
 
 def dated(year: int, day: str) -> tuple[str, str]:
-    """The year with the text of its day, and ``BC`` for a year before 1."""
+    """Returns a date as text, and ``BC`` for a year before 1 or an empty text.
+
+    ``day`` is the text of month and day.
+    """
     # ISO 8601 has a year 0, which is 1 BC.
     return (f"{year:04d}-{day}", "") if year > 0 else (f"{1 - year:04d}-{day}", "BC")
 
@@ -351,11 +382,12 @@ _INFINITE_TEXTS: Final = {
 
 
 def iso_reader(kind: str, *, zoned: bool, timed: bool) -> Callable[[object], str]:
-    """A reader of ISO 8601 text: of a date, of a date and time, or of a date and time with an offset.
+    """Returns a function that converts ISO 8601 text to this module's form of dates and times.
 
-    The reader raises ValueOutOfRangeError for any other text. A ``Z`` at the end of a date without a zone is
-    meaningless (``time.precision.mode: isostring``) and is dropped. Representations of PostgreSQL's
-    infinities become ``infinity`` or ``-infinity``.
+    ``timed``: the text has a time of day. ``zoned``: it also has an offset. ``kind`` names the value in
+    errors. A ``Z`` at the end of a date without a zone is meaningless (``time.precision.mode: isostring``)
+    and is dropped. Representations of PostgreSQL's infinities become ``infinity`` or ``-infinity``. The
+    function raises ValueOutOfRangeError for any other text.
     """
 
     def read(raw: object) -> str:
@@ -379,7 +411,7 @@ def _iso_text(found: re.Match[str], *, zoned: bool) -> str:
 
 
 def iso_time_text(raw: object) -> str:
-    """A time of day from ISO 8601 text, without the meaningless ``Z``.
+    """Converts a time of day in ISO 8601 to this module's form, without the meaningless ``Z``.
 
     Raises:
         ValueOutOfRangeError: the text is not a time of day.

@@ -1,17 +1,18 @@
-"""Conversion of values read from the database to the values of Debezium's records.
+"""Converts values read from the source database to the values that Debezium's records contain.
 
-A snapshot reads rows by SQL: MySQL's and its derivatives' in canal-json's form, Postgres' as Postgres' own
-texts (``stored_postgres``). Records of the same row differ according to the connector's modes and the
-producer's losses, and this module reproduces the differences. Sources: events of Debezium 3.5 from MariaDB
-10.11, its documentation for MySQL's JSON, and TiCDC's encoder (b813e76).
+A snapshot reads rows by SQL: those of MySQL and its derivatives in canal-json's form, those of Postgres as
+Postgres' own texts (``stored_postgres``). Records of the same rows differ from them, because of the
+connector's modes and because the producer loses some information. This module reproduces the differences.
+Sources: events of Debezium 3.5 from MariaDB 10.11, its documentation for MySQL's JSON, and TiCDC's encoder
+(b813e76).
 
 - The types are those of the table's records: BIGINT UNSIGNED may be a long that wraps around, a decimal or
-  text; a DECIMAL a double; binary values text in base64 or hex; BIT(1) a boolean.
-- Years before 100 are read as two-digit years. An invalid calendar date is NULL, and 1970-01-01 in a column
-  that is NOT NULL; TiCDC writes 1970-01-01 for every such TIMESTAMP.
+  text; a DECIMAL may be a double; binary values may be text in base64 or hex; BIT(1) is a boolean.
+- Years before 100 are read as two-digit years. An invalid calendar date becomes NULL, or 1970-01-01 in a
+  column that is NOT NULL; TiCDC writes 1970-01-01 for every such TIMESTAMP.
 - ``time.precision.mode`` ``connect`` cuts times to milliseconds. In this mode, and in ``isostring``, a TIME
-  that is not a time of day is NULL.
-- MySQL's JSON has spaces in SQL but not in a change event.
+  that is not a time of day becomes NULL.
+- JSON texts that MySQL returns to a query have spaces between tokens; JSON texts in change events do not.
 """
 
 from __future__ import annotations
@@ -44,21 +45,23 @@ _TIME: Final = re.compile(r"(-?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?", re.ASCII)
 # A JSON string, which is kept, or the white space between two tokens.
 _JSON_SPACE: Final = re.compile(r'("(?:[^"\\]|\\.)*")|\s+')
 _NO_FORM: Final = (
-    "Column {!r} is text in the topic and binary in the database. Set source.debezium: "
-    "binary-handling-mode as at the connector, so that the table's rows can be read from the database."
+    "Column {!r} is text in the topic and binary in the database, so rows read from the "
+    "database cannot be converted to the topic's form. Set binary-handling-mode under "
+    "source.debezium to the mode that the connector uses."
 )
 
 
 def recorded_value(
     stored: Column, column_type: ColumnType, modes: DebeziumModes, *, is_ticdc: bool, bare: bool = False
 ) -> Convert | None:
-    """The function that converts a selected database value to a record's value; None if both are the same.
+    """Returns the function that converts a value read from the database to the value that a record contains.
 
-    ``column_type`` is the column's type in the table's records, ``stored`` the database's column. A TIMESTAMP
-    is in UTC on both sides. ``bare``: records have no schemas.
+    Returns None if both are always equal. ``stored`` is the column in the database, ``column_type`` its type
+    in the table's records. A TIMESTAMP is in UTC on both sides. ``bare``: True if the records have no
+    schemas.
 
     Raises:
-        ConfigError: the records' format of the value is not known; the message names the setting.
+        ConfigError: the form of the values in records is not known; the message names the setting to add.
     """
     case = Case(stored, column_type, modes, is_ticdc, bare)
     make = _CASES.get(row_of(stored.type).reader)
@@ -123,7 +126,10 @@ def _binary(case: Case) -> Convert | None:
 
 
 def _geometry(value: Value) -> Value:
-    """EWKB from MySQL's own form: an SRID, lowest byte first, and WKB."""
+    """Converts a geometry in MySQL's own form to EWKB.
+
+    MySQL stores an SRID of four bytes, lowest byte first, followed by WKB.
+    """
     if not isinstance(value, bytes) or len(value) < 4:
         return value
     srid = int.from_bytes(value[:4], "little")
@@ -135,7 +141,10 @@ def _bit(case: Case) -> Convert | None:
 
 
 def _label(_case: Case) -> Convert:
-    """A label: it comes from the database's own members, not from the records' lists."""
+    """Returns a function that keeps a label unchanged.
+
+    The label comes from the database's own list of members, not from the list in the records.
+    """
     return unchanged
 
 
@@ -148,7 +157,13 @@ def _text(case: Case) -> Convert | None:
 
 
 def _on_calendar(text: str) -> str | None:
-    """A date, or a date and time, with the producer's two-digit years; None if it is not in the calendar."""
+    """Converts a two-digit year in a date, or in a date and time, as the producer does.
+
+    Returns None if the date does not exist in the calendar.
+
+    Raises:
+        ValueOutOfRangeError: the text is not a date.
+    """
     found = _MOMENT.fullmatch(text)
     if found is None:
         raise ValueOutOfRangeError(f"{shown(text)} is not a valid date.")
@@ -162,7 +177,10 @@ def _on_calendar(text: str) -> str | None:
 
 
 def _calendar(absent: str, case: Case) -> Convert:
-    """A date, or a date and time without a zone; ``absent`` replaces an invalid one in a NOT NULL column."""
+    """Returns the function that converts dates, or dates and times without a zone.
+
+    ``absent`` replaces a date that is not in the calendar if the column is NOT NULL.
+    """
     empty = None if case.stored.nullable else absent
 
     def convert(value: Value) -> Value:
@@ -195,7 +213,7 @@ def _fraction(text: str, case: Case) -> str:
 
 
 def _trimmed(text: str, column_type: ColumnType) -> str:
-    """The text with the fraction digits of a record's value."""
+    """Formats a date and time with as many fraction digits as a record has."""
     trimmed = text.rstrip("0").rstrip(".") if "." in text else text
     return padded(trimmed, column_type) if column_type.name in ("datetime", "timestamp") else trimmed
 

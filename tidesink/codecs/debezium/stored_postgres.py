@@ -1,11 +1,12 @@
-"""Conversion of values read from Postgres to the values of the PostgreSQL connector's records.
+"""Converts values read from Postgres to the values that the PostgreSQL connector's records contain.
 
-The database returns the texts of its types' output functions (``source_database.postgres``), most of which
-are equal to a record's values. This module converts the others. Sources: events of Debezium 3.5 from
-PostgreSQL 15, and its converter (``PostgresValueConverter``, ``HStoreConverter`` and ``PGInterval`` of the
-driver) for cases without captures.
+The database returns the texts of its types' output functions (``source_database.postgres``). Most of these
+texts are equal to the values in records; this module converts the others. Sources: events of Debezium 3.5
+from PostgreSQL 15, and its converter (``PostgresValueConverter``, ``HStoreConverter`` and ``PGInterval`` of
+the driver) for cases without captures.
 
-- A numeric without a scale has no zeros at its end in mode ``precise``. NaN cannot be represented there.
+- A numeric without a scale has no zeros at its end in mode ``precise``. NaN cannot be represented in this
+  mode.
 - A ``timetz`` is converted to UTC; 24:00:00 becomes 00:00:00.
 - An interval is a count of microseconds, with months of 30.4375 days, or ISO 8601 with all its parts.
 - An hstore is a map, or JSON in the order of a Java ``HashMap``.
@@ -33,16 +34,17 @@ from tidesink.typemap.values import Convert, unchanged
 _NON_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 _SIZES: Final = re.compile(r"\((-?\d+)(?:,(-?\d+))?\)")
 _NO_FORM: Final = (
-    "Column {!r} is an array of {} in records without schemas. tidesink cannot read it from the database "
-    "under the connector's modes. Exclude it (except_column_list), or set value.converter.schemas.enable: "
-    "true."
+    "Column {!r} is an array of {}, and the records have no schemas. With the connector's "
+    "modes, tidesink cannot convert such arrays when it reads the table from the database. "
+    "Exclude the column (except_column_list), or set value.converter.schemas.enable: true at "
+    "the connector."
 )
 
 
 class Case(NamedTuple):
-    """A column of the database, and the type of its values in the table's records.
+    """A column in the database (``stored``), and the type that its values have in the table's records.
 
-    ``bare``: the records have no schemas.
+    ``bare``: True if the records have no schemas.
     """
 
     stored: Column
@@ -57,18 +59,21 @@ class Case(NamedTuple):
 
     @property
     def in_milliseconds(self) -> bool:
-        """True if times are cut to milliseconds, by the mode or by the types of the records."""
+        """True if records contain times only in milliseconds.
+
+        The connector's mode causes this, or the column's type in the records.
+        """
         local = self.type.name in ("local time", "local datetime") and self.type.fsp == 3
         return not self.is_ticdc and (local or self.modes.time_precision_mode == "connect")
 
     @property
     def in_iso(self) -> bool:
-        """True if times are ISO 8601 text."""
+        """True if records have times as ISO 8601 text."""
         return not self.is_ticdc and self.modes.time_precision_mode == "isostring"
 
     @property
     def in_a_day(self) -> bool:
-        """True if a TIME must be a time of day."""
+        """True if a TIME in a record must be a time of day, between 00:00:00 and 23:59:59."""
         return self.in_iso or self.in_milliseconds
 
 
@@ -84,7 +89,7 @@ def _on_texts(convert: Callable[[str], Value]) -> Convert:
 
 
 def numeric(case: Case) -> Convert | None:
-    """A numeric or money value."""
+    """Returns the function that converts numeric and money values; None if the texts are already equal."""
     if case.reader in ("float32", "float64"):
         return _on_texts(float)
     if case.reader == "text":
@@ -113,7 +118,7 @@ def _stripped(value: Decimal) -> Decimal:
 
 
 def scale_of(column_type: ColumnType) -> int | None:
-    """The digits after the point of a numeric's type; None: each value has its own number."""
+    """Returns the digits after the point that a numeric type declares; None if it declares no number."""
     found = _SIZES.search(column_type.sql or "")
     return 2 if column_type.sql == "money" else None if found is None else int(found[2] or 0)
 
@@ -128,12 +133,15 @@ _DAY: Final = timedelta(days=1)
 
 
 def moment(case: Case) -> Convert | None:
-    """A timestamp, or a time, without a zone."""
+    """Returns the function that converts timestamps without a zone; None if the texts are already equal."""
     return _on_texts(_cut) if case.in_milliseconds else None
 
 
 def time_of_day(case: Case) -> Convert | None:
-    """A time; as ISO 8601 text, 24:00:00 becomes 00:00:00."""
+    """Returns the function that converts times without a zone.
+
+    If records have ISO 8601 text, 24:00:00 becomes 00:00:00.
+    """
 
     def convert(text: str) -> str:
         if case.in_iso and text.startswith("24"):
@@ -145,7 +153,7 @@ def time_of_day(case: Case) -> Convert | None:
 
 
 def _cut(text: str) -> str:
-    """A time with at most milliseconds."""
+    """Removes all fraction digits after milliseconds from the text of a time."""
     found = _CLOCK.fullmatch(text)
     if found is None:
         return text
@@ -154,7 +162,7 @@ def _cut(text: str) -> str:
 
 
 def zoned_time(case: Case) -> Convert:
-    """A timetz in Java's form, in UTC."""
+    """Returns the function that converts a timetz to UTC, in the form that Java writes."""
     return _on_texts(_zulu_time(case.stored))
 
 
@@ -188,7 +196,7 @@ _MONTH_SECONDS: Final = Decimal("30.4375") * 86_400
 
 
 def interval(case: Case) -> Convert:
-    """An interval: a count, or ISO 8601."""
+    """Returns the function that converts intervals to a count of microseconds or to ISO 8601 text."""
 
     def convert(text: str) -> Value:
         found = _interval(text)
@@ -244,7 +252,7 @@ BINARY_TEXTS: Final[Mapping[BinaryHandling, Callable[[bytes], str]]] = {
 
 
 def point(_case: Case) -> Convert:
-    """A point as WKB."""
+    """Returns the function that converts points to WKB."""
 
     def convert(text: str) -> bytes:
         x, y = text.strip("()").split(",")
@@ -260,7 +268,7 @@ _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 
 
 def hstore(case: Case) -> Convert:
-    """An hstore."""
+    """Returns the function that converts hstore values to JSON text."""
     if case.type.name == "map" and not (case.bare and case.modes.hstore_handling_mode == "json"):
         return _on_texts(lambda text: json_text(dict(_pairs(text))))
     return _on_texts(lambda text: _members(_java_order(dict(_pairs(text)))))
@@ -272,12 +280,12 @@ def _pairs(text: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _members(pairs: Mapping[str, str | None]) -> str:
-    """JSON text with its members in their order."""
+    """Returns the pairs as the text of a JSON object, in their order."""
     return "{" + ",".join(f"{json_text(key)}:{json_text(value)}" for key, value in pairs.items()) + "}"
 
 
 def _java_order(pairs: Mapping[str, str | None]) -> dict[str, str | None]:
-    """The pairs in the iteration order of a ``java.util.HashMap`` after inserting them one by one."""
+    """Returns the pairs in the order in which a ``java.util.HashMap`` iterates over them."""
     size = 16
     while len(pairs) * 4 > size * 3:
         size *= 2
@@ -285,7 +293,7 @@ def _java_order(pairs: Mapping[str, str | None]) -> dict[str, str | None]:
 
 
 def _java_hash(text: str) -> int:
-    """``HashMap.hash`` of a ``String``."""
+    """Returns what Java's ``HashMap.hash`` returns for a ``String``."""
     data, found = text.encode("utf-16-be"), 0
     for at in range(0, len(data), 2):
         found = (found * 31 + int.from_bytes(data[at : at + 2], "big")) & 0xFFFF_FFFF
@@ -296,7 +304,7 @@ def _java_hash(text: str) -> int:
 
 
 def array(case: Case) -> Convert:
-    """An array as JSON text, with each item in a record's form."""
+    """Returns the function that converts arrays to JSON text, with items as records have them."""
     element = Column(case.stored.name, _element(case.stored.type))
     item = _bare_item(element, case.modes) if case.bare else _item(element, case)
     return _on_texts(lambda text: json_text([None if one is None else item(one) for one in _items(text)]))
@@ -327,7 +335,7 @@ def _element(column_type: ColumnType) -> ColumnType:
 
 
 def _items(text: str) -> Iterator[str | None]:
-    """The items in the text of an array; nested arrays are null."""
+    """Yields the items in the text of an array; nested arrays are yielded as None."""
     inside = text[text.index("{") + 1 : -1]
     at = 0
     while at < len(inside):
@@ -347,7 +355,7 @@ def _items(text: str) -> Iterator[str | None]:
 
 
 def _closing(text: str, at: int) -> int:
-    """The index at which the quoted text that begins here ends."""
+    """Returns the index of the quotation mark that ends the quoted text beginning at ``at``."""
     at += 1
     while text[at] != '"':
         at += 2 if text[at] == "\\" else 1
@@ -355,7 +363,7 @@ def _closing(text: str, at: int) -> int:
 
 
 def _behind(text: str, at: int) -> int:
-    """The index after the array that begins here."""
+    """Returns the index after the end of the nested array beginning at ``at``."""
     level = 0
     while True:
         if text[at] == '"':
@@ -370,7 +378,7 @@ Item = Callable[[str], object]
 
 
 def _item(element: Column, case: Case) -> Item:
-    """An item of an array in records with schemas, read like a column of its type."""
+    """Returns the function that converts an array's item, for records with schemas."""
     kind, modes, reader = element.type.name, case.modes, _READ.get(element.type.name)
     if (element.type.sql or "").startswith("numeric"):
         if modes.decimal_handling_mode == "double":
@@ -409,7 +417,11 @@ def _binary(modes: DebeziumModes) -> Item:
 
 
 def _bare_item(element: Column, modes: DebeziumModes) -> Item:
-    """An item of an array in records without schemas, in its JSON form."""
+    """Returns the function that converts an array's item, for records without schemas.
+
+    Raises:
+        ConfigError: the form of such items in records is not known.
+    """
     kind = element.type.name
     if (element.type.sql or "").startswith("numeric"):
         return _bare_numeric(element, modes)
@@ -429,7 +441,7 @@ def _bare_item(element: Column, modes: DebeziumModes) -> Item:
 
 
 def _java_number(text: str) -> object:
-    """A floating-point number with the digits of Java's ``Double.toString``."""
+    """Converts the text of a floating-point number to a number as Java's ``Double.toString`` writes it."""
     if text in _NON_FINITE:
         return text
     value = _stripped(Decimal(text))
@@ -516,7 +528,7 @@ def _bare_time(element: Column, modes: DebeziumModes) -> Item:
 
 
 def _six(text: str) -> str:
-    """A moment with six fraction digits, which Python 3.10 requires."""
+    """Pads the fraction of a date and time to six digits, which Python 3.10 requires."""
     whole, point, digits = text.partition(".")
     return f"{whole}.{digits.ljust(6, '0')}" if point else whole
 
@@ -541,7 +553,10 @@ _BARE_TIMES: Final[Mapping[str, Callable[[Column, Any], Item]]] = {
 
 
 def of_text(case: Case) -> Convert | None:
-    """The conversion of a type whose texts are read unchanged; None if a record has the same text."""
+    """Returns the function that converts a value which the database returned as text.
+
+    Returns None if the record contains the same text.
+    """
     if case.reader == "enum":
         return unchanged  # a label, independent of the records' lists
     sql = case.stored.type.sql or ""

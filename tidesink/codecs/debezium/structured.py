@@ -1,13 +1,15 @@
-"""Debezium's structured times (``time.precision.mode: structured``): structs of year, month, day and so on.
+"""Reads Debezium's structured times (``time.precision.mode: structured``): structs of year, month, day etc.
 
 Source: Debezium's main branch (``io.debezium.time.StructuredTemporal`` and its siblings, aad5519). The
-fraction of a second is ``picoseconds``; an earlier commit has ``nanos``, and no parameters. Members are not
-converted by a calendar, so MySQL's zero dates and PostgreSQL's infinities (``specialValue``) are valid
-values. A ``zoneId`` is redundant, since the struct also has the offset.
+fraction of a second is ``picoseconds``; in an earlier commit it is ``nanos``, and the schemas have no
+parameters. The connector does not convert the members by a calendar, so MySQL's zero dates and PostgreSQL's
+infinities (``specialValue``) are valid values. A ``zoneId`` is redundant, since the struct also has the
+offset.
 
-The text has the form of ``scalars``: ``2024-02-29 12:34:56.5``, ``0044-03-15 BC``, ``infinity``. A duration
-is ISO 8601 with all its parts, as ``interval.handling.mode: string`` writes it (``P1Y2M3DT4H5M6.789S``).
-MySQL's TIME is a duration of the kind ``elapsed-time`` and becomes a time between -838:59:59 and 838:59:59.
+The values become text in the form of ``scalars``: ``2024-02-29 12:34:56.5``, ``0044-03-15 BC``, ``infinity``.
+A duration is ISO 8601 with all its parts, as ``interval.handling.mode: string`` writes it
+(``P1Y2M3DT4H5M6.789S``). MySQL's TIME is a duration of the kind ``elapsed-time`` and becomes a time between
+-838:59:59 and 838:59:59.
 """
 
 from __future__ import annotations
@@ -38,26 +40,27 @@ _INT64: Final = 1 << 63
 
 
 def fine_digits(schema: ConnectSchema) -> int | None:
-    """The fraction digits of the struct (12) if its column has more than six; else None."""
+    """Returns 12, the fraction digits of a structured time, if its column has more than six; else None."""
     digits = whole_parameter(schema, PRECISION)
     return _PICOSECOND_DIGITS if digits is not None and digits > _MICROSECOND_DIGITS else None
 
 
 def is_elapsed(schema: ConnectSchema) -> bool:
-    """Return True if a structured duration is MySQL's TIME."""
+    """Returns True if a structured duration is MySQL's TIME."""
     return schema.parameters.get(KIND) == ELAPSED
 
 
 def as_elapsed(schema: ConnectSchema) -> ConnectSchema:
-    """The schema with MySQL's TIME as its kind, if it is a structured duration."""
+    """Marks the schema of a structured duration as MySQL's TIME; returns any other schema unchanged."""
     if not (schema.name or "").startswith(DURATION):
         return schema
     return replace(schema, parameters={**schema.parameters, KIND: ELAPSED})
 
 
 def name_of(raw: object, level: int = 0) -> str | None:
-    """The semantic type of a JSON value without a schema, from its members; None for any other value.
+    """Returns the name of the structured type to which a JSON value must belong, judged by its members.
 
+    Returns None for a value that is not a structured time. The value comes from JSON without a schema.
     JsonConverter writes all members of a struct, including nulls. A transform may have dropped the nulls, and
     some versions have no ``precision``. So two parts of a day, a clock or a duration are sufficient, or one
     part with a fraction, an offset or a ``specialValue``, if there are no other members. Parts are integers,
@@ -111,9 +114,9 @@ _NAMES: Final[dict[tuple[bool, bool, bool], str]] = {
 
 
 def time_reader(schema: ConnectSchema) -> Callable[[object], str]:
-    """A reader of structured dates, times and timestamps, with or without an offset.
+    """Returns the function that reads structured dates, times and timestamps, with or without an offset.
 
-    The reader raises SchemaMismatchError for any other value, and ValueOutOfRangeError for members that are
+    The function raises SchemaMismatchError for any other value, and ValueOutOfRangeError for members that are
     not a valid date or time.
     """
     kind = (schema.name or "").partition("Structured")[2]
@@ -154,7 +157,9 @@ def _whole(raw: Mapping[str, Any], name: str, schema: ConnectSchema, low: int, h
     if type(value) is not int:
         raise mismatch(raw, schema)
     if not low <= value <= high:
-        raise ValueOutOfRangeError(f"{name} {shown(value)} is not valid for {schema.name}.")
+        raise ValueOutOfRangeError(
+            f"The member {name} is {shown(value)}, which is not valid for {schema.name}."
+        )
     return value
 
 
@@ -182,7 +187,9 @@ def _clock(raw: Mapping[str, Any], schema: ConnectSchema, most_hours: int) -> st
     )
     picoseconds = _picoseconds(raw, schema, 0)
     if hour == 24 and (minute or second or picoseconds):
-        raise ValueOutOfRangeError(f"{schema.name} cannot hold a time after 24:00:00.")
+        raise ValueOutOfRangeError(
+            f"A value of {schema.name} is later than 24:00:00, which is not a time of day."
+        )
     return f"{hour:02d}:{minute:02d}:{second:02d}{_fraction(picoseconds)}"
 
 
@@ -196,11 +203,11 @@ def _offset(raw: Mapping[str, Any], schema: ConnectSchema, utc: str) -> str:
 
 
 def duration_reader(schema: ConnectSchema) -> Callable[[object], str]:
-    """A reader of structured durations.
+    """Returns the function that reads structured durations.
 
-    PostgreSQL's infinities (``specialValue``) are ``infinity`` and ``-infinity``. The reader raises
-    SchemaMismatchError for any other value, and ValueOutOfRangeError for a count of more than 64 bits, or for
-    an elapsed time that has months or is infinite.
+    PostgreSQL's infinities (``specialValue``) are read as ``infinity`` and ``-infinity``. The function raises
+    SchemaMismatchError for any other value. It raises ValueOutOfRangeError for a member of more than 64 bits,
+    and for a MySQL TIME that has months or is infinite.
     """
     elapsed = is_elapsed(schema)
 
@@ -218,7 +225,8 @@ def duration_reader(schema: ConnectSchema) -> Callable[[object], str]:
             return f"P{years}Y{months}M{days}DT{hours}H{minutes}M{_seconds(picoseconds)}S"
         if years or months:
             raise ValueOutOfRangeError(
-                f"A time of {years} years and {months} months is not valid for MySQL's TIME."
+                f"A structured duration has {years} years and {months} months, which is not valid for "
+                "MySQL's TIME."
             )
         return _elapsed(picoseconds + (((days * 24 + hours) * 60 + minutes) * 60) * _PER_SECOND)
 

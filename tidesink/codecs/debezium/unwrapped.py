@@ -1,11 +1,12 @@
-"""Rows flattened by Debezium's ExtractNewRecordState: without the envelope, whose members may be fields.
+"""Reads rows flattened by Debezium's ExtractNewRecordState, which removes the envelope around the row.
 
-Source: Debezium 3.5.0.Final (captured with ``add.fields`` op, table, source.ts_ms, ``add.headers`` op and
-``delete.tombstone.handling.mode`` rewrite-with-tombstone), and its documentation for the rest: an added field
-is ``__op``, ``__table``, ``__lsn`` or ``__source_lsn``, and mode rewrite adds ``__deleted``.
+The transform may keep members of the envelope as additional fields. Source: Debezium 3.5.0.Final (captured
+with ``add.fields`` op, table, source.ts_ms, ``add.headers`` op and ``delete.tombstone.handling.mode``
+rewrite-with-tombstone), and its documentation for the rest: an added field is ``__op``, ``__table``,
+``__lsn`` or ``__source_lsn``, and mode rewrite adds ``__deleted``.
 
-Such a record is distinguished from other JSON by one of these fields, by a header ``__op``, or by a schema
-whose name ends in ``.Value``. A record without any of them is refused, because guessing could be wrong.
+A flattened row is recognised by one of these fields, by a header ``__op``, or by a schema whose name ends in
+``.Value``. Records without any of them raise an error, because treating other JSON as a row could be wrong.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ _TELLING: Final = (("lsn", POSTGRES), ("file", "mysql"), ("scn", "oracle"), ("co
 
 
 class Flattened(NamedTuple):
-    """A flattened row: its operation, its table and position, and the fields that are columns."""
+    """A flattened row: its operation, its table, its position, and its columns.
+
+    ``source`` holds the known members of the source block. ``added`` holds the fields that the transform
+    added.
+    """
 
     op: Op
     table: TableId
@@ -61,7 +66,7 @@ class Flattened(NamedTuple):
 
 
 def is_added(name: str) -> bool:
-    """Return True if the transform added this field to a flattened row, so that it is not a column."""
+    """Returns True if the transform added this field to a flattened row, so it is not a column."""
     if not name.startswith(_PREFIX):
         return False
     rest = name[len(_PREFIX) :]
@@ -74,28 +79,28 @@ def is_added(name: str) -> bool:
 
 
 def header(message: Message, name: str) -> str | None:
-    """The text of a header, the last one of that name, or None."""
+    """Returns the text of the last header with this name, without quotes; None without such a header."""
     found = next((value for key, value in reversed(message.headers) if key == name), None)
     return None if found is None else found.decode("utf-8", "replace").strip('"')
 
 
 def is_flattened(message: Message, payload: Mapping[str, Any], schema: ConnectSchema | None) -> bool:
-    """Return True if a record without an envelope shows that it was flattened."""
+    """Returns True if a field, a header or the schema of a record shows that it is a flattened row."""
     if any(is_added(name) for name in payload) or header(message, OP_HEADER) is not None:
         return True
     return schema is not None and (schema.name or "").endswith(".Value")
 
 
 def marked_delete(message: Message) -> bool:
-    """Return True if the header of a null value marks it as a flattened delete."""
+    """Returns True if a record with a null value has the header of a flattened delete."""
     return header(message, OP_HEADER) is not None
 
 
 def flattened(message: Message, payload: Mapping[str, Any], schema: ConnectSchema | None) -> Flattened:
-    """Parse a flattened row.
+    """Parses a flattened row.
 
     Raises:
-        SchemaMismatchError: its ``__op`` is not one of Debezium's.
+        SchemaMismatchError: the row's ``__op`` is not an operation of Debezium.
     """
     added = {name: value for name, value in payload.items() if is_added(name)}
     source = added_source(message, added)
@@ -119,18 +124,19 @@ def _op(code: object, deleted: object) -> Op:
         return Op.UPSERT
     if not isinstance(code, str) or code not in OPS:
         raise SchemaMismatchError(
-            f"{OP_HEADER} is {shown(code, 40)}, but one of {', '.join(map(str, OPS))} was expected."
+            f"The operation {OP_HEADER} of a flattened row is {shown(code, 40)}, but one of "
+            f"{', '.join(map(str, OPS))} was expected."
         )
     return OPS[code]
 
 
 def source_of_headers(message: Message) -> dict[str, Any]:
-    """The members of the source block that the headers contain."""
+    """Returns the members of the source block that the record's headers contain."""
     return added_source(message, {})
 
 
 def added_source(message: Message, added: Mapping[str, Any]) -> dict[str, Any]:
-    """The members of the source block that the added fields and the headers contain."""
+    """Returns the members of the source block that the added fields and the headers contain."""
     found: dict[str, Any] = {}
     for name, value in added.items():
         rest = name[len(_SOURCE_PREFIX if name.startswith(_SOURCE_PREFIX) else _PREFIX) :]
@@ -144,7 +150,11 @@ def added_source(message: Message, added: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flattened_table(message: Message, source: Mapping[str, Any], schema: ConnectSchema | None) -> TableId:
-    """The table of a flattened record: from its own fields, then the topic, then the schema's name."""
+    """Returns the table of a flattened record.
+
+    The table comes from the record's own fields, otherwise from the topic's name, otherwise from the schema's
+    name.
+    """
     table = table_of_source(source)
     if table.schema and table.name:
         return table

@@ -1,9 +1,10 @@
-"""Debezium's values, a column at a time: from the wire to a target's Arrow array.
+"""Converts Debezium's values to Arrow arrays of the target's type, one column at a time.
 
-Each step does the work of ``readers.reader_of`` and then ``typemap.arrow.from_python``, for all values of a
-column at once. The common formats are converted directly from the wire's numbers and bytes to the target's
-type, with numpy and Arrow. All other values use those two functions, one by one. A refused value is only
-marked: the row codec names its fault.
+For all values of a column at once, each step does the work of ``readers.reader_of`` and then of
+``typemap.arrow.from_python``. The common formats are converted directly from the record's numbers and bytes
+to the target's type, with numpy and Arrow. All other values are converted one by one with those two
+functions. A value that cannot be converted is only marked; the row codec then decodes its record and raises
+the error.
 """
 
 from __future__ import annotations
@@ -48,7 +49,12 @@ _SURE_DIGITS: Final = 15
 
 
 class TypedColumn(NamedTuple):
-    """A column in the target's type; null if a value is not proven, was not sent, or is a date made null."""
+    """A column's values in the target's type, with masks of the values that are null for a special reason.
+
+    ``unproven``: values that could not be converted. ``zero_dates`` and ``ambiguous_times``: values that a
+    time policy handled. ``unavailable``: values that the source did not send. A mask is None if it marks no
+    value.
+    """
 
     values: pa.Array
     unproven: Mask | None = None
@@ -58,10 +64,11 @@ class TypedColumn(NamedTuple):
 
 
 class ColumnStep:
-    """Reads one column's values.
+    """Converts the values of one column.
 
-    ``schema`` is the field's, ``column`` the row codec's column, and ``target`` the column of the table's
-    schema, which determines the type of the result. ``policies`` are those of the target column.
+    ``schema`` is the Connect schema of the field, and ``column`` the column that ``column_of`` or a table
+    definition has for it. ``target`` is the same column in the table's schema; it determines the type of the
+    result. ``policies`` are the time policies of the target column.
     """
 
     def __init__(
@@ -81,7 +88,10 @@ class ColumnStep:
         self._kernel = _kernel_of(schema, column, modes, options, self.type) if same else None
 
     def read(self, wire: pa.Array | list[Any]) -> TypedColumn:
-        """The column's values. ``wire`` is an array, or a list of values for the row codec's reader."""
+        """Returns the column's values in the target's type.
+
+        ``wire`` is an Arrow array, or a list of values that are read one by one.
+        """
         if isinstance(wire, list):
             return self._each(wire)
         if wire.null_count == len(wire):
@@ -109,7 +119,7 @@ class ColumnStep:
         return found
 
     def _decided(self, wire: pa.Array, values: pa.Array, undecided: Mask) -> TypedColumn:
-        """The kernel's values, with its undecided ones read one by one."""
+        """Returns the column's values: those in ``values``, but the undecided ones are read one by one."""
         count = len(undecided)
         places = np.flatnonzero(undecided)
         some = self._each(wire.take(pa.array(places)).to_pylist())
@@ -137,7 +147,7 @@ class ColumnStep:
 
 
 def _mask(array: pa.Array) -> Mask:
-    """A boolean array in numpy, with null as false."""
+    """Converts a boolean Arrow array to numpy, with null as False."""
     found: Mask = array.fill_null(False).to_numpy(zero_copy_only=False)
     return found
 
@@ -164,7 +174,7 @@ def _spread(some: Mask | None, places: npt.NDArray[np.int64], count: int) -> Mas
 def _kernel_of(
     schema: ConnectSchema, column: Column, modes: DebeziumModes, options: ValueOptions, kind: pa.DataType
 ) -> Kernel | None:
-    """The kernel of a column; None if its values must be read one by one."""
+    """Returns the function that converts a whole column; None if its values must be read one by one."""
     semantic = semantic_type(schema.name, schema.type)
     form = "plain" if semantic is None else semantic.form
     own = has_own_type(schema, column)
@@ -256,7 +266,10 @@ def _float_kernel(schema: ConnectSchema, kind: pa.DataType) -> Kernel | None:
 
 
 def _sure_kernel(column: Column, kind: pa.DataType) -> Kernel | None:
-    """A kernel for decimals from doubles that identify them exactly, as TiCDC writes them."""
+    """Returns the function that converts doubles to decimals, for columns whose scale is at most 15.
+
+    Doubles that do not identify one decimal are marked as undecided. TiCDC writes decimals as doubles.
+    """
     precision, scale = column.type.precision, column.type.scale
     if not pa.types.is_decimal(kind) or precision is None or scale is None or not 0 <= scale <= _SURE_DIGITS:
         return None
@@ -284,7 +297,7 @@ def _decimal128(
 
 
 def _validity(wire: pa.Array) -> pa.Buffer | None:
-    """The validity bitmap of an array, from its first bit."""
+    """Returns the validity bitmap of an array, beginning with its first value; None if no value is null."""
     if not wire.null_count:
         return None
     return pa.py_buffer(np.packbits(_mask(pc.is_valid(wire)), bitorder="little"))
@@ -317,7 +330,10 @@ def _unscaled_kernel(schema: ConnectSchema, column: Column, kind: pa.DataType, *
 
 
 def _parts(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """The start and end offsets of text or bytes values, and their bytes from the first on."""
+    """Returns the offsets of text or bytes values, and the bytes of all values joined.
+
+    Value ``i`` is at ``offsets[i]`` up to ``offsets[i + 1]`` of the bytes.
+    """
     buffers = array.buffers()
     offsets = np.frombuffer(buffers[1], np.int32, len(array) + 1, array.offset * 4).astype(np.int64)
     first, last = int(offsets[0]), int(offsets[-1])
@@ -328,7 +344,11 @@ def _parts(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8
 def _big_endian(
     array: pa.Array,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int, Mask | None]:
-    """Two's complement numbers of up to 16 bytes, as low and high halves; a mask of longer or empty ones."""
+    """Reads two's complement numbers of up to 16 bytes from an array of bytes.
+
+    Returns the low and the high 64 bits of the numbers, the length of the longest number in bytes, and a mask
+    of the values that are empty or longer than 16 bytes (None if there are none).
+    """
     offsets, data = _parts(array)
     padded = np.zeros(len(data) + 16, np.uint8)
     padded[8 : 8 + len(data)] = data
@@ -348,7 +368,7 @@ def _big_endian(
 
 
 def _signed(words: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The last bytes of big-endian words as signed numbers."""
+    """Returns, as signed numbers, the last ``lengths`` bytes of each big-endian word of 8 bytes."""
     shift = np.minimum((8 - lengths) * 8, 63)
     found: npt.NDArray[np.int64] = (words.astype(np.uint64).view(np.int64) << shift) >> shift
     return found
@@ -395,7 +415,7 @@ _PAD: Final = ord("=")
 
 
 def _base64(texts: pa.Array) -> Decided:
-    """Decode base64. Every text that is not padded, or contains white space, is undecided."""
+    """Decodes base64 texts. Texts without padding or with white space are marked as undecided."""
     offsets, data = _parts(texts)
     uneven = np.diff(offsets) % 4 != 0
     if uneven.any():
@@ -411,7 +431,10 @@ def _base64(texts: pa.Array) -> Decided:
 def _six_bits(
     offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]
 ) -> tuple[npt.NDArray[np.uint8], Mask, Mask]:
-    """The six bits of each character, zero for padding; masks of values that end with one or two ``=``."""
+    """Returns the six bits of each base64 character, zero for a padding character.
+
+    Also returns a mask of the texts that end with ``=``, and a mask of the texts that end with ``==``.
+    """
     six = _SIX[data]
     ends, filled = offsets[1:], np.diff(offsets) > 0
     last = np.maximum(ends - 1, 0)
@@ -427,7 +450,11 @@ def _six_bits(
 def _bad_text(
     offsets: npt.NDArray[np.int64], six: npt.NDArray[np.uint8], one_pad: Mask, two_pads: Mask
 ) -> Mask | None:
-    """Values with other characters, or with bits in the unused part of the last character."""
+    """Returns a mask of the texts that are not valid base64, or None if all are valid.
+
+    A text is not valid if it has a character outside of the alphabet, or bits in the unused part of its last
+    character.
+    """
     found = np.zeros(len(one_pad), np.bool_)
     wrong = np.flatnonzero(six == _BAD)
     found[np.searchsorted(offsets, wrong, side="right") - 1] = True
@@ -478,7 +505,10 @@ def _days(wire: pa.Array) -> Decided:
 
 
 def _counted_kernel(form: str, column: Column, kind: pa.DataType, *, own: bool) -> Kernel | None:
-    """The kernel of times and timestamps that count units from midnight or from 1970."""
+    """Returns the function that converts times and timestamps counted in units from midnight or from 1970.
+
+    Returns None if these values must be read one by one.
+    """
     reader = row_of(column.type).reader
     if form.startswith("timestamp"):
         known = kind == _LOCAL and (own or reader == "datetime")
@@ -494,7 +524,10 @@ def _numbers(wire: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _beyond_digits(microseconds: npt.NDArray[np.int64], fsp: int | None) -> Mask | None:
-    """A mask of the values with more fraction digits than the column, or None."""
+    """Returns a mask of the values with more fraction digits than the column allows.
+
+    Returns None if the column allows six digits or more, or its number of digits is not known.
+    """
     if fsp is None or fsp >= 6:
         return None
     finer: Mask = microseconds % 10 ** (6 - fsp) != 0
@@ -543,7 +576,10 @@ def _step(per_second: int) -> int:
 
 
 def _clock_text(text: pa.Array, fsp: int | None) -> pa.Array:
-    """Times such as ``12:34:56.500000`` without zeros at the end, or with the digits of the column."""
+    """Cuts times such as ``12:34:56.500000`` to the column's fraction digits.
+
+    If the number of digits is not known, the zeros at the end are removed.
+    """
     if fsp is None:
         return pc.utf8_rtrim(pc.utf8_rtrim(text, "0"), ".")
     return pc.utf8_slice_codeunits(text, 0, 8 if fsp == 0 else 9 + fsp) if fsp < 6 else text
@@ -552,7 +588,10 @@ def _clock_text(text: pa.Array, fsp: int | None) -> pa.Array:
 def _instant_kernel(
     column: Column, modes: DebeziumModes, options: ValueOptions, kind: pa.DataType, *, own: bool
 ) -> Kernel | None:
-    """The kernel of ISO 8601 text in UTC, such as ``2026-01-31T12:34:56.789Z``."""
+    """Returns the function that converts ISO 8601 text in UTC, such as ``2026-01-31T12:34:56.789Z``.
+
+    Returns None if these values must be read one by one.
+    """
     if kind != _UTC:
         return None
     if own:
@@ -584,7 +623,7 @@ def _instants(fsp: int | None) -> Kernel:
 
 
 def _utc_shape(wire: pa.Array) -> Mask:
-    """A mask of the texts with the length and the separators of an instant in UTC; true for null."""
+    """Returns a mask of the texts with the length and the separators of an instant in UTC; True for null."""
     offsets, data = _parts(wire)
     lengths = np.diff(offsets)
     good = (lengths >= _SHORTEST) & (lengths <= _LONGEST) & (lengths != _SHORTEST + 1)

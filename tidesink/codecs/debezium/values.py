@@ -1,23 +1,28 @@
-"""The column of a Connect field, and a reader for its values, both from the schema.
+"""Derives a column from a Kafka Connect field's schema, and reads the field's values.
 
 A reader accepts fastavro's values, with or without logical types, or the values of a JSON parser that reads
 numbers with a fraction as Decimal. Bytes are base64 in JSON.
 
-A column has its logical type, its default, and its nullability. The source's own type is on the wire only if
-it was configured: Debezium's ``column.propagate.source.type`` (``__debezium.source.column.type``) and TiCDC's
-extension (``tidb_type``). It distinguishes an unsigned BIGINT from a signed one, and binary from text.
+A column has its logical type, its default, and its nullability. A record contains the source's own column
+type only if this was configured: Debezium's ``column.propagate.source.type``
+(``__debezium.source.column.type``) and TiCDC's extension (``tidb_type``). Only the source's own type
+distinguishes an unsigned BIGINT from a signed one, and binary from text.
 
-Arrays, maps and structs become JSON text, geometries EWKB. JSON text has one canonical form, so that equal
-values are equal text: keys sorted, no spaces, decimals with all their digits, binary as base64, NaN and the
-infinities as text, as in Debezium.
+Arrays, maps and structs are converted to JSON text, geometries to EWKB. JSON text has one canonical form, so
+that equal values are equal text: keys sorted, no spaces, decimals with all their digits, binary as base64,
+NaN and the infinities as text, as in Debezium.
 
-``unavailable.value.placeholder`` replaces a value that the connector did not have: PostgreSQL sends a value
-stored out of line (TOAST) only if it changed, Oracle a LOB only if a statement set it. Debezium then writes
-the placeholder in the column's own type (3.5 and its main branch, ``UnchangedToastedPlaceholder``): text
-unchanged, bytes as its UTF-8, an hstore as a map from the placeholder to itself, an array of text or bytes as
-an array with the placeholder as its only item, an array of UUIDs as the UUID of its bytes, any other array as
-its bytes as numbers, a geometry as an impossible point. With binary.handling.mode base64 it writes null,
-which cannot be distinguished from a real null.
+The connector writes ``unavailable.value.placeholder`` for a value that it did not have: PostgreSQL sends a
+value stored out of line (TOAST) only if it changed, Oracle a LOB only if a statement set it. Debezium writes
+the placeholder in the column's own type (3.5 and its main branch, ``UnchangedToastedPlaceholder``):
+
+- a text column has the placeholder unchanged, a bytes column its UTF-8;
+- an hstore has a map from the placeholder to itself;
+- an array of text or bytes has the placeholder as its only item, an array of UUIDs the UUID of its bytes, any
+  other array its bytes as numbers;
+- a geometry has an impossible point.
+
+With binary.handling.mode base64 the connector writes null, which cannot be distinguished from a real null.
 """
 
 from __future__ import annotations
@@ -83,18 +88,19 @@ _EMPTY_HSTORE: Final[dict[str, str]] = {}
 
 
 def column_of(field: ConnectField, *, zero_defaults: bool = False) -> Column:
-    """The column of a row's field.
+    """Returns the column that a row's field describes.
 
-    Its type comes from the schema; if a table definition is more precise, values are read with the
-    definition's column instead. Key marks are not part of a field: the key's schema has them.
+    The column's type comes from the field's schema. If the config defines the table more precisely, its
+    column is used instead of this one. The column is never marked as a key column, because the key has a
+    schema of its own.
 
-    The value of a NOT NULL column in rows that are older than the column is unknown if its schema has no
-    default, and, with ``zero_defaults``, if the default is the type's zero: see
-    ``ConnectSchema.zero_defaults``.
+    If a NOT NULL column was added later, rows that are older need a value for it. Their value is marked as
+    unknown if the schema has no default. With ``zero_defaults`` it is also unknown if the default is the
+    type's zero (``ConnectSchema.zero_defaults``).
 
     Raises:
-        SchemaMismatchError: the schema is a cell of value and set, or has an unknown name of Debezium, Kafka
-            Connect or Confluent.
+        SchemaMismatchError: the field is a struct of the members value and set, or its schema has a name of
+            Debezium, Kafka Connect or Confluent that is not supported.
     """
     schema = field.schema
     check_cell(field)
@@ -115,7 +121,10 @@ def column_of(field: ConnectField, *, zero_defaults: bool = False) -> Column:
 
 
 def _is_zero(schema: ConnectSchema) -> bool:
-    """Return True if Debezium writes this default for lack of another (JdbcValueConverters, 3.5)."""
+    """Returns True if the default is the zero that Debezium writes if it does not know the real default.
+
+    Source: ``JdbcValueConverters`` of Debezium 3.5.
+    """
     if not schema.default or schema.default in (_EMPTY_JSON, _EMPTY_HSTORE):
         return True
     value = wire_reader(schema)(schema.default)
@@ -123,16 +132,17 @@ def _is_zero(schema: ConnectSchema) -> bool:
 
 
 _UNKNOWN: Final = (
-    "Column {!r} has the semantic type {} ({}), which this version of tidesink does not read. The type "
-    "determines how values are read, so reading them as plain {} would change their meaning. Set another "
-    "handling mode or converter at the connector, exclude the column there (column.exclude.list), or "
-    "define the table under tables. Values are then read with the defined type."
+    "Column {!r} has the semantic type {} ({}), which this version of tidesink does not "
+    "support. Reading its values as plain {} could change their meaning. Set another "
+    "handling mode or converter at the connector, exclude the column there "
+    "(column.exclude.list), or define the table under tables, so that values are read with "
+    "the defined type."
 )
 CELLS: Final = (
-    "Column {!r} contains cells of value and set instead of plain values, as connectors of YugabyteDB and "
-    "Cassandra write them. Set the connector's transform that writes plain values "
-    "(YBExtractNewRecordState, or PGCompatible, both of YugabyteDB) and a record type that sends whole "
-    "rows (FULL, or REPLICA IDENTITY FULL)."
+    "Column {!r} contains objects of the members value and set instead of plain values, as "
+    "connectors of YugabyteDB and Cassandra write them. Set the connector's transform that "
+    "writes plain values (YBExtractNewRecordState, or PGCompatible, both of YugabyteDB) and "
+    "a record type that sends whole rows (FULL, or REPLICA IDENTITY FULL)."
 )
 # A cell's members: in YugabyteDB's gRPC connector, and in Cassandra's (``CellData``).
 _CELL: Final = frozenset({"value", "set"})
@@ -140,15 +150,21 @@ _CELL_MEMBERS: Final = _CELL | {"deletion_ts"}
 
 
 def is_cell(raw: object) -> bool:
-    """Return True if a value of JSON without a schema is a cell of value and set."""
+    """Returns True if a JSON value is an object of the members value and set instead of a plain value.
+
+    YugabyteDB's and Cassandra's connectors write such objects. The value comes from JSON without a schema.
+    """
     return isinstance(raw, Mapping) and _CELL <= set(raw) <= _CELL_MEMBERS and isinstance(raw["set"], bool)
 
 
 def check_cell(field: ConnectField) -> None:
-    """Refuse a field that is a cell of value and set, whatever type a definition declares for its column.
+    """Raises if a field is a struct of the members value and set instead of a plain value.
+
+    YugabyteDB's and Cassandra's connectors write such structs. The error is raised whatever type the config
+    defines for the column.
 
     Raises:
-        SchemaMismatchError: the field is such a cell.
+        SchemaMismatchError: the field is such a struct; context has the column.
     """
     kinds = {one.wire: one.schema.type for one in field.schema.fields}
     if _CELL <= set(kinds) <= _CELL_MEMBERS and kinds["set"] == "boolean":
@@ -156,7 +172,10 @@ def check_cell(field: ConnectField) -> None:
 
 
 def _check_schema(column: str, schema: ConnectSchema, level: int) -> None:
-    """Refuse a column if its schema, or a nested schema, must not be read by its Connect type."""
+    """Raises SchemaMismatchError if a column's schema, or a nested one, has an unsupported semantic type.
+
+    The plain Connect type of such a schema does not show how its values must be read.
+    """
     if unknown_name(schema.name, schema.type) == "refused":
         kind = schema.type
         raise SchemaMismatchError(_UNKNOWN.format(column, schema.name, kind, kind)).with_context(
@@ -173,7 +192,10 @@ def _inside(schema: ConnectSchema) -> Iterator[ConnectSchema]:
 
 
 def foreign_name(schema: ConnectSchema) -> str | None:
-    """The name of a schema, or of a nested one, that is not Debezium's, Kafka Connect's or Confluent's."""
+    """Returns the first name, in a schema and its nested schemas, that this module does not know.
+
+    Debezium, Kafka Connect and Confluent do not use such a name. Returns None if all names are known.
+    """
     if unknown_name(schema.name, schema.type) == "bare":
         return schema.name
     if semantic_type(schema.name, schema.type) is not None:
@@ -182,7 +204,11 @@ def foreign_name(schema: ConnectSchema) -> str | None:
 
 
 def column_type(schema: ConnectSchema) -> ColumnType:
-    """The logical type of a field's values."""
+    """Returns the logical type of a field's values.
+
+    The source's own column type is returned if the schema contains it and the values can be read as it,
+    otherwise the schema's type.
+    """
     own = wire_type(schema)
     source = _source_row(schema)
     if source is None or source.name == own.name:
@@ -191,7 +217,7 @@ def column_type(schema: ConnectSchema) -> ColumnType:
 
 
 def wire_type(schema: ConnectSchema) -> ColumnType:
-    """The logical type according to a field's schema, regardless of the source's own type."""
+    """Returns the logical type that a field's schema describes, whatever the source's own column type is."""
     semantic = semantic_type(schema.name, schema.type)
     if semantic is None:
         return ColumnType(PLAIN_TYPES[schema.type], named=foreign_name(schema))
@@ -224,7 +250,7 @@ def _source_row(schema: ConnectSchema) -> TypeRow | None:
 
 
 def _of_source(schema: ConnectSchema, source: TypeRow) -> ColumnType | None:
-    """The source's own type, if the wire's values can be read as its values without loss."""
+    """Returns the source's own column type, or None if reading the values as that type could lose data."""
     if schema.type not in _CARRIED.get(source.reader, ()):
         return None
     if source.reader == "decimal":
@@ -244,7 +270,7 @@ _CARRIED: Final[dict[str, tuple[str, ...]]] = {
 
 
 def default_text(schema: ConnectSchema) -> str | None:
-    """A column's default as text for ``Column``; None if there is no readable default."""
+    """Returns a column's default as text; None if the schema has no default that can be read."""
     if schema.default is None:
         return None
     try:
@@ -280,9 +306,9 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def wire_reader(schema: ConnectSchema) -> WireReader:
-    """A reader of one schema's values, except null.
+    """Returns the function that reads the values of one schema. It must not be called with null.
 
-    The reader raises SchemaMismatchError for a value that does not have the schema's type, and
+    The function raises SchemaMismatchError for a value that does not have the schema's type, and
     ValueOutOfRangeError for a value that is not valid for the semantic type. Both are DecodeErrors.
     """
     semantic = semantic_type(schema.name, schema.type)
@@ -297,7 +323,7 @@ def _structure(schema: ConnectSchema) -> WireReader:
 
 
 def nested_reader(schema: ConnectSchema) -> Nested:
-    """A reader that keeps arrays, maps and structs as lists and mappings, for nested values."""
+    """Returns the function that reads a nested value; arrays, maps and structs become lists and dicts."""
     semantic = semantic_type(schema.name, schema.type)
     if semantic is not None and semantic.form != "structure":
         return wire_reader(schema)
@@ -337,9 +363,10 @@ def _map(schema: ConnectSchema) -> Nested:
 
 
 def _entries(raw: object, schema: ConnectSchema) -> list[tuple[object, object]]:
-    """A map's entries: an object, or an array of entries if its keys are not text.
+    """Returns the key and value of each entry of a map.
 
-    Avro's entries are records of key and value (AvroData), JSON's are arrays of two (JsonConverter).
+    A map whose keys are text is an object. Other maps are an array of entries: records of key and value in
+    Avro (AvroData), arrays of two items in JSON (JsonConverter).
     """
     if isinstance(raw, Mapping):
         return list(raw.items())
@@ -380,7 +407,10 @@ def _counted(schema: ConnectSchema, text: Callable[[int], str]) -> WireReader:
 
 
 def _units(raw: object, schema: ConnectSchema) -> object:
-    """The number for a Python date or time, which fastavro returns for a logical type."""
+    """Converts the Python date or time that fastavro returns to the number that Avro stores.
+
+    The number counts days for a date, and milliseconds for a time or a timestamp.
+    """
     if isinstance(raw, datetime):
         return (raw - _EPOCH) // _MICROSECOND // _MS
     if isinstance(raw, date):
@@ -469,17 +499,19 @@ MOST_LEVELS: Final = 32
 
 
 def json_text(value: Structure) -> str:
-    """JSON text of nested lists, mappings and values.
+    """Returns the JSON text of nested lists, mappings and values.
 
     Raises:
-        ValueOutOfRangeError: nested deeper than 32 levels.
+        ValueOutOfRangeError: the value is nested deeper than 32 levels.
     """
     return _json(value, 0)
 
 
 def _json(value: Structure, level: int) -> str:
     if level > MOST_LEVELS:
-        raise ValueOutOfRangeError(f"A value is nested deeper than {MOST_LEVELS} levels.")
+        raise ValueOutOfRangeError(
+            f"An array, map or struct is nested deeper than {MOST_LEVELS} levels, which is the limit."
+        )
     if isinstance(value, Mapping):
         members = sorted((str(key), one) for key, one in value.items())
         return "{" + ",".join(f"{_quoted(key)}:{_json(one, level + 1)}" for key, one in members) + "}"
@@ -500,7 +532,7 @@ def _scalar(value: object) -> str:
     if isinstance(value, int):
         return str(value)
     raise SchemaMismatchError(
-        f"{shown(value)} is not a value that a Connect array, map or struct can contain."
+        f"{shown(value)} is not a value that an array, map or struct of Kafka Connect can contain."
     )
 
 
@@ -515,10 +547,10 @@ def _quoted(text: str) -> str:
 
 
 def ewkb(raw: Mapping[str, object], read_bytes: Callable[[object], bytes]) -> bytes:
-    """A geometry's WKB with its SRID (EWKB), plain WKB without an SRID.
+    """Returns a geometry as WKB with its SRID (EWKB), or as plain WKB if it has no SRID.
 
-    Debezium's struct has ``wkb`` and ``srid``; a point additionally has ``x`` and ``y``. Bytes that already
-    contain an SRID, as PostGIS writes them, are unchanged.
+    ``raw`` is Debezium's struct with ``wkb`` and ``srid``; a point additionally has ``x`` and ``y``. WKB that
+    already contains an SRID, as PostGIS writes it, is returned unchanged.
 
     Raises:
         DecodeError: the struct does not contain a geometry.
@@ -555,7 +587,10 @@ _SRID: Final = 4326
 
 
 def placeholders(schema: ConnectSchema, modes: DebeziumModes) -> tuple[object, ...]:
-    """The values of a schema, in the wire's form, that replace an unavailable value."""
+    """Returns the values that a connector writes into fields of this schema for a value that it did not have.
+
+    The values are in the form that a record has them in: Avro's and JSON's.
+    """
     text = modes.placeholder
     if text is None:
         return ()
@@ -571,7 +606,7 @@ def placeholders(schema: ConnectSchema, modes: DebeziumModes) -> tuple[object, .
 
 
 def _bytes(data: bytes) -> tuple[object, object]:
-    """Bytes in Avro's form and in JSON's form."""
+    """Returns bytes in the form of Avro (bytes) and in the form of JSON (base64 text)."""
     return data, base64.b64encode(data).decode("ascii")
 
 
@@ -585,7 +620,10 @@ def _encoded(text: str, modes: DebeziumModes) -> tuple[str, ...]:
 
 
 def _arrays(items: ConnectSchema | None, text: str) -> tuple[object, ...]:
-    """The placeholders of an array of these items; for unknown items (plain JSON) all of them."""
+    """Returns the placeholders of an array whose items have this schema.
+
+    If the schema is None (plain JSON), returns the placeholders of arrays of all types.
+    """
     kind, data = None if items is None else items.type, text.encode()
     found: list[object] = []
     if kind in (None, "string"):
@@ -606,7 +644,7 @@ def _arrays(items: ConnectSchema | None, text: str) -> tuple[object, ...]:
 
 
 def _uuid(data: bytes) -> uuid.UUID:
-    """Java's ``UUID.nameUUIDFromBytes``: version 3 of the bytes, without a namespace."""
+    """Returns what Java's ``UUID.nameUUIDFromBytes`` returns: a UUID of version 3, without a namespace."""
     return uuid.UUID(bytes=hashlib.md5(data, usedforsecurity=False).digest(), version=3)
 
 
