@@ -119,7 +119,8 @@ class _LoggedTable:
         }
 
     def _row_numbers(self) -> pa.Array:
-        """Returns the numbers of the rows of each record, in the order in which they took effect.
+        """Returns the number of each log row among the rows of its record, in the order in which they took
+        effect.
 
         Each event has two numbers. Only an update uses both: for its preimage and its postimage.
         """
@@ -167,12 +168,14 @@ class _LoggedTable:
         return self._rows.names(names)
 
     def _marked(self, mark: str) -> pa.Array:
-        """Returns for each row the columns that carry ``mark``. Null for old rows."""
+        """Returns, for each log row, the list of columns that carry ``mark``; null for preimages of updates."""
         lists = self._lists(self._changes.rows[mark].combine_chunks()).take(self._events)
         return pc.if_else(pa.array(self._shows_old), pa.scalar(None, lists.type), lists)
 
     def _chosen(self, first: Flags, one: pa.Array, other: pa.Array) -> pa.Array:
-        """Returns for each log row its event's element in ``one`` if the flag is set, else in ``other``."""
+        """Returns, for each log row, its event's value from ``one`` if ``first`` is True for the row, else
+        from ``other``.
+        """
         return pa.concat_arrays([one, other]).take(pa.array(np.where(first, self._at, self._at + len(one))))
 
     def _taken(self, column: pa.ChunkedArray) -> pa.Array:
@@ -192,7 +195,7 @@ def change_keys(
 ) -> tuple[pa.StructArray, pa.StructArray]:
     """Returns the keys and the old keys of the changes, in the target's columns.
 
-    An old key is null if the key did not change. A truncate has neither.
+    An old key is null if the change does not alter the key. A truncate has neither a key nor an old key.
 
     ``old_keys``: True if an update's old row contains the old key. False if the protocol sends a key change
     as two records.

@@ -109,7 +109,9 @@ class SideSchemas:
     unknown: Mapping[int, str] = field(default_factory=dict)
 
     def fault(self, schema_id: int, part: str) -> TidesinkError | None:
-        """Returns the error for records with this schema id, or None if the id was not looked up yet."""
+        """Returns the error for records whose schema with this id is unusable or not in the registry; None if
+        the id was not looked up yet.
+        """
         if schema_id in self.refused:
             return SchemaMismatchError(f"{part}: {self.refused[schema_id]}")
         if schema_id in self.unknown:
@@ -151,9 +153,10 @@ class RegisteredSchemas:
 
 
 def in_order(history: Sequence[int], ids: Iterable[int]) -> tuple[int, ...]:
-    """Returns ``ids`` in the order of ``history``, with the repetitions there.
+    """Returns schema ids in the order in which the schemas were in use.
 
-    Ids that are not part of the history follow in ascending order.
+    An id that occurs several times in ``history`` is repeated. Ids that do not occur there follow in
+    ascending order.
     """
     wanted = set(ids)
     return (*(one for one in history if one in wanted), *sorted(wanted - set(history)))
@@ -177,7 +180,8 @@ class KnownSchemas(MemorySchemaRegistry):
 
 
 def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str) -> Iterator[Fault]:
-    """Yields the faults. A fault because of a header that workers do not read gets a message about it.
+    """Yields the decoding errors of records, and explains an error that is caused by an unsupported schema
+    header.
 
     Workers read a schema id only from Confluent's header in front of a key or a value. They do not read ids
     from record headers or from AWS Glue's header.
@@ -197,9 +201,9 @@ def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str
 
 
 def named_unplanned(records: pa.RecordBatch, found: Iterable[Unplanned]) -> Iterator[Unplanned]:
-    """Yields the records.
+    """Yields the unplanned records ``found``.
 
-    A record with schema ids in its Kafka headers gets an error, as workers do not read them.
+    A record that has its schema ids in Kafka headers becomes an error, because workers do not read ids there.
     """
     for one in found:
         elsewhere = record_ids_in_headers(records, one.record)

@@ -112,7 +112,10 @@ class LetterTask:
 
 
 def faults_by_place(batches: Iterable[pa.RecordBatch]) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """Returns the rows by topic, partition and offset. If a record has several rows, the last one counts."""
+    """Indexes the rows of bad records by the record's topic, partition and offset.
+
+    If a record has several rows, the last row is used.
+    """
     rows = (row for batch in batches for row in batch.to_pylist())
     return {(row["topic"], row["partition"], row["offset"]): row for row in rows}
 
@@ -480,9 +483,9 @@ def faults_in(reduced: DataFrame) -> dict[tuple[int, int], tuple[str, str]]:
 
 
 def event_places(reduced: DataFrame) -> list[tuple[int, int]]:
-    """Returns partition and offset of the event of each row to apply.
+    """Returns, for each row to apply, the partition and offset of its event.
 
-    A key change is listed once, not twice.
+    An event that changes a key has two rows, but is listed once.
     """
     rows = reduced.where(F.col("_op").isin(*ROW_KINDS) & ~F.col("_half"))
     return [(row[0], row[1]) for row in rows.select("_partition", "_offset").collect()]
@@ -509,9 +512,9 @@ class LetterReader:
         return self.whole.over(session, ranges, work, ddl)
 
     def of_some(self, topic: LetterTopic, chosen: tuple[Letter, ...]) -> LetterReader:
-        """Returns a reader of only the letters ``chosen``, and of the same later records.
+        """Returns a reader of only the letters ``chosen``, and of the same later Kafka records.
 
-        Without letters, of none.
+        If no letters are chosen, the reader reads no later records either.
         """
         found, letters = self.whole.fetch, LetterFetch.of(topic, chosen)
         assert isinstance(found, FollowedFetch)  # noqa: S101  (``of`` makes it)

@@ -39,8 +39,8 @@ class StillAtWork:
 class BatchStarted:
     """The offsets of a batch are fixed.
 
-    ``records``: the number of offsets in the batch. ``left``: the number of records in the topic after the
-    batch, when the topic was last looked up.
+    ``records``: the number of offsets in the batch. ``left``: the number of unread records that the topic has
+    after the batch, by the last look-up of the topic.
     """
 
     table: TableId
@@ -330,11 +330,9 @@ EVERY_FAILURE_SECONDS: Final = 1.0
 class Heartbeat:
     """Stores the heartbeat of a pipeline's worker in the state store.
 
-    Each event that it hears is a sign of life.
-
-    So a worker that keeps retrying, for example because Kafka does not answer, does not count as dead. The
-    heartbeat also contains the current failure of a step that all tables share. ``clock`` returns seconds
-    since 1970.
+    Each event of the worker counts as a sign of life. So a worker that keeps retrying, for example because
+    Kafka does not answer, does not count as dead. The heartbeat also contains the current failure of a step
+    that all tables share. ``clock`` returns seconds since 1970.
     """
 
     def __init__(

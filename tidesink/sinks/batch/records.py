@@ -74,7 +74,7 @@ FILTERED_KINDS: Final = (DDL, WATERMARK, MESSAGE)
 COUNTED_KINDS: Final = (WATERMARK, MESSAGE)
 
 UNNAMED_DELETE: Final = (
-    "The table has no key, and the delete does not contain the deleted row. Have the producer write it "
+    "The table has no key, and the delete event lacks the deleted row. Have the producer write the row "
     "(TiCDC: canal-json, or avro-include-before-value; Debezium: REPLICA IDENTITY FULL)."
 )
 _SCATTERED_TRUNCATE: Final = (
@@ -272,7 +272,9 @@ class TableDecoder(ABC):
 
     @property
     def old_keys(self) -> bool:
-        """True if an update's old row contains the old key. False if a key change is sent as two records."""
+        """True if the old row of an update contains the old key. False if the protocol sends a key change as
+        two records.
+        """
         return True
 
     @property
@@ -296,7 +298,7 @@ class TableDecoder(ABC):
         return False
 
     def usable(self, _records: pa.RecordBatch) -> Flags | None:
-        """Returns True for each record that belongs to this table, or None if all do.
+        """Returns a mask of the records that belong to this table; None if all records do.
 
         Records of other tables in the topic are skipped and are not counted as read.
         """
@@ -364,14 +366,15 @@ class TableDecoder(ABC):
 
     @property
     def tells_dropped(self) -> bool:
-        """True if the plan is informed when the source drops a column."""
+        """True if the decode plan can learn of a dropped column: by DDL, or by the schema of a later row."""
         return True
 
     @property
     def rows_tell_dropped(self) -> bool:
-        """True if there is no DDL, so that a dropped column is noticed only in a later row.
+        """True if the protocol has no DDL events, so a dropped column is noticed only when a row without it
+        arrives.
 
-        Such a row may never arrive.
+        If the table's rows do not change, no such row arrives.
         """
         return False
 
@@ -552,7 +555,7 @@ def _row_by_row_records(decoded: DecodedBatch, decoder: TableDecoder) -> int:
 def _take(
     records: pa.RecordBatch, decoded: DecodedBatch, validation: _Validation, whole: DecodedRecords
 ) -> None:
-    """Adds the decoded events, validated, to ``whole``. Faults are added by the caller."""
+    """Validates the decoded events, and adds them to ``whole``. The caller adds the decoding errors."""
     silent = np.ones(records.num_rows, np.bool_)
     for table in decoded.tables:
         silent[table.rows["record"].to_numpy()] = False
@@ -657,11 +660,13 @@ class _Validation:
         self.rows, self.places, self.rules = rows, places, rules
 
     def may_be_old(self, error: TidesinkError) -> bool:
-        """Returns True if the invalid value may be in an old row, and old rows are not needed."""
+        """Returns True if an invalid value can be ignored: it may be in an update's old row, which is not
+        needed.
+        """
         return isinstance(error, ValueOutOfRangeError) and not self._logs
 
     def void_and_waiting(self, changes: ChangeTable, records: pa.RecordBatch) -> tuple[Flags, Flags]:
-        """Returns two flags per change: void, and waiting.
+        """Returns two masks over the changes: changes that are void, and changes that wait.
 
         A change is void if DDL emptied the table after it. A change waits if its commit_ts is above the
         bound.

@@ -377,7 +377,10 @@ def _new_key(
 def _first_value(
     images: Mapping[str, pa.StructArray], name: str, order: Sequence[str], convert: ConvertKey
 ) -> pa.Array:
-    """Returns a column's values, converted by ``convert``. Each is from the first image that has it."""
+    """Returns a column's values, each from the first image of the row that has the column.
+
+    ``convert``: converts the values of the column.
+    """
     found = [convert(name, one) for image in order if (one := _member(images[image], name)) is not None]
     count = len(images["after"])
     return pc.coalesce(*found) if found else pa.nulls(count)
@@ -474,9 +477,9 @@ def _moments(commit_ts: pa.Array) -> Longs:
 
 
 def _pairs(first: Longs, second: Longs) -> Longs:
-    """Returns a number for each pair of numbers.
+    """Returns a code for each pair of codes. Equal pairs get equal codes.
 
-    The results are dense, so that repeated calls cannot overflow.
+    The new codes are consecutive numbers from 0, so that combining more key columns cannot overflow.
     """
     if not len(first):
         return first
@@ -512,7 +515,9 @@ def _version_order(rows: _Rows) -> Longs:
 
 
 def _sorted(least_first: Sequence[npt.NDArray[Any]]) -> Longs:
-    """Returns the indices that sort the rows. The last column is the most significant."""
+    """Returns the indices that sort the rows by several columns, of which the last one is the most
+    significant.
+    """
     order: Longs = np.lexsort(least_first)
     return order
 
@@ -536,7 +541,7 @@ def _source_numbers(source: pa.ListArray) -> list[Longs]:
 
 
 def _last(codes: Longs, order: Longs) -> Longs:
-    """Returns the index of the last row (in ``order``) of each code. The result is sorted."""
+    """Returns, for each key code, the index of its last row in ``order``. The indices are sorted."""
     last = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
     last[codes[order]] = order
     return np.sort(last)
@@ -662,7 +667,9 @@ class _StoredValues:
         return pc.if_else(pa.array(mask), values, column)
 
     def _greatest(self, wanted: Flags) -> Longs:
-        """Returns for each key the rank in the order of its last row with the flag ``wanted``, or -1."""
+        """Returns, for each key, the rank of its last row that ``wanted`` selects, or -1 if no row is
+        selected.
+        """
         found = np.full(int(self._rows.codes.max(initial=-1)) + 1, -1, np.int64)
         np.maximum.at(found, self._rows.codes[wanted], self._rank[wanted])
         return found

@@ -478,7 +478,9 @@ class Batch:
         return self._decoding.row_ddl() != self._row_ddl or self._must_stage_again(reduction)
 
     def _must_stage_again(self, reduction: Reduction) -> bool:
-        """Returns True if the rows were staged with columns that differ from those the target will get."""
+        """Returns True if tasks staged the rows with other columns than the target gets by this batch's
+        schema decision.
+        """
         if reduction.found.staged is None:
             return False
         decision = self._schema_decision(self._shape())
@@ -742,12 +744,12 @@ class Batch:
         return self._decoding.columns().packed_shape
 
     def _reject(self, reduction: Reduction, progress: Progress) -> int:
-        """Writes the bad records as dead letters.
+        """Writes the batch's bad records to the dead-letter topic.
 
-        Returns the number of bad events in letters that Kafka acknowledged.
+        Returns the number of bad events whose letters Kafka acknowledged.
 
-        If the batch is tried again, the letters are written again. Readers of the dead-letter topic use each
-        letter only once.
+        If the batch is tried again, the letters are written again. Readers of the dead-letter topic skip such
+        duplicates.
         """
         if not reduction.summary.bad:
             return 0

@@ -285,8 +285,8 @@ _OMITTED = (
     "values are not stored."
 )
 _DOUBTED = (
-    "it appeared when {} disappeared, which except_column_list names: if the new column is that column under "
-    "a new name, add the new name to except_column_list"
+    "it may be an excluded column under a new name, because {} disappeared at the same time: if it is that "
+    "column, add the new name to except_column_list"
 )
 _READDED = (
     "the column was dropped and added again, and rows written before the drop cannot be distinguished from "

@@ -51,7 +51,9 @@ class RowSpan(NamedTuple):
 
 
 def span_of(rows: pa.Table) -> RowSpan:
-    """Returns the span of row changes. They must be of one partition, and there must be at least one."""
+    """Returns the span (first and last position) of a non-empty table of row changes, which are all of one
+    partition.
+    """
     ends = pc.min_max(rows["offset"]).as_py()
     sources = rows["source"].combine_chunks().drop_null()
     return RowSpan(
@@ -109,10 +111,7 @@ class FirstRows(NamedTuple):
 
 
 def first_rows_of(rows: pa.Table) -> FirstRows:
-    """Returns the first rows among row changes.
-
-    They must be of one partition, and there must be at least one.
-    """
+    """Returns the first positions in a non-empty table of row changes, which are all of one partition."""
     offset, number = pc.min(rows["offset"]).as_py(), rows["partition"][0].as_py()
     source = _extreme(rows["source"].combine_chunks().drop_null(), "min")
     return FirstRows({number: offset}, source, {} if source is None else {number: source})

@@ -31,7 +31,7 @@ _TWO_MEANINGS: Final = (
 
 
 class Missed(NamedTuple):
-    """A batch for which the plan did not have all schemas or columns.
+    """A batch that could not be decoded completely, because the decode plan lacked schemas or columns.
 
     ``summary``: its counts, with the missing ids and columns. ``ranges``: its ranges. ``found``: the topic's
     offsets and id when the batch was planned.
@@ -150,7 +150,7 @@ class Decoding(Protocol):
         """
 
     def learn(self, missed: Missed) -> bool:
-        """Looks up schemas and columns that the plan did not have for a batch.
+        """Looks up the schemas and columns that the decode plan lacked for a batch.
 
         Returns True if the plan changed.
 
@@ -159,7 +159,9 @@ class Decoding(Protocol):
         """
 
     def take_ddl(self, missed: Missed) -> bool:
-        """Reads DDL, because a batch has DDL events. Returns True if the plan changed."""
+        """Reads the topic's new DDL, after a batch was found to contain DDL events. Returns True if the
+        decode plan changed.
+        """
 
 
 def declared_table(definition: Definition | None, table: TableId) -> TableSchema | None:
@@ -299,7 +301,7 @@ class ProjectedDecoding:
         self._decoding.meet_others(missed)
 
     def learn(self, missed: Missed) -> bool:
-        """Looks up what the plan did not have for a batch (``Decoding.learn``).
+        """Looks up the schemas and columns that the decode plan lacked for a batch (``Decoding.learn``).
 
         Raises:
             SchemaRefusedError: The projection excludes a renamed column under only some of its names.
@@ -309,7 +311,7 @@ class ProjectedDecoding:
         return changed
 
     def take_ddl(self, missed: Missed) -> bool:
-        """Reads DDL, because a batch has DDL events (``Decoding.take_ddl``).
+        """Reads the topic's new DDL, after a batch was found to contain DDL events (``Decoding.take_ddl``).
 
         Raises:
             SchemaRefusedError: The projection excludes a renamed column under only some of its names.

@@ -167,7 +167,8 @@ class Topics:
         return {"topic": topic, **({TOPIC_ABSENT: True} if self.tables(topic).absent else {})}
 
     def grown(self, found: TopicOffsets) -> tuple[Ends, ...]:
-        """Returns the end offset of each partition at every moment the pipeline noticed new partitions.
+        """Returns the records of added partitions: the end offset of each partition, whenever new partitions
+        were noticed.
 
         Raises:
             StateStoreError: The state store does not answer.
@@ -286,7 +287,7 @@ class _Place:
     away: bool = False
 
     def may_come(self, starts: Offsets) -> bool:
-        """Returns True if the table may read from these offsets in the future."""
+        """Returns True if the table's next read may begin at the offsets ``starts``."""
         stands = self.heading or self.at
         return not self.away and (stands is None or stands == starts)
 
@@ -609,12 +610,14 @@ class PassedRecords:
         self.last = {**self.last, **(last or {})}
 
     def behind(self, committed: Mapping[int, int]) -> dict[int, int]:
-        """Returns the offset after the committed and the skipped records, for each partition."""
+        """Returns, for each partition, the first offset after the committed and the skipped records."""
         known = {**self._ends, **committed}
         return {number: max(at, self._ends.get(number, at)) for number, at in known.items()}
 
     def step_back(self) -> None:
-        """Have the last skipped record read again, so that a batch commits the table's offsets."""
+        """Remove the last skipped record from the skipped ones, so that a batch reads it and commits the
+        table's offsets.
+        """
         self._ends[next(iter(self._ends))] -= 1
 
     def clear(self) -> None:

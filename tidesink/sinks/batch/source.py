@@ -131,7 +131,7 @@ class KafkaSource:
 
 
 def fit_shuffle(session: SparkSession, records: int) -> None:
-    """Set the session's number of shuffle tasks for a batch of this number of records."""
+    """Set the number of shuffle tasks of a Spark session, for a batch with ``records`` records."""
     tasks = max(1, min(2 * session.sparkContext.defaultParallelism, records // _RECORDS_A_SHUFFLE_TASK))
     session.conf.set("spark.sql.shuffle.partitions", str(tasks))
 
@@ -347,9 +347,8 @@ def _mixed_keys(frame: DataFrame) -> tuple[str, ...]:
 def _last_of_all(
     frame: DataFrame, summary: BatchSummary, *, by: Sequence[str], order: str
 ) -> tuple[DataFrame, BatchSummary]:
-    """Returns the greatest row in ``order`` of each group, and the counts of these rows.
-
-    ``by``: the columns by which rows are grouped.
+    """Groups rows by the columns ``by``, and returns each group's last row in ``order``, with the counts of
+    these rows.
     """
     whole = F.struct(*frame.columns)
     groups = frame.where(F.col("key").isNotNull()).groupBy(*by)

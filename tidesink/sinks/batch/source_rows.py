@@ -304,13 +304,13 @@ class SourceRows:
             )
         except SourceUnavailableError as error:
             if is_of_value(error.__cause__):
-                raise ValueOutOfRangeError("A key is not a valid value of its columns.") from error
+                raise ValueOutOfRangeError("A key has a value that the column's type cannot hold.") from error
             raise
 
     def _among(
         self, columns: Sequence[str], keys: Sequence[KeyTexts], dialect: SourceDialect
     ) -> ColumnElement[bool]:
-        """Returns the SQL condition that a row has one of the keys.
+        """Returns an SQL condition that selects the rows with the given keys.
 
         It is written so that the database can use an index.
         """
@@ -765,7 +765,9 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
 
 
 def _called(plan: DecodePlan, names: Iterable[str]) -> dict[str, str]:
-    """Returns the columns' names in Kafka records by their names in the database. Avro names may differ."""
+    """Maps names of columns in the database to their names in Kafka records, which differ if Avro restricts
+    them.
+    """
     there = [*names]
     found = {name: own for own, name in plan.rows.written(there).items()}
     fold = plan.rows.shape.fold

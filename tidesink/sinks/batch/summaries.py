@@ -151,7 +151,10 @@ def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
 
 
 def _moments(tables: Iterable[ChangeTable], *, apart: Sequence[OtherRecord]) -> Iterator[pa.Table]:
-    """Yields operation and commit_ts of the changes, without truncates if ``apart`` is not empty."""
+    """Yields the operation and commit_ts of each change.
+
+    ``apart``: truncates that are counted separately. If there are any, truncates are not yielded.
+    """
     for one in tables:
         found = one.rows.select(["op", "commit_ts"])
         yield found.filter(pc.not_equal(found["op"].cast(pa.string()), Op.TRUNCATE.value)) if apart else found
@@ -234,13 +237,13 @@ def _doubted(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _first_doubt(place: Place, rows: Iterable[pa.Table]) -> tuple[Doubt, ...]:
-    """Returns the first row with a warning, or nothing."""
+    """Returns the first row that is applied with a warning, in a tuple; an empty tuple without such a row."""
     found = [tuple(one.values()) for table in _doubted(rows) for one in table.to_pylist()]
     return (Doubt(place, *min(found)),) if found else ()
 
 
 def _first(place: Place, others: Iterable[OtherRecord]) -> tuple[BadRecord, ...]:
-    """Returns the first bad record, or nothing."""
+    """Returns the first bad record in a tuple; an empty tuple without bad records."""
     bad = min((one for one in others if one.kind == BAD), key=_offset, default=None)
     if bad is None:
         return ()

@@ -84,7 +84,10 @@ class DroppedByWriter(ABC, Generic[W]):
 
     @property
     def can_return(self) -> bool:
-        """True if some schema lacks a column that another has, so that it matters which schema is in use."""
+        """True if some writer schema lacks a column that another one has.
+
+        Only then can the table return to an earlier schema, so that the schema in use must be known.
+        """
         return any(self.later.values()) or any(self.columns.values())
 
     @abstractmethod
@@ -270,7 +273,7 @@ class TargetRows:
 
     @property
     def value_sources(self) -> dict[str, str]:
-        """The table's own names of the columns that are not part of the key, by their names in the target."""
+        """Maps the target's names of non-key columns to the table's own names."""
         others = (column.name for column in self.target_shape.columns if not column.key)
         return {name: own for name in others if (own := self._own_name(name)) is not None}
 

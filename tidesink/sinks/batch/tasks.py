@@ -538,13 +538,15 @@ def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
 
 
 def _marked(table: ReducedTable, mark: str, deleted: pa.Array) -> pa.Array:
-    """Returns for each row the columns, under the writer's names, that carry ``mark``. Null for a delete."""
+    """Returns, for each row, the list of columns that carry ``mark``, under the writer schema's names; null
+    for a delete.
+    """
     lists = table.rows[mark].combine_chunks()
     return pc.if_else(deleted, pa.scalar(None, lists.type), lists)
 
 
 def _line(one: OtherRecord) -> dict[str, Any]:
-    """Returns an event that is not a row to apply as a row of the reduced frame."""
+    """Converts an event that is not a row to apply, such as a bad record, to a row of the reduced frame."""
     return {
         "_op": one.kind,
         "_topic": one.topic,

@@ -368,7 +368,8 @@ class TopicDdl:
         return last is not None and self._logs.is_due(found, {DDL_PARTITION: last})
 
     def _behind_cut(self, found: TopicOffsets) -> _Unread | None:
-        """Returns the part of partition 0 to read again if the log was cut, or None.
+        """Returns the range of partition 0 to read again if the partition's log was cut; None if it was not
+        cut.
 
         Raises:
             SourceUnavailableError: No broker answers.
@@ -504,10 +505,10 @@ class TopicDdl:
 
     @staticmethod
     def _is_cut(found: TopicOffsets) -> bool:
-        """Returns True if retention has deleted DDL events.
+        """Returns True if retention has deleted DDL events of the topic.
 
-        Then stored definitions are used even without the times from which they are in effect, because they
-        cannot be built again.
+        The table definitions can then no longer be built from the topic. So the stored ones are used, even if
+        an earlier version stored them without the times from which they are in effect.
         """
         at = found.partitions.get(DDL_PARTITION)
         return at is not None and at.earliest > 0
@@ -599,7 +600,8 @@ def row_ddl_of(table: list[str], kind: Any, *parts: Any) -> RowDdl:
 
 
 def with_rows(known: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tuple[RowDdl, ...]:
-    """Returns the known statements that change rows, and those among the new statements.
+    """Returns the known statements that change existing rows, together with such statements among the new
+    ones.
 
     If a statement was sent twice, only its first record counts.
     """
