@@ -69,10 +69,11 @@ def log_rows(table: ChangeTable, rows: TargetRows, decoder: TableDecoder, *, kee
 
 
 class _LoggedTable:
-    """The log rows of one table's changes.
+    """Converts one table's changes into rows of its change log.
 
-    ``_at``: the index of each log row's event. ``_old``: True for the preimage of an update. ``_shows_old``:
-    True for the preimage of an update, and for the row that a delete removed.
+    ``_at``: for each log row, the index of its event. ``_old``: True for a log row that is the preimage of an
+    update. ``_shows_old``: True for a log row that shows an old image, which is the preimage of an update or
+    the row that a delete removed.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class _LoggedTable:
         return self._rows.names(names)
 
     def _marked(self, mark: str) -> pa.Array:
-        """Returns, for each log row, the list of columns that carry ``mark``; null for preimages of updates."""
+        """Returns, for each log row, the columns that carry ``mark``; null for a row that shows an old image."""
         lists = self._lists(self._changes.rows[mark].combine_chunks()).take(self._events)
         return pc.if_else(pa.array(self._shows_old), pa.scalar(None, lists.type), lists)
 

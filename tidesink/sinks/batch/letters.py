@@ -531,7 +531,8 @@ class LetterReader:
         every: Iterable[Letter],
         following: Sequence[FetchRange],
     ) -> LetterReader:
-        """Returns a reader.
+        """Returns a reader of the letters of a replay, and of later Kafka records with changes of the same
+        rows.
 
         Args:
             source: Reads Kafka records.

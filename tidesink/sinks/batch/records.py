@@ -232,7 +232,7 @@ class TableDecoder(ABC):
     @property
     @abstractmethod
     def _codec(self) -> Codec:
-        """The codec. Subclasses define it as a ``cached_property``."""
+        """The codec of the protocol, which decodes records. Subclasses define it as a ``cached_property``."""
 
     @property
     @abstractmethod
@@ -616,7 +616,9 @@ class _Places:
         )
 
     def control(self, record: int, event: ControlEvent) -> OtherRecord:
-        """Returns the ``OtherRecord`` of a DDL event, a watermark or another message without rows."""
+        """Returns the ``OtherRecord`` that describes a DDL event, a watermark or another message without
+        rows.
+        """
         index = event.position.index
         if isinstance(event, DdlEvent):
             moment = _signed(event.commit_ts)

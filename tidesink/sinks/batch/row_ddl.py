@@ -48,9 +48,9 @@ class RowDecision:
     """The decision on DDL that changes existing rows, made before a batch.
 
     ``pending``: statements that wait for a person's decision. The batch is not applied until all of them are
-    decided. ``empties``: if the table must be emptied before the batch, the TSO up to which its rows are
-    void; else None. ``decided``: the value of ``Progress.decided`` after the batch, which is the newest commit time
-    among the known statements.
+    decided. ``empties``: if DDL empties the table, the TSO up to which its rows are void, else None. The table
+    is emptied before the batch. ``decided``: the value of ``Progress.decided`` after the batch, which is the
+    newest commit time among the known statements.
     """
 
     pending: tuple[Pending, ...] = ()
@@ -117,7 +117,7 @@ def is_decided(one: RowDdl, progress: Progress, topic: str) -> bool:
 def unfollowed(
     found: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
 ) -> Iterator[str]:
-    """Yields a warning for each DDL statement, such as TRUNCATE, that was not applied to the target's rows."""
+    """Yields a warning for each statement, such as TRUNCATE, that was not applied to the target's rows."""
     for one in found or ():
         passed_over = not policies.follows or one.moment is None or is_decided(one, progress, topic)
         void = policies.follows and one.moment is not None and one.moment <= (progress.emptied or 0)

@@ -423,7 +423,10 @@ class Batch:
 
     @property
     def _checkpoints(self) -> bool:
-        """True if Spark must not recompute the packed rows, because the target reads them more than once."""
+        """True if the reduced rows are stored as a checkpoint, because the target reads them more than once.
+
+        Spark never recomputes a checkpoint, so each read returns the same rows.
+        """
         return self._context.target.capabilities.rereads
 
     def _check_counted(self, found: RangeFrame) -> None:
@@ -736,7 +739,7 @@ class Batch:
         return tuple(name for name in names if shape.find(name) is not None)
 
     def _frame(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame:
-        """Returns the rows to write, with the columns that the target gets."""
+        """Returns a frame of the rows to write, without the columns that the schema decision excludes."""
         rows = rows_to_write(reduction.frame, reduction.summary.rows, self._settings)
         return omitting(rows, schema_decision)
 

@@ -128,9 +128,10 @@ def extreme(choose: Any, *values: Any) -> Any:
 
 
 def _extreme(sources: pa.ListArray, kind: str) -> tuple[int, ...] | None:
-    """Returns the smallest or greatest of lists of numbers, or None if there are no lists.
+    """Returns the smallest or the greatest of the source positions (lists of numbers); None without
+    positions.
 
-    ``kind``: ``min`` or ``max``. Lists are compared member by member.
+    ``kind``: ``min`` or ``max``. Positions are compared number by number.
     """
     if not len(sources):
         return None
@@ -148,7 +149,9 @@ def _extreme(sources: pa.ListArray, kind: str) -> tuple[int, ...] | None:
 
 
 def _are_less(sources: pa.ListArray, limit: tuple[int, ...]) -> pa.BooleanArray:
-    """Returns True for lists of numbers that are less than ``limit``, and null for null lists."""
+    """Returns a mask of the source positions (lists of numbers) that are less than ``limit``; null for a
+    null.
+    """
     if _size(sources.drop_null()) != len(limit):
         found = (None if one is None else tuple(map(int, one)) < limit for one in sources.to_pylist())
         return pa.array(found, pa.bool_())
@@ -162,6 +165,6 @@ def _are_less(sources: pa.ListArray, limit: tuple[int, ...]) -> pa.BooleanArray:
 
 
 def _size(sources: pa.ListArray) -> int | None:
-    """Returns the length that all lists have, or None if their lengths differ or a member is null."""
+    """Returns the common length of the source positions (lists); None if lengths differ or a number is null."""
     sizes = pc.min_max(pc.list_value_length(sources)).as_py()
     return sizes["min"] if sizes["min"] == sizes["max"] and not sources.flatten().null_count else None

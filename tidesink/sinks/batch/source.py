@@ -55,7 +55,7 @@ _RECORDS_A_SHUFFLE_TASK: Final = 25_000
 
 
 class KafkaRead(NamedTuple):
-    """The amounts of data that were read from Kafka.
+    """Numbers of records and bytes that a batch read from Kafka.
 
     Attributes:
         records: The number of records.
@@ -193,7 +193,7 @@ class RangeFrame:
 
     @property
     def hashes(self) -> npt.NDArray[np.uint64]:
-        """The hashes of all keys (``reduce.key_hashes``)."""
+        """The hashes (``reduce.key_hashes``) of the keys of all rows to apply."""
         return np.frombuffer(b"".join(found for _, found in _key_places(self.heads)), np.uint64)
 
     def release(self) -> None:

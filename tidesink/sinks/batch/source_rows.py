@@ -272,7 +272,9 @@ class SourceRows:
     def _of_set(
         self, wanted: FetchRange, columns: Sequence[str], keys: Sequence[KeyTexts]
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows with these keys. A key that is not a valid value of its columns is skipped."""
+        """Yields the source's rows that have one of the keys. Skips keys that the types of their columns
+        cannot hold.
+        """
         if not keys:
             return
         try:

@@ -196,7 +196,9 @@ def _max_offset(found: DecodedRecords) -> int:
 
 
 def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, object] | None:
-    """Returns the smallest and the greatest value of the first key column; None if not comparable."""
+    """Returns the smallest and the greatest value of the rows' first key column; None if its values have no
+    order.
+    """
     first = shape.key_columns[0].name
     keys = [pc.struct_field(one["key"].combine_chunks(), [first]) for one in rows if len(one)]
     try:

@@ -331,7 +331,9 @@ def _distinct(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _with_error(
     wanted: FetchRange, found: Iterable[DecodedRecords]
 ) -> Iterator[DecodedRecords | TidesinkError]:
-    """Yields the decoded records. If a ``TidesinkError`` is raised, it is yielded as the last element."""
+    """Yields the decoded records of a range. If decoding raises a ``TidesinkError``, yields the error as the
+    last element.
+    """
     try:
         yield from found
     except TidesinkError as error:
@@ -421,7 +423,9 @@ def _is_same(one: ChangeTable, other: ChangeTable) -> bool:
 def _reduced(
     tables: Sequence[ChangeTable], task: RangeTask, schema: pa.Schema
 ) -> tuple[Reduction, list[pa.Table]]:
-    """Returns the reduction to one row per key, and its rows in the columns of the reduced frame."""
+    """Reduces row changes to one row per key. Returns the reduction, and its rows in the columns of the
+    reduced frame.
+    """
     plan, only = task.plan, task.only
     rows = plan.rows
     if plan.ignores_nulls:

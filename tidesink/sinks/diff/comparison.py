@@ -158,7 +158,7 @@ class ComparedSides:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names of the key columns."""
+        """Names of the key columns of the compared table."""
         return tuple(one.name for one in self.columns if one.key)
 
     @property
@@ -254,7 +254,9 @@ class TableComparison(ABC):
         )
 
     def details(self, detailed: bool) -> dict[str, bool]:
-        """Return keyword arguments for ``digests``: detailed digests have a hash or a text of each column."""
+        """Return keyword arguments for ``digests``. With ``detailed``, each digest also describes every
+        column.
+        """
         return {"detailed": detailed, "shown": detailed and self.options.values}
 
     def _target(self, sides: ComparedSides, *, detailed: bool = False) -> DataFrame:

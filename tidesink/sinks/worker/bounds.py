@@ -91,7 +91,7 @@ class Bounds(Protocol):
 
     @property
     def waits(self) -> str | None:
-        """The reason why no later bound exists yet; always None for bounds that are times."""
+        """The reason why there is no bound for the next cut yet; always None for bounds that are times."""
 
     def close(self) -> None:
         """Close the clients of Kafka and the source database."""
@@ -211,7 +211,7 @@ class ConnectorBounds:
 
     @property
     def waits(self) -> str:
-        """The reason why no later bound exists yet."""
+        """The reason why there is no bound for the next cut yet; None if there is one."""
         return self.reason
 
     def time_of(self, bound: int) -> datetime:  # noqa: ARG002  (a position has no time)

@@ -107,7 +107,7 @@ class Cuts:
         return self.bound != before
 
     def lead(self, task: TableTask) -> None:
-        """Pass the current bound to the task of a table that runs no batch."""
+        """Tell the task of a table, which is not running a batch, the current bound."""
         task.bound, task.ends = self.bound, self._bounds.ends(task.topic)
         if task.ends is not None and task.held is not None:
             task.marks = marks_at(task.held.progress, task.topic, self.bound, task.ends)
@@ -224,7 +224,8 @@ class Cuts:
             thread.join()
 
     def _by_position(self) -> dict[str, Any]:
-        """Return the last cut's time and the reason to wait, for bounds that are positions of a connector.
+        """Return status details for bounds that are a connector's positions: the last cut's time, the reason
+        to wait.
 
         Empty for bounds that are times.
         """

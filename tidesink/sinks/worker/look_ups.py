@@ -110,9 +110,10 @@ class NamedTables:
         )
 
     def _recorded(self, found: TopicOffsets) -> Iterator[Mapping[int, int]]:
-        """Yield, for each known table, the next offset per partition in its last progress of this topic.
+        """Yield, for each known table, the next offset per partition that its stored progress has in the
+        topic.
 
-        Every table in the records before these offsets was found and recorded by the worker that read them.
+        Records before these offsets need no search: the worker that read them recorded all their tables.
         """
         store, pipeline = self._context.store, self._context.config.pipeline
         for table in self.known(found.topic):

@@ -57,9 +57,10 @@ def column_type(config: Config, column: ShapeColumn) -> str:
 
 
 def preflight_of(config: Config, shape: TableShape, theirs: Collection[str]) -> PreflightResult:
-    """Check the table of ``shape`` against the target without writing to it, and return limits and warnings.
+    """Check if a target can store a table, without writing to it, and return the target's limits and
+    warnings.
 
-    ``shape``: the table's schema in the target. ``theirs``: names of its columns that come from the source.
+    ``shape``: the table's columns and key in the target. ``theirs``: names of the columns from the source.
 
     Raises:
         SchemaRefusedError: the target cannot have such a table; the message contains a remedy.

@@ -148,7 +148,7 @@ def _refuse_mode(config: Config, table: TableId) -> None:
 
 
 def refuse_replay(config: Config, table: TableId, seconds: float | None) -> None:
-    """Check what can be checked before Spark starts.
+    """Check, before Spark starts, that dead letters of a table can be replayed now.
 
     ``seconds``: seconds since the last heartbeat of a worker of the pipeline, or None without one.
 
@@ -404,7 +404,9 @@ class LetterEvent(NamedTuple):
     has_read: Mapping[int, bool | None]
 
     def of_row(self, read: SourceRead) -> bool | None:
-        """Return True if the limited snapshot or resync ``read`` covered the event's row; None if unknown."""
+        """Return True if ``read``, a snapshot or resync of only some rows, covered the event's row; None if
+        unknown.
+        """
         return self.has_read.get(read.number)
 
 

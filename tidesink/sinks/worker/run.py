@@ -219,7 +219,7 @@ class Worker:
             self._context.topics.release()
 
     def _tell_end(self) -> None:
-        """Record in the state store that the worker has ended, and that it retries no failed table."""
+        """Record in the state store that the worker has ended, so that statuses no longer announce a retry."""
         self._context.failures.ended()
         for table_task in self._table_tasks:
             table_task.tell_failure()
@@ -341,7 +341,7 @@ class Worker:
                 table_task.await_topic(error, self._context.config.batch.poll_interval)
 
     def _quiet(self, idle: list[TableTask], seen: Look) -> set[TableTask]:
-        """Return the tasks for which the topic has no new records except watermarks."""
+        """Return the tasks whose topics have no new records, or only watermarks. These tasks need no batch."""
         followed = dict[TableTask, Standing]()
         for table_task in idle:
             found = seen.found.get(table_task.topic)
@@ -429,10 +429,10 @@ class Worker:
         return [table_task for table_task in self._table_tasks if id(table_task) not in busy]
 
     def _look(self) -> Look | SourceError:
-        """Return the topics' current offsets, or the error if Kafka does not answer.
+        """Look up and return the topics' current offsets. If Kafka does not answer, return the error.
 
         Raises:
-            SourceError: Kafka does not answer, and no table is known yet that could report the error.
+            SourceError: Kafka does not answer, and no table is known whose status could show the error.
         """
         try:
             seen = self._context.retry().call(self._look_once)

@@ -376,9 +376,10 @@ def open_source_database(config: Config, *, as_of: int | None = None) -> Iterato
 
 @dataclass(frozen=True)
 class _Ahead:
-    """Why the snapshot waits until pending changes are applied.
+    """The reason why a snapshot waits until pending changes from Kafka are applied.
 
-    Either the database has other columns than the applied changes, or a row does not fit the table's columns.
+    Either the source table has other columns than the applied changes, or a row does not fit the target
+    table's columns.
 
     Attributes:
         gap: The columns that only the database or only the applied changes have.
@@ -923,7 +924,9 @@ class SnapshotBatch(Batch):
         return found if self._history is None else replace(found, reads=True, since=None)
 
     def _topic_progress(self, plan: BatchPlan, _summary: BatchSummary) -> TopicProgress:
-        """Return the topic's progress without new offsets: the summary has key ranges, not partitions."""
+        """Return the progress in the table's topic without new offsets: a part of a snapshot reads no
+        records.
+        """
         return super()._topic_progress(plan, BatchSummary())
 
     def _table_plan(self) -> DecodePlan:
@@ -981,7 +984,7 @@ class SnapshotBatch(Batch):
         return with_part(progress.source_reads, read, offsets, begins=begins)
 
     def _seen(self) -> int | None:
-        """With cuts, return a commit_ts of the database from after the part's rows were read; else None.
+        """With cuts, return a commit_ts that the database had after the part's rows were read; else None.
 
         No row of the part is newer, so the table can be part of cuts at or after this commit_ts.
 

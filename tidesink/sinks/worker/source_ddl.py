@@ -229,7 +229,10 @@ def _change(one: RowDdl) -> SchemaChange:
 
 
 def _pending(found: Sequence[SourceStatement], policies: Policies, refusal: str) -> tuple[Pending, ...]:
-    """Return the first waiting statements, as long as they accept the same decisions as the first of them."""
+    """Return statements that wait for a user, in order, up to one that allows other decisions than the first.
+
+    So a user can decide about all returned statements in the same way.
+    """
     waiting = list(_waiting(found, policies, refusal))
     return tuple(takewhile(lambda one: one.accepts == waiting[0].accepts, waiting))
 

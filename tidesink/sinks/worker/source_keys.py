@@ -205,7 +205,9 @@ def limits_at_target(plan: DecodePlan, where: Iterable[tuple[str, str, str]]) ->
 
 
 def _spelt(name: str) -> str:
-    """Return a form of a column name that is equal for the database and Avro names, which are restricted."""
+    """Return a normalized column name, which is equal for a name in the database and its restricted Avro
+    form.
+    """
     return fold_name(sanitize_name(name))
 
 
@@ -235,9 +237,10 @@ def _way_back(column: ReadColumn, decoder: SourceDecoder, spark: str) -> WayBack
 
 
 def _sort(stored: ColumnType) -> str:
-    """Return the kind of a source type for ``_WAYS_BACK`` and ``_RANGED``: usually its reader's name.
+    """Return the kind of a source column, by which ``_WAYS_BACK`` and ``_RANGED`` are looked up.
 
-    Types that share a reader but convert back differently have kinds of their own.
+    It is the name of the reader of the column's type, except for types that share a reader with a type that
+    is converted back in another way.
     """
     reader, sql = row_of(stored).reader, stored.sql or ""
     if reader == "bit":
@@ -499,7 +502,7 @@ def key_types(columns: Sequence[ComparedColumn]) -> dict[str, str]:
 
 @contextmanager
 def _target_of(context: WorkerContext, plan: DecodePlan) -> Iterator[TableReader]:
-    """Open the reader of the table of ``plan`` in the target, for a resync.
+    """Open a reader of the target's rows of the table that ``plan`` decodes, for a resync.
 
     Raises:
         ConfigError: the target has no such table, or cannot return its rows.

@@ -149,9 +149,10 @@ class TableCopy:
     # End offsets of the topic, and progress of the target
 
     def ends(self) -> TopicOffsets:
-        """Return the topic's current offsets.
+        """Return the current first and last offsets of the table's topic.
 
-        It is no error if the topic is missing and, by the table's status, did not exist before either.
+        A missing topic has no offsets. It is an error only if the topic existed before, by the table's
+        status.
         """
         return self.context.offsets_of(self.topic, self.table, may_come=self.may_come)
 

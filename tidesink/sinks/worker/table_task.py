@@ -145,7 +145,8 @@ class TableTask:
             self._reads.expect(table)
 
     def look(self, found: TopicOffsets | None) -> None:
-        """Take over the topic's current offsets: update the lag, and save it if the table is stopped.
+        """Record the topic's current offsets and the lag that follows. Saves the lag if the table is paused
+        or failing.
 
         Before the table is opened, all records of the topic count as lag.
         """
@@ -245,9 +246,8 @@ class TableTask:
         return fits or self._context.config.cuts is None
 
     def unread(self, found: TopicOffsets) -> int:
-        """Return the number of records that are not read yet and may be read under the bound.
-
-        Without cuts, all unread records may be read.
+        """Return the number of the topic's unread records. With cuts, counts only records that the bound
+        allows to read.
         """
         passed, known = self._passed_partitions, self._next_offsets()
         ends = ((n, at) for n, at in limited(found, self.ends).items() if n not in passed)
@@ -255,7 +255,7 @@ class TableTask:
 
     @property
     def _passed_partitions(self) -> Collection[int]:
-        """Numbers of the partitions in which all changes up to the bound are applied."""
+        """Numbers of the topic's partitions in which all changes up to the cut's bound are applied."""
         if self._hold is None or self.bound is None:
             return ()
         return passed_partitions(self._hold.progress, self.topic, self.bound, self.marks)
@@ -496,7 +496,7 @@ class TableTask:
             self._fail(self._refusal, passes=False)
 
     def _work(self, found: TopicOffsets | None, *, passes: bool) -> None:
-        """Do what ``work`` does, but raise errors."""
+        """Run one batch of the table. Unlike ``work``, raises the batch's errors."""
         context = self._context
         retry = context.retry(self.table)
         opens, self.stalled = self._hold is None, False

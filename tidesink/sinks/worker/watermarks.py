@@ -143,9 +143,10 @@ class _Followed:
         return self._is_seen_to(self._ends(standing), standing)
 
     def note(self, standing: Standing, now: float) -> None:
-        """Update ``awaited`` after a read: start to wait for records that exist and were not received.
+        """Update ``awaited`` after a read of the topic: the existing records that the consumer has not
+        received yet.
 
-        While older records are awaited, newer ones do not restart the wait.
+        Newer records do not restart the wait for older ones.
         """
         if self.awaited is not None and self._is_seen_to(self.awaited[0], standing):
             self.awaited = None
@@ -251,7 +252,9 @@ class WatermarkFollower:
             known.note(topics[name], self._clock())
 
     def _take(self, messages: Iterable[Any]) -> list[str]:
-        """Take over received messages, and return the topics in which one of them is not a watermark."""
+        """Record the watermarks in received messages, and return the topics that have a message of another
+        kind.
+        """
         others = []
         for message in messages:
             known = self._topics.get(message.topic())
