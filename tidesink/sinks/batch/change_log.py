@@ -169,7 +169,7 @@ class _LoggedTable:
         return self._rows.names(names)
 
     def _marked(self, mark: str) -> pa.Array:
-        """Returns, for each log row, the columns that carry ``mark``; null for a row that shows an old image."""
+        """Returns the columns of each log row that carry ``mark``; null for a row that shows an old image."""
         lists = self._lists(self._changes.rows[mark].combine_chunks()).take(self._events)
         return pc.if_else(pa.array(self._shows_old), pa.scalar(None, lists.type), lists)
 

@@ -48,9 +48,9 @@ class RowDecision:
     """The decision on DDL that changes existing rows, made before a batch.
 
     ``pending``: statements that wait for a person's decision. The batch is not applied until all of them are
-    decided. ``empties``: if DDL empties the table, the TSO up to which its rows are void, else None. The table
-    is emptied before the batch. ``decided``: the value of ``Progress.decided`` after the batch, which is the
-    newest commit time among the known statements.
+    decided. ``empties``: if DDL empties the table, the TSO up to which its rows are void, else None. The
+    table is emptied before the batch. ``decided``: the value of ``Progress.decided`` after the batch, which
+    is the newest commit time among the known statements.
     """
 
     pending: tuple[Pending, ...] = ()

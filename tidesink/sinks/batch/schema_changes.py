@@ -554,7 +554,7 @@ class KnownColumns:
         )
 
     def applied(self, decoding: Decoding, progress: Progress) -> None:
-        """Record the source's columns as of a batch that was applied, only in memory. ``keep`` stores them."""
+        """Remember the source's columns as of an applied batch, only in memory. ``keep`` stores them."""
         plan, reported = decoding.columns(), decoding.reported()
         shape, fold = plan.shape, plan.rows.shape.fold
         # If a dropped column is added again, it is a new column.

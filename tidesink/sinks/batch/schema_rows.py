@@ -165,6 +165,6 @@ def _are_less(sources: pa.ListArray, limit: tuple[int, ...]) -> pa.BooleanArray:
 
 
 def _size(sources: pa.ListArray) -> int | None:
-    """Returns the common length of the source positions (lists); None if lengths differ or a number is null."""
+    """Returns the common length of the source positions (lists); None if lengths differ or one is null."""
     sizes = pc.min_max(pc.list_value_length(sources)).as_py()
     return sizes["min"] if sizes["min"] == sizes["max"] and not sources.flatten().null_count else None

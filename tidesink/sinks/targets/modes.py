@@ -99,11 +99,11 @@ IMAGES_AN_EVENT: Final = 2
 _OWN: Final = (
     ShapeColumn(PARTITION, ColumnType("int", sql="partition of the topic"), "int", key=True),
     ShapeColumn(OFFSET, ColumnType("bigint", sql="offset of the record"), "bigint", key=True),
-    ShapeColumn(INDEX, ColumnType("int", sql="which row of the record, in order"), "int", key=True),
-    ShapeColumn(OP, ColumnType("varchar", length=16, sql="what the row is, as insert or delete"), "string"),
+    ShapeColumn(INDEX, ColumnType("int", sql="number of the row in its record"), "int", key=True),
+    ShapeColumn(OP, ColumnType("varchar", length=16, sql="operation, such as insert or delete"), "string"),
     ShapeColumn(COMMIT_TS, ColumnType("bigint", sql="commit_ts at the source"), "bigint"),
     ShapeColumn(
-        UNAVAILABLE, ColumnType("text", sql="JSON: the columns whose value was not sent, null here"), "string"
+        UNAVAILABLE, ColumnType("text", sql="JSON list of columns that the source did not send"), "string"
     ),
 )
 
@@ -184,12 +184,12 @@ def own_columns(names: HistoryNames) -> tuple[ShapeColumn, ...]:
     """Return the columns that a history adds to its table's columns."""
     instant, number, mark = ColumnType("timestamp", fsp=3), ColumnType("bigint"), ColumnType("boolean")
     return (
-        ShapeColumn(FROM_COLUMN, number, "bigint", "commit_ts with which the version begins", key=True),
-        ShapeColumn(TO_COLUMN, number, "bigint", "commit_ts with which it ended"),
-        ShapeColumn(names.valid_from, instant, "timestamp", "when the version begins"),
-        ShapeColumn(names.valid_to, instant, "timestamp", "when it ended"),
-        ShapeColumn(names.current, mark, "boolean", "true: the row as it is now"),
-        ShapeColumn(READ_COLUMN, mark, "boolean", "true: begins with a snapshot's read of the row"),
+        ShapeColumn(FROM_COLUMN, number, "bigint", "commit_ts at which the version begins", key=True),
+        ShapeColumn(TO_COLUMN, number, "bigint", "commit_ts at which the version ended"),
+        ShapeColumn(names.valid_from, instant, "timestamp", "time at which the version begins"),
+        ShapeColumn(names.valid_to, instant, "timestamp", "time at which the version ended"),
+        ShapeColumn(names.current, mark, "boolean", "true: this is the current version of the row"),
+        ShapeColumn(READ_COLUMN, mark, "boolean", "true: a snapshot read the row at the begin"),
     )
 
 

@@ -219,7 +219,7 @@ class Worker:
             self._context.topics.release()
 
     def _tell_end(self) -> None:
-        """Record in the state store that the worker has ended, so that statuses no longer announce a retry."""
+        """Record in the state store that the worker has ended, so that no status announces a retry."""
         self._context.failures.ended()
         for table_task in self._table_tasks:
             table_task.tell_failure()
@@ -341,7 +341,7 @@ class Worker:
                 table_task.await_topic(error, self._context.config.batch.poll_interval)
 
     def _quiet(self, idle: list[TableTask], seen: Look) -> set[TableTask]:
-        """Return the tasks whose topics have no new records, or only watermarks. These tasks need no batch."""
+        """Return the tasks whose topics have no new records, or only watermarks. They need no batch."""
         followed = dict[TableTask, Standing]()
         for table_task in idle:
             found = seen.found.get(table_task.topic)

@@ -344,7 +344,7 @@ class FileWriter:
             path = path if is_local(path) or "://" in path else f"{self._root}/{path}"
             for one in filter(None, [path, vector and vector_path(self._root, vector)]):
                 if not storage.holds(one):
-                    return f"the table has a file in another place: {one}"
+                    return f"the table has a file outside the worker's storage: {one}"
             if "numRecords" not in statistics:
                 return f"the table has a file without statistics: {path}"
             deletes = (json.dumps(vector),) if vector else ()

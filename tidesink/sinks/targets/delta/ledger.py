@@ -210,7 +210,8 @@ class Ledger:
                 self._check_rows(entry, [])
                 return entry
         raise TransientTargetError(
-            "Other writers kept committing while the table was claimed.", table=str(self.table)
+            "Other writers kept committing, so the claim of the table failed. It is tried again.",
+            table=str(self.table),
         )
 
     def _claim_at(self, at: int, held: Entry | None) -> Entry | None:

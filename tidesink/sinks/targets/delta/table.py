@@ -606,7 +606,8 @@ class DeltaTable(DeltaColumns):
     def _show(self, batch: ReducedBatch) -> None:
         if batch.frame is None:
             raise TargetError(
-                "The Delta target needs the batch as a frame, but the batch has rows.", table=str(self._table)
+                "The Delta target needs a batch with a Spark frame, but this batch has Python rows.",
+                table=str(self._table),
             )
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
 
@@ -665,7 +666,7 @@ class DeltaTable(DeltaColumns):
     def _holding(self) -> Entry:
         if self._held is None:
             raise StaleProgressError(
-                "The table must be claimed before it is written.", table=str(self._table)
+                "The table is not claimed. Call `claim` before `apply`.", table=str(self._table)
             )
         return self._held
 

@@ -275,7 +275,7 @@ class FileWriter:
                 if content not in ("data", "position-deletes") or form != known:
                     return f"the table has a file of {content} in format {form}"
                 if not storage.holds(file["file-path"]):
-                    return f"the table has a file in another place: {file['file-path']}"
+                    return f"the table has a file outside the worker's storage: {file['file-path']}"
             for number in (at for at, one in enumerate(deletes) if "content-offset" in one):
                 vectors[data["file-path"]] = java_deletes[number]
             if values not in partitions:

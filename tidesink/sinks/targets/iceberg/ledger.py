@@ -353,7 +353,9 @@ class Holder:
             StaleProgressError: this worker has not claimed the table.
         """
         if self._held is None:
-            raise StaleProgressError("The table must be claimed before it is written.", table=str(self._name))
+            raise StaleProgressError(
+                "The table is not claimed. Call `claim` before `apply`.", table=str(self._name)
+            )
         return self._held
 
     def claim(self) -> Entry:
@@ -534,4 +536,7 @@ class Holder:
         )
 
     def _crowded(self) -> TransientTargetError:
-        return TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
+        return TransientTargetError(
+            "Other writers keep committing to the table, so the commit failed. It is tried again.",
+            table=str(self._name),
+        )

@@ -148,7 +148,7 @@ class Staging:
             return self._emptied(batch, head)
         if batch.frame is None:
             raise TargetError(
-                "The Iceberg target needs the batch as a frame, but the batch has rows.",
+                "The Iceberg target needs a batch with a Spark frame, but this batch has Python rows.",
                 table=str(self._name),
             )
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
@@ -438,7 +438,10 @@ def add_order(table: JvmTable, holder: Holder, name: TableId) -> dict[str, str]:
         schema = _with_order(table, state)
         if schema is None or holder.put_schema(state, schema, {}):
             return table.columns(table.state())
-    raise TransientTargetError("Other writers keep committing to the table.", table=str(name))
+    raise TransientTargetError(
+        "Other writers keep committing to the table, so the commit failed. It is tried again.",
+        table=str(name),
+    )
 
 
 def _with_order(table: JvmTable, state: TableState) -> Any:

@@ -117,7 +117,10 @@ class IcebergColumns(ABC):
                 update = state.table.updateSchema()
                 change(update)
                 self._holder.put_schema(state, update.apply(), {})
-        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
+        raise TransientTargetError(
+            "Other writers keep committing to the table, so the commit failed. It is tried again.",
+            table=str(self._name),
+        )
 
 
 CAPABILITIES: Final = Capabilities(
@@ -428,7 +431,10 @@ class IcebergTable(IcebergColumns):
                 said = {merge.PROPERTY: str(now)}
                 if self._holder.publish(entry, on=head, saying=said):
                     return Collected(now, -grown_by(summary), kept, oldest)
-        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
+        raise TransientTargetError(
+            "Other writers keep committing to the table, so the commit failed. It is tried again.",
+            table=str(self._name),
+        )
 
     def close(self) -> None:
         """Drop the temporary view of the last batch. The Spark session ends with its last reference."""
@@ -522,7 +528,10 @@ class IcebergTable(IcebergColumns):
             if not plan.needed or self._holder.put_schema(state, schema, properties):
                 added = tuple(column.name for column in plan.added)
                 return EvolveResult(False, added, tuple(plan.widened), (), warnings)
-        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
+        raise TransientTargetError(
+            "Other writers keep committing to the table, so the commit failed. It is tried again.",
+            table=str(self._name),
+        )
 
     def _fill_pending(self) -> tuple[str, ...]:
         """Write the recorded defaults of new columns into existing rows.
@@ -541,7 +550,10 @@ class IcebergTable(IcebergColumns):
             entry = replace(self._holder.held, snapshot=snapshot)
             if self._holder.publish(entry, on=head, forgetting=(iceberg_schema.BACKFILL,)):
                 return tuple(name for name in pending if name in self._present)
-        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
+        raise TransientTargetError(
+            "Other writers keep committing to the table, so the commit failed. It is tried again.",
+            table=str(self._name),
+        )
 
     def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:
         return translating(translate, self._name)
@@ -603,7 +615,8 @@ class IcebergShard:
             if self.holder.publish(entry, on=head):
                 return tuple(defaults), warnings
         raise TransientTargetError(
-            "Other writers keep committing to the table.", table=str(self.ledger.table)
+            "Other writers keep committing to the table, so the commit failed. It is tried again.",
+            table=str(self.ledger.table),
         )
 
 

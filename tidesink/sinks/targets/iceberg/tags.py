@@ -53,7 +53,10 @@ class CutTags:
             if self._commit(state, snapshot, commit_ts, round(seconds * 1000)):
                 self._tagged = snapshot
                 return
-        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
+        raise TransientTargetError(
+            "Other writers keep committing to the table, so the commit failed. It is tried again.",
+            table=str(self._name),
+        )
 
     def _commit(self, state: TableState, snapshot: int, commit_ts: int, keep_ms: int) -> bool:
         """Tag a snapshot, and set a maximum age on the tags of the previous cut.

@@ -417,7 +417,7 @@ def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = F
     missing = [column.name for column in batch.shape.columns if fold_name(column.name) not in known]
     if missing:
         raise SchemaRefusedError(
-            f"The target has no column {', '.join(missing)}. Call evolve before the batch is applied.",
+            f"The target has no column {', '.join(missing)}. Call `evolve` before `apply`.",
             table=str(batch.shape.table),
         )
     values = {
@@ -531,7 +531,8 @@ def compared(
     check_versions(batch)
     if batch.frame is None:
         raise TargetError(
-            "A lake needs the batch as a frame, but the batch has rows.", table=str(batch.shape.table)
+            "A lake needs a batch with a Spark frame, but this batch has Python rows.",
+            table=str(batch.shape.table),
         )
     known = _known(batch, present)
     types = {column.name: known[fold_name(column.name)] for column in batch.shape.key_columns}
@@ -628,7 +629,7 @@ def _known(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
     missing = [column.name for column in wanted if fold_name(column.name) not in known]
     if missing:
         raise SchemaRefusedError(
-            f"The target has no column {', '.join(missing)}. Call evolve before the batch is applied.",
+            f"The target has no column {', '.join(missing)}. Call `evolve` before `apply`.",
             table=str(batch.shape.table),
         )
     return known

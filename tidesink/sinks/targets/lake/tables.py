@@ -123,7 +123,7 @@ def try_path_of(session: SparkSession, path: str, *, setting: str = "target.path
 
 
 SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
-SEQUENCE_COMMENT: Final = "position of the change at the source that the row is of"
+SEQUENCE_COMMENT: Final = "position of the row's last change in the source's log"
 
 
 def create_statement(

@@ -252,9 +252,9 @@ class ExcludedTables:
         self._dialect.prepare_schema(cursor, self.place)
         if not self.is_there(cursor):
             columns = [
-                ("pipeline", text, True, "its name in the config"),
-                ("source_schema", text, True, "the schema of a table of the source"),
-                ("source_table", text, True, "its name: the last cut does not include it"),
+                ("pipeline", text, True, "the pipeline's name in the config"),
+                ("source_schema", text, True, "schema of the source table"),
+                ("source_table", text, True, "source table that the last cut does not include"),
             ]
             self._dialect.create(cursor, self.place, columns)
 
@@ -347,10 +347,10 @@ class SqlCuts:
             return
         bigint, moment = (OF_SPARK[self._dialect.database][name] for name in ("bigint", "timestamp"))
         columns = [
-            ("pipeline", _TEXT[self._dialect.database], True, "its name in the config"),
-            ("commit_ts", bigint, False, "all tables are as of this TSO of TiDB, or log position"),
+            ("pipeline", _TEXT[self._dialect.database], True, "the pipeline's name in the config"),
+            ("commit_ts", bigint, False, "the cut shows changes up to this TiDB TSO or log position"),
             ("time", moment, False, "the source's time at commit_ts, in UTC"),
-            ("published", moment, False, "when the tables were brought to the cut"),
+            ("published", moment, False, "the time at which the cut was published"),
         ]
         with self._connections.transaction(self.place.shown) as cursor:
             self._excluded.prepare(cursor)

@@ -279,7 +279,9 @@ def stage_rows(loader: Loader, batch: ReducedBatch) -> tuple[StagedPart, ...]:
     """
     table = str(batch.shape.table)
     if batch.payloads is None and batch.frame is None:
-        raise TargetError("A SQL target needs the batch as a frame, but the batch has rows.", table=table)
+        raise TargetError(
+            "A SQL target needs a batch with a Spark frame, but this batch has Python rows.", table=table
+        )
     try:
         with raised_task_errors(table=table):
             rows = _loading(loader, batch).collect()

@@ -511,7 +511,7 @@ class SqlTable:
         missing = [column.name for column in shape.columns if fold(column.name) not in known]
         if missing:
             raise SchemaRefusedError(
-                f"The target has no column {', '.join(missing)}. Call evolve before the batch is applied.",
+                f"The target has no column {', '.join(missing)}. Call `evolve` before `apply`.",
                 table=self._table,
             )
         natives = self._natives(shape)
@@ -628,7 +628,9 @@ class SqlTable:
 
     def _claimed_epoch(self) -> int:
         if self._epoch is None:
-            raise StaleProgressError("The table must be claimed before it is written.", table=self._table)
+            raise StaleProgressError(
+                "The table is not claimed. Call `claim` before `apply`.", table=self._table
+            )
         return self._epoch
 
     def _read(self, cursor: Any, *, lock: bool) -> Entry:

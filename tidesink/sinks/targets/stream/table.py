@@ -437,7 +437,8 @@ def batch_frame(batch: ReducedBatch) -> DataFrame:
     """
     if batch.frame is None:
         raise TargetError(
-            "This target needs the batch as a frame, but the batch has rows.", table=str(batch.shape.table)
+            "This target needs a batch with a Spark frame, but this batch has Python rows.",
+            table=str(batch.shape.table),
         )
     if batch.sequenced:
         raise TargetError(
