@@ -42,7 +42,8 @@ OWN_COLUMNS: Final = (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN)
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The abilities of a target. The contract tests check that the target raises an error for all others.
+    """The abilities of a target. The contract tests check that it raises an error for a change it is not
+    able to do.
 
     Every target can add columns and widen integer and decimal columns.
 
@@ -112,7 +113,7 @@ def nothing(*_said: str) -> None:
 class RowFormat:
     """Properties of a batch's rows that are known before the rows are read.
 
-    ``ReducedBatch`` describes ``shape``, ``mode`` and ``sequenced``.
+    ``shape``, ``mode`` and ``sequenced`` have the same meaning as in ``ReducedBatch``.
 
     ``keeps``: True if rows may omit column values.
     ``fewest``: approximate number of records in the batch's smallest offset range. One task stages the rows
@@ -237,11 +238,11 @@ class ReducedBatch:
 
     @property
     def empty(self) -> bool:
-        """True if the batch has progress to commit but no row."""
+        """True if the batch only commits progress, because it has no rows and no TRUNCATE."""
         return self.upserts == 0 and self.deletes == 0 and not self.truncates
 
     def beside(self, nullable: Callable[[], Iterable[str]]) -> tuple[str, ...]:
-        """Return the target's columns outside the shape that a delete must set to NULL.
+        """Return the target columns that the batch's shape does not have and that a delete must set to NULL.
 
         Only a hard delete in the source's order needs this, because it keeps the row as a tombstone. Such
         columns hold values of columns that the source or the config no longer has.
@@ -297,7 +298,7 @@ class ApplyResult:
 
     @property
     def applied(self) -> int:
-        """Number of keys whose last change is now in the target, including deletes of absent rows."""
+        """Number of the batch's keys whose change was applied, including deletes of rows that did not exist."""
         return self.upserted + self.deleted + self.absent
 
 
@@ -322,7 +323,8 @@ class EvolveResult:
 
 
 class SchemaGap(NamedTuple):
-    """The difference between a target's columns and a shape (the columns and key that it should have).
+    """The difference between the columns that a target table has and those that it should have (a
+    ``TableShape``).
 
     ``columns``: all columns of the target.
     ``added``: columns that the target lacks.
@@ -359,7 +361,8 @@ def check_order(batch: ReducedBatch, columns: Mapping[str, str], *, table: Table
 
 
 def check_versions(batch: ReducedBatch) -> None:
-    """Check that a history can apply a batch. Sources with commit timestamps only send batches that it can.
+    """Check that a table with ``mode: history`` can apply a batch. Sources with commit timestamps send no
+    others.
 
     Raises:
         TargetError: the batch empties the table, omits values, or does not name its validity columns.
@@ -398,7 +401,8 @@ class TargetTable(Protocol):
         """
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return the column changes that ``evolve`` would make. May use cached columns of the target.
+        """Return the column changes that ``evolve`` would make for ``shape``. May use cached columns of the
+        target.
 
         Raises:
             SchemaRefusedError: a column cannot be widened to the shape's type. The message names the column
@@ -468,7 +472,7 @@ class Collected(NamedTuple):
 
 @runtime_checkable
 class SequencedTable(TargetTable, Protocol):
-    """A table whose rows store their position in the source's order.
+    """A target table whose rows store their position in the source's order (``sequence_by: source``).
 
     A deleted row stays as a tombstone with its key and position until ``collect`` removes it.
     """
@@ -520,7 +524,7 @@ class Target(Protocol):
     def open_table(
         self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
     ) -> TargetTable:
-        """Open the table of ``shape``, and create it if missing.
+        """Open the target table for rows with the columns and key of ``shape``, and create it if missing.
 
         Raises:
             SchemaRefusedError: the existing table cannot store the shape.
@@ -575,7 +579,8 @@ class ReadableTarget(Target, Protocol):
     """A target whose stored rows can be read, for example to compare them with the source."""
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> TableReader | None:
-        """Return a reader of the table of ``shape``; None if the table does not exist.
+        """Return a reader of the target table whose columns and key ``shape`` describes; None if it does not
+        exist.
 
         Raises:
             SchemaRefusedError: the target does not allow a table of this name.
@@ -584,9 +589,9 @@ class ReadableTarget(Target, Protocol):
 
 
 class TargetModule(Protocol):
-    """The names that a target's module must define.
+    """The interface of a target's module: the functions and constants that it must define.
 
-    Of the functions, only ``open_target`` and ``try_target`` connect to the target.
+    Only ``open_target`` and ``try_target`` connect to the target.
     """
 
     CAPABILITIES: Capabilities
@@ -667,7 +672,8 @@ class PreflightChecks(ABC):
 
     @abstractmethod
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """Return the limits and warnings of a table that do not follow from the target's capabilities.
+        """Return a table's limits and warnings at the target, except those that follow from its
+        ``Capabilities``.
 
         Raises:
             SchemaRefusedError: the target can never store such a table.
@@ -693,7 +699,7 @@ class Reserved(NamedTuple):
 
 
 def check_shape(shape: TableShape, reserved: Reserved | None = None) -> None:
-    """Check that the rows of a shape can be merged into a table.
+    """Check that rows with the columns and key of ``shape`` can be merged into a table.
 
     Raises:
         SchemaRefusedError: the shape has no key, or a column with a name that the format or tidesink
@@ -717,10 +723,10 @@ def check_shape(shape: TableShape, reserved: Reserved | None = None) -> None:
 
 
 def check_key(shape: TableShape) -> None:
-    """Check that a shape has a key.
+    """Check that a table has a key to merge rows by.
 
     Raises:
-        SchemaRefusedError: the shape has no key.
+        SchemaRefusedError: ``shape`` has no key.
     """
     if not shape.keys:
         raise SchemaRefusedError(

@@ -69,7 +69,7 @@ def plan_evolution(present: Mapping[str, str], shape: TableShape) -> Evolution:
 
 
 def gap_of(present: Mapping[str, str], plan: Evolution) -> SchemaGap:
-    """Return a plan as a ``SchemaGap``."""
+    """Convert a plan of column changes to a ``SchemaGap``."""
     widened = {name: (present[name], ddl) for name, ddl in plan.widened.items()}
     return SchemaGap(tuple(present), tuple(column.name for column in plan.added), widened, present)
 

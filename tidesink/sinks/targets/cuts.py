@@ -68,7 +68,7 @@ class VersionedTable(TargetTable, Protocol):
 
 @runtime_checkable
 class KeptVersions(Protocol):
-    """A table whose old versions expire unless ``keep_version`` is called for them."""
+    """A table whose old versions expire. ``keep_version`` protects the versions that cuts need."""
 
     def keep_version(self, version: int, commit_ts: int, *, keep: float) -> None:
         """Protect a version from expiry until all cuts that refer to it are older than ``keep`` seconds.
@@ -81,7 +81,7 @@ class KeptVersions(Protocol):
 
 
 class Held(Protocol):
-    """A table's entry in the target's ledger: the epoch of its worker and its last batch number."""
+    """An entry of the target's ledger, which names the epoch of a table's worker and its last batch number."""
 
     @property
     def epoch(self) -> int:

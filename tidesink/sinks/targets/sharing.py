@@ -51,7 +51,9 @@ class Turns:
 
     @contextmanager
     def mine(self) -> Iterator[None]:
-        """Hold the table's lock in this thread. Does nothing for a table that is not shared."""
+        """Context manager: hold the shared table's lock in this thread. Does nothing for a table that is not
+        shared.
+        """
         if self._turn is None:
             yield
             return
@@ -85,7 +87,7 @@ def known_after(known: Collection[str] | None, shape: TableShape) -> tuple[str, 
 
 
 def holds(present: Mapping[str, str], shape: TableShape) -> bool:
-    """Return True if a table with the columns ``present`` can store a shape.
+    """Return True if a shared table with the columns ``present`` can store the columns of ``shape``.
 
     ``present`` may be outdated: other shards only add and widen columns, so a True stays right.
     """

@@ -119,7 +119,9 @@ def _number(value: np.floating[Any]) -> str:
 
 
 def _prefix(text: str) -> str:
-    """Return the beginning of a text: 32 UTF-16 units, or 33 if a character of two units would be cut."""
+    """Return the beginning of a text as a lower bound: 32 UTF-16 units, or 33 to keep a surrogate pair
+    whole.
+    """
     units = 0
     for at, character in enumerate(text):
         if units >= _PREFIX:
@@ -143,8 +145,10 @@ def _upper_bound(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class Vectors:
-    """The ``Marks`` of Delta: deletion vectors. An entry of ``DataFile.deletes`` is a vector's descriptor as
-    JSON.
+    """Reads and writes Delta's deletion vectors, which mark rows of data files as deleted
+    (``lake.files.Marks``).
+
+    An entry of ``DataFile.deletes`` is a vector's descriptor as JSON.
 
     ``root``: the table's folder.
     """
@@ -153,11 +157,15 @@ class Vectors:
     storage: Storage = LOCAL
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
-        """Return a column's physical name if a file has the column; None otherwise."""
+        """Return a column's physical name in a data file with this schema; None if the file lacks the
+        column.
+        """
         return column.name if column.name in schema.names else None
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """Return the rows of ``files`` that are deleted already, numbered as in ``MarkedRows``."""
+        """Return the numbers of rows in ``files`` that are deleted already. Rows are numbered as in
+        ``MarkedRows``.
+        """
         hidden = self.storage.each(self._positions, files)
         return np.concatenate(
             [np.empty(0, np.int64), *(start + rows for start, rows in zip(starts, hidden, strict=False))]
@@ -181,7 +189,8 @@ class Vectors:
         return value
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:  # noqa: ARG002  (other formats name files so)
-        """Write a file with a new deletion vector for each changed data file, and yield its line.
+        """Write a file with a new deletion vector for each changed data file, and yield the ``WrittenFile``
+        about it.
 
         A vector also contains the rows of its data file that were deleted before.
         """
@@ -273,7 +282,7 @@ class SplitByColumns:
     named: bool
 
     def __call__(self, rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
-        """Yield each partition with its rows.
+        """Yield each partition of the table with its part of ``rows``.
 
         Raises:
             TargetError: a row has a text in a partition column that Delta would read back as NULL.

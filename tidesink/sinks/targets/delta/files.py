@@ -108,7 +108,7 @@ _MOST_FILES: Final = 20_000
 
 
 class FilePlan(NamedTuple):
-    """The plan for writing a batch as files.
+    """The plan for writing a batch as data files and deletion vectors, without a MERGE.
 
     ``transaction``: Delta's transaction (Java) in which the plan was made.
     ``rows``: the task that writes the batch's rows.
@@ -370,7 +370,7 @@ class FileWriter:
     def _staged(
         self, batch: ReducedBatch, plan: FilePlan, lines: Sequence[WrittenFile], counts: BatchCounts
     ) -> Staged:
-        """Return the content of the commit for the written files.
+        """Return the actions and metrics of the commit that adds the written files to the table.
 
         Raises:
             AccountingError: the numbers of rows in the files and vectors do not match the batch.
@@ -461,7 +461,7 @@ def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
 def _columns(
     batch: ReducedBatch, fields: Mapping[str, Any], present: Mapping[str, str]
 ) -> tuple[FileColumn, ...]:
-    """Return the table's columns in order, as they are in its data files."""
+    """Return the table's columns in their order, with the names and types that they have in its data files."""
     found = []
     for name, field in fields.items():
         column, (physical, number) = batch.shape.by_name.get(fold_name(name)), _in_files(field)
@@ -475,13 +475,13 @@ def _columns(
 
 
 def _in_files(field: Mapping[str, Any]) -> tuple[str, int | None]:
-    """Return a schema field's name and field id in data files; no id without column mapping."""
+    """Return a column's name and field id in data files. The id is None if the table has no column mapping."""
     known = field["metadata"]
     return known.get("delta.columnMapping.physicalName", field["name"]), known.get("delta.columnMapping.id")
 
 
 def _stored_version(transaction: Any, application: str) -> int:
-    """Return an application's last transaction version, or -1.
+    """Return the last transaction version that an application committed to the table, or -1.
 
     After this call, any other commit of the application is a conflict for the transaction. The version is
     read from the checksum of the last commit, because ``txnVersion`` would compute the table's state in a

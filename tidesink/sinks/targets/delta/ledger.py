@@ -152,7 +152,7 @@ class Ledger:
         """Check that a table in which this shard has no commits was not loaded without shards.
 
         Raises:
-            StaleProgressError: it was.
+            StaleProgressError: the table has commits of a source table without a shard.
         """
         if self.log.transaction_version(APPLICATION) is not None:
             raise not_shared(f"the Delta table at {self.path}", shard, table=self.table)
@@ -324,7 +324,9 @@ class Ledger:
             raise moved(newest_move, version, **place)
 
     def _leads_back(self, move: Commit, entry: Entry) -> bool:
-        """Return True if ``move`` is a RESTORE to a version that has the rows of the commit of ``entry``."""
+        """Return True if the commit ``move`` is a RESTORE to a version with the rows of the ledger's entry
+        ``entry``.
+        """
         version = move.restored_version
         while move.operation == "RESTORE" and version is not None and version >= entry.commit.version:
             commit = self.log.commit(version)
@@ -454,7 +456,9 @@ def moved_unseen(move: Commit, *, path: str, table: str) -> StaleProgressError:
 
 
 def shortened(latest: int, version: int, *, path: str, table: str) -> StaleProgressError:
-    """Return the error for a log that was read up to ``version`` earlier, but now ends at ``latest``."""
+    """Return the error for a Delta log that was read up to ``version``, but now ends at the older
+    ``latest``.
+    """
     return StaleProgressError(
         f"The log of the Delta table at {path} ends at version {latest}, but it ended at version {version} "
         "when "
@@ -471,13 +475,14 @@ _COMMIT_TS: Final = f"{quote_path(SEQUENCE_COLUMN, 'source')}[0]"
 
 
 def horizon_of(log: DeltaLog) -> int | None:
-    """Return the commit_ts up to which tombstones may have been removed; None if none were."""
+    """Return the horizon: the commit_ts up to which tombstones may be missing; None if none were removed."""
     text = log.property(PROPERTY)
     return int(text) if text else None
 
 
 def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int, epoch: int) -> Collected:
-    """Raise the horizon to a commit_ts, and remove the tombstones of deletes up to it.
+    """Remove the tombstones of deletes up to the commit_ts ``horizon``, after recording it as the new
+    horizon.
 
     Both commits have a transaction version of the epoch. So a worker that another worker has fenced can
     neither remove tombstones nor move the horizon back.

@@ -185,7 +185,9 @@ class DeltaLog:
         return True
 
     def _put_operation(self, none: Any, name: str, value: str | None) -> Any:
-        """Return Delta's operation for the commit of a property; ``none``: an empty Scala map."""
+        """Return Delta's operation (Java) for a commit that sets a table property; ``none``: an empty Scala
+        map.
+        """
         package = self._jvm.org.apache.spark.sql.delta
         if value is None:
             return getattr(package, "DeltaOperations$UnsetTableProperties")(
@@ -194,7 +196,9 @@ class DeltaLog:
         return getattr(package, "DeltaOperations$SetTableProperties")(none.updated(name, value))
 
     def transactions(self, versions: Mapping[str, int]) -> Any:
-        """Return Delta's actions that set transaction versions; ``versions``: by application."""
+        """Return Delta's actions (Java) that commit transaction versions; ``versions``: versions by
+        application.
+        """
         package, now = self._jvm.org.apache.spark.sql.delta, self._jvm.scala.Some(int(time.time() * 1000))
         set_transaction = package.actions.SetTransaction
         return java_sequence(
@@ -225,7 +229,9 @@ class DeltaLog:
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._java_session, self.path)
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """Read the log, and return the result of a function of the table's latest snapshot (Java)."""
+        """Read the log, and return the result of ``question``, a function of the table's latest snapshot
+        (Java).
+        """
         with self.active():
             log = self.java()
             latest = log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())

@@ -126,7 +126,7 @@ def create_statement(
 
 
 def _named_by(columns: Iterable[ShapeColumn]) -> list[str]:
-    """Return the table features that the names of these columns need."""
+    """Return the Delta table features that these columns need because of special characters in their names."""
     return ["columnMapping"] if any(map(_needs_mapping, columns)) else []
 
 
@@ -154,7 +154,7 @@ def present_columns(log: DeltaLog) -> dict[str, str]:
 
 
 def columns_of(text: str) -> dict[str, str]:
-    """Return the columns of a schema given as Spark's JSON: Spark DDL type by name."""
+    """Parse a schema in Spark's JSON form, and return its columns: Spark DDL type by name."""
     from pyspark.sql.types import StructType
 
     schema = StructType.fromJson(json.loads(text))
@@ -358,7 +358,9 @@ def _registered(session: SparkSession, levels: tuple[str, ...], path: str) -> st
 
 
 def _location(session: SparkSession, name: str) -> str | None:
-    """Return the folder of a table in the catalog; None for a view, or a table without a folder."""
+    """Return the folder of the table ``name`` in Spark's catalog; None for a view, or a table without a
+    folder.
+    """
     try:
         location: str | None = session.sql(f"DESCRIBE DETAIL {name}").select("location").collect()[0][0]
     except PySparkException as exc:

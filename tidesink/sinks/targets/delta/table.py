@@ -92,14 +92,16 @@ class DeltaColumns(ABC):
 
     @abstractmethod
     def _changing(self) -> AbstractContextManager[None]:
-        """Enclose a schema change. Checks first that this worker still holds the table."""
+        """Return a context manager for a schema change. It first checks that this worker still holds the
+        table.
+        """
 
     @abstractmethod
     def _plan(self, shape: TableShape) -> Evolution:
         """Plan the column changes that the table needs to store ``shape``."""
 
     def _statement(self, view: str, batch: ReducedBatch, *, appends: bool) -> str:
-        """Return the MERGE statement of a batch; or its INSERT statement if ``appends``."""
+        """Return the SQL statement that writes a batch: an INSERT if ``appends``, else a MERGE."""
         if appends:
             return append_statement(self.location, view, batch, self._present)
         beside = batch.beside(lambda: schema.nullable_columns(self._log))
@@ -111,7 +113,9 @@ class DeltaColumns(ABC):
         return frozenset(fold_name(name) for name in self._log.partition_columns())
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return the difference between the columns, as they were last read, and those of ``shape``."""
+        """Compare the table's columns, as they were last read, with those of ``shape``, and return the
+        difference.
+        """
         plan = self._plan(shape)  # for a shared table, this may read the columns again
         return gap_of(self._present, plan)
 
@@ -612,7 +616,9 @@ class DeltaTable(DeltaColumns):
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
 
     def _landed(self, progress: Progress) -> bool | None:
-        """Return True if a batch's commit happened although Spark raised; None if the log cannot be read."""
+        """Return True if a batch's commit is in the log although Spark raised an error; None if the log is
+        unreadable.
+        """
         try:
             return self._own_commit(progress) is not None
         except SPARK_ERRORS:

@@ -112,7 +112,7 @@ class OldPartition(NamedTuple):
 
 
 class FilePlan(NamedTuple):
-    """The plan for writing a batch as files.
+    """The plan for writing a batch as data files and position deletes, without a MERGE.
 
     ``state``: the state of the table on which the plan is based.
     ``rows``: the task that writes the batch's rows.
@@ -313,7 +313,9 @@ class FileWriter:
     def _columns(
         self, batch: ReducedBatch, fields: Fields, present: Mapping[str, str]
     ) -> tuple[FileColumn, ...]:
-        """Return the table's columns in order, as they are in its data files."""
+        """Return the table's columns in their order, with the names and types that they have in its data
+        files.
+        """
         found = []
         for field in fields:
             name = field["name"]
@@ -474,12 +476,14 @@ def _deletes_text(file: Mapping[str, Any]) -> str:
 
 
 def _deletes_of(java: Any, old: OldPartition) -> Any:
-    """Return Java's builder of a delete file for data files of a partition."""
+    """Return Java's builder for a delete file that applies to the data files of the partition ``old``."""
     return java.FileMetadata.deleteFileBuilder(old.spec).ofPositionDeletes().withPartition(old.values)
 
 
 def _vectors(file: WrittenFile) -> list[dict[str, Any]]:
-    """Return the entries about the deletion vectors in a written Puffin file; empty for another file."""
+    """Return the descriptions of the deletion vectors in a written Puffin file; empty for another kind of
+    file.
+    """
     found: list[dict[str, Any]] = json.loads(file.details or "[]")
     return found
 
@@ -556,7 +560,9 @@ def _split(columns: Sequence[FileColumn], spec: Sequence[Mapping[str, Any]]) -> 
 
 
 def _words(text: str) -> str:
-    """Normalize a name of a file's content or format, which Iceberg's versions spell differently."""
+    """Normalize the name of a file's content or format, because versions of Iceberg spell these names
+    differently.
+    """
     return text.lower().replace("_", "-")
 
 

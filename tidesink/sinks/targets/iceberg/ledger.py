@@ -115,7 +115,7 @@ class IcebergLedger:
         return {self.name: entry.to_json(), **shared}
 
     def is_ours(self, branch: str) -> bool:
-        """Return True if a branch is the staging branch of this table or shard in any epoch."""
+        """Return True if a branch is a staging branch of this table or shard, whatever its epoch."""
         first = branches_of(self.shard.value if self.shard else None)
         return branch.startswith(first) and branch.removeprefix(first).isdigit()
 
@@ -148,10 +148,10 @@ class IcebergLedger:
         return entry
 
     def _check_sharing(self, state: TableState) -> None:
-        """Check that the table is used with shards if and only if this source table has a shard.
+        """Check that the target table is shared if and only if this source table's route names a shard.
 
         Raises:
-            StaleProgressError: only one of the two uses shards.
+            StaleProgressError: the table is shared but the route names no shard, or the reverse.
         """
         place = f"the Iceberg table {self.location}"
         if self.shard is not None and state.property(LEDGER) is not None:
@@ -219,13 +219,13 @@ class IcebergLedger:
     def _check_rows(self, rows: int, state: TableState) -> None:
         """Check that the table was not rolled back or replaced after the ledger was written.
 
-        The snapshot that readers see must descend from the ledger's snapshot, or from one that the user
-        accepted.
+        The snapshot that readers see must descend from the ledger's snapshot, or from a snapshot that the
+        user accepted.
 
         ``rows``: the id of the ledger's snapshot.
 
         Raises:
-            StaleProgressError: it does not.
+            StaleProgressError: the visible snapshot does not descend from such a snapshot.
         """
         known = {str(rows), state.property(ACCEPTED)}
         last = None
@@ -498,7 +498,7 @@ class Holder:
         return self._commit(state, change, entry=entry)
 
     def _branch_at(self, state: TableState, entry: Entry) -> Any:
-        """Return a reference of the staging branch to the entry's snapshot.
+        """Return Java's branch reference that sets the staging branch to the entry's snapshot.
 
         It always differs from the current reference, so that a commit of another worker conflicts with it.
         """

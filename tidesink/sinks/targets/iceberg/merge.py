@@ -219,7 +219,9 @@ class Staging:
 
     @contextmanager
     def _beside(self, statement: str) -> Iterator[Future[int]]:
-        """Run a counting query in parallel to the block, because both are mostly Spark's planning."""
+        """Run a counting query while the block runs. Both mostly wait for Spark's planning, so this saves
+        time.
+        """
         counting = start_thread(self._session, lambda: self._count(statement), name=f"count {self._name}")
         try:
             yield counting
@@ -259,7 +261,7 @@ _MARKED_NOW: Final = "added-position-deletes"
 
 
 def counts_beside(batch: ReducedBatch) -> bool:
-    """Return True if a snapshot's summary cannot tell a batch's deleted rows from its updated rows."""
+    """Return True if a snapshot's summary does not separate a batch's deleted rows from its updated rows."""
     return batch.deletes > 0 and (batch.upserts > 0 or batch.delete_mode == "soft")
 
 
@@ -405,10 +407,11 @@ class Versions:
 
 
 def _check(summary: Mapping[str, int], counts: Counts, batch: ReducedBatch) -> None:
-    """Check the numbers in a snapshot's summary against the expected ones.
+    """Check that a snapshot's summary has the numbers of changed rows that the batch of a history should
+    cause.
 
     Raises:
-        AccountingError: they differ.
+        AccountingError: the numbers differ.
     """
     added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
     inserted, updated, deleted = counts.rows
@@ -465,7 +468,7 @@ _COMMIT_TS: Final = f"{quote_path(SEQUENCE_COLUMN, 'source')}[0]"
 
 
 def horizon_of(state: TableState) -> int | None:
-    """Return the commit_ts up to which tombstones may have been removed; None if none were."""
+    """Return the horizon: the commit_ts up to which tombstones may be missing; None if none were removed."""
     text = state.property(PROPERTY)
     return int(text) if text else None
 
@@ -481,5 +484,5 @@ def statement(location: str, horizon: int) -> str:
 
 
 def kept(location: str) -> str:
-    """Return the query of the number of tombstones in a table, and of their oldest commit_ts."""
+    """Return the SQL query for the number of tombstones in a table and for their oldest commit_ts."""
     return f"SELECT count(*) AS kept, min({_COMMIT_TS}) AS oldest FROM {location} WHERE {_MARKED}"

@@ -87,7 +87,9 @@ class IcebergColumns(ABC):
         """Plan the column changes that the table needs to store ``shape``."""
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return the difference between the columns, as they were last read, and those of ``shape``."""
+        """Compare the table's columns, as they were last read, with those of ``shape``, and return the
+        difference.
+        """
         with self._translating(reading_error):
             plan = self._plan(shape)
             schema.check_promotions(plan.widened, self._present, table=self._name)
@@ -441,7 +443,7 @@ class IcebergTable(IcebergColumns):
         self._staging.close()
 
     def _looked_at(self, progress: Progress) -> tuple[TableState | None, ApplyResult | None]:
-        """Return the table's current state, and the batch's result if the batch is applied already, else
+        """Return the table's current state and, if the batch is applied already, the batch's result, else
         None.
 
         Raises:

@@ -159,7 +159,7 @@ def new_paths(batch: ReducedBatch, lines: Iterable[WrittenFile]) -> tuple[str, .
 
 
 def paths_of(parts: Iterable[StagedPart]) -> tuple[str, ...]:
-    """Return the paths of the files that staged rows were written to."""
+    """Return the paths of the files to which tasks wrote rows before the commit (``StagedPart``)."""
     return tuple(line.path for part in parts for line in part.files if line.path is not None)
 
 
@@ -325,7 +325,7 @@ class FilesOrMerge:
 
 
 def batch_reason(batch: ReducedBatch) -> str | None:
-    """Return why a batch needs a MERGE whatever the table's properties are; None if it does not.
+    """Return the reason why a batch needs a MERGE in any table; None if the batch itself does not need one.
 
     Raises:
         TargetError: the table is a history, and a history cannot apply such a batch.
@@ -347,7 +347,7 @@ def batch_reason(batch: ReducedBatch) -> str | None:
 
 
 def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | None:
-    """Return why a batch needs a MERGE because of the table's columns; None if it does not.
+    """Return the reason why the table's columns require a MERGE for a batch; None if they do not.
 
     ``present``: the table's columns: Spark type by name.
     """
@@ -425,7 +425,7 @@ class LakePreflight(PreflightChecks):
 
 
 def groups_of(files: Sequence[DataFile], *, most: int, rows: int) -> tuple[tuple[DataFile, ...], ...]:
-    """Divide files into groups with about equal numbers of rows.
+    """Divide data files into groups with about equal numbers of rows, one group for each task.
 
     ``most``: most groups. There are fewer if a group would have fewer than ``rows`` rows.
     """

@@ -217,7 +217,9 @@ class Marks(Protocol):
         """
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """Return the rows of ``files`` that are deleted already, numbered as in ``MarkedRows``."""
+        """Return the numbers of rows in ``files`` that are deleted already. Rows are numbered as in
+        ``MarkedRows``.
+        """
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
         """Write position deletes or deletion vectors for the marked rows, and yield the lines about the
@@ -248,7 +250,7 @@ class RowsTask:
     stored: tuple[bytes, bytes] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows, and yield the lines as record batches."""
+        """Write rows to files, and yield the lines (``WrittenFile``) about them, as record batches."""
         with reported():
             for one in self.written(batches):
                 yield _line(one)
@@ -360,7 +362,7 @@ class KeysTask:
     rows: RowsTask
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the lines as record batches."""
+        """Yield lines (``WrittenFile``) with the batch's keys, as record batches."""
         with reported():
             for one in self.keys(batches):
                 yield _line(one)
@@ -402,7 +404,9 @@ class LocateTask:
     ends: RowsTask | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Search the groups, and yield the lines as record batches."""
+        """Search groups of files for the batch's keys, and yield the lines (``WrittenFile``) as record
+        batches.
+        """
         with reported():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
@@ -488,8 +492,8 @@ class LocateTask:
         return rows
 
     def _is_newer(self, rows: MarkedRows, ours: pa.ChunkedArray) -> Mask:
-        """Return a mask of the batch's positions ``ours`` that are newer than those of the stored rows
-        ``rows``.
+        """Return a mask of the batch's rows (positions ``ours``) that are newer than their stored rows
+        (``rows``).
         """
         column = next(one for one in self.columns if one.source == SEQUENCE_COLUMN)
         tables = self.marks.storage.each(partial(self._read_rows, (column,)), [*rows.by_file()])
@@ -497,7 +501,9 @@ class LocateTask:
         return newer(ours.combine_chunks(), stored.combine_chunks())
 
     def _values(self, marked: MarkedRows) -> Iterator[tuple[Places, pa.Table]]:
-        """Yield for each file the numbers of its marked rows, and their stored values."""
+        """Yield, for each file with rows to mark as deleted, the numbers of these rows and their stored
+        values.
+        """
         first = 0
         for file, positions in marked.by_file():
             yield marked.rows[first : first + len(positions)], self._read(self.stored, file, positions)
@@ -558,7 +564,7 @@ def _rows_of(parquet: pq.ParquetFile, names: Sequence[str], rows: Places | None)
 
 
 def _beside(rows: pa.Table, values: pa.Table) -> pa.Table:
-    """Return the table ``rows`` with the columns of ``values`` added."""
+    """Return the Arrow table ``rows`` with the columns of the Arrow table ``values`` added."""
     for name in values.column_names:
         rows = rows.append_column(name, values[name])
     return rows
@@ -586,7 +592,7 @@ class _Stored:
         _check_stored(self._size)
 
     def stream(self) -> bytes | None:
-        """Return the values as an Arrow IPC stream; None if there are no values."""
+        """Return the collected stored values as an Arrow IPC stream; None if there are no values."""
         whole = [one for one in self._parts if one.num_rows]
         return stream_of(pa.concat_tables(whole, promote_options="default")) if whole else None
 
@@ -599,7 +605,9 @@ class SmallBatchTask:
     locate: LocateTask
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the batch, and yield the lines as record batches."""
+        """Write the batch's rows to files, and yield the lines (``WrittenFile``) about them, as record
+        batches.
+        """
         with reported():
             for one in self._lines([*batches]):
                 yield _line(one._replace(stored=None))
@@ -634,7 +642,8 @@ class FoundKeys(NamedTuple):
 
 
 def found_keys(lines: Sequence[WrittenFile]) -> FoundKeys:
-    """Combine the flags of keys in the lines of all tasks.
+    """Combine the tasks' flags of a batch's keys: which keys have a stored row, and which stored rows are
+    newer.
 
     Raises:
         AccountingError: the table has several rows of one key.

@@ -132,7 +132,10 @@ def count(difference: DataFrame) -> Counts:
 def _events(
     batch: DataFrame, shape: TableShape, keys: Sequence[str], types: Mapping[str, str], *, reads: bool
 ) -> DataFrame:
-    """Return a frame of the batch's events or reads, one row per key and commit_ts. ``sent`` is the kind."""
+    """Return a frame of the batch's events or reads, with one row per key and commit_ts.
+
+    Its column ``sent`` is the kind: a write, a delete or a read.
+    """
     values = [
         F.col("key").getField(column.name).cast(types.get(column.name, column.spark)).alias(name)
         for name, column in zip(keys, shape.key_columns, strict=True)
@@ -174,7 +177,7 @@ def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Se
 
 
 def _reported() -> Column:
-    """Return the expression for the events that a stored row records.
+    """Return the Spark expression for the events that a stored row of a history shows.
 
     These are a write or read at its beginning, and at its end the event or delete that ended it.
     """
@@ -289,7 +292,7 @@ def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapp
 
 
 def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
-    """Return the SQL values of the columns that a soft delete updates in addition to the mark."""
+    """Return the SQL values of the columns that a soft delete updates in addition to the deletion mark."""
     known = {fold_name(name): ddl for name, ddl in present.items()}
     return {
         quote_identifier(name): _value(batch.shape.by_name[fold_name(name)], known[fold_name(name)])
@@ -298,7 +301,7 @@ def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str
 
 
 def _emptied(batch: ReducedBatch, beside: Iterable[str]) -> dict[str, str]:
-    """Return the SQL value NULL for all columns except the key, as a tombstone has them."""
+    """Return the SQL values of a tombstone's columns: NULL for each column that is not part of the key."""
     names = [column.name for column in batch.shape.columns if not column.key]
     return {quote_identifier(name): "NULL" for name in (*names, *beside)}
 
@@ -546,7 +549,7 @@ def compared(
 
 
 def relevant_statement(location: str, batch: ReducedBatch, known: Mapping[str, str]) -> str:
-    """Return the query of the stored versions that a batch may change."""
+    """Return the SQL query for those stored versions of a history that a batch's events may change."""
     names = ", ".join(quote_identifier(column.name) for column in batch.shape.key_columns)
     target = quote_identifier(TARGET)
     return f"SELECT {names}, {_FROM}, {_TO}, {_IS_READ} FROM {location} AS {target} WHERE " + " AND ".join(

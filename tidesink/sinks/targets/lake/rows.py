@@ -146,12 +146,14 @@ class RowRules:
         )
 
     def compares(self, files: Collection[object]) -> bool:
-        """Return True if the written rows depend on stored rows; ``files``: the table's files, if any."""
+        """Return True if the rows to write depend on stored rows; ``files``: the table's existing data
+        files.
+        """
         return bool(files) and (self.sequenced or self.soft or self.keeps)
 
     @property
     def fields(self) -> list[str]:
-        """The columns of a payload (Arrow IPC stream of rows) that are read."""
+        """The columns that tasks read of a payload, which is an Arrow IPC stream of a batch's rows."""
         kept = ("_kept", "_after_delete", *PLACE_COLUMNS) if self.keeps else ()
         return ["_op", "key", "after", *(("_seq",) if self.sequenced else ()), *kept]
 
@@ -356,7 +358,7 @@ def check_values(column: FileColumn, values: pa.Array) -> None:
 
 
 def _taken(values: pa.ChunkedArray, at: Places) -> pa.ChunkedArray:
-    """Return the values at these indexes, with null for -1."""
+    """Return the values at the indexes ``at``, with null for the index -1."""
     return values.take(pa.array(at, mask=at < 0))
 
 
@@ -393,9 +395,8 @@ def matched(rows: pa.Table, keys: pa.Table) -> Places:
 
 
 def numbered(columns: Iterable[pa.ChunkedArray], rows: int) -> Places:
-    """Return a number for each row.
-
-    Rows that are equal in all columns, including NULLs, get the same number.
+    """Number rows by their content: rows that are equal in all columns, including NULLs, get the same
+    number.
     """
     found = np.zeros(rows, np.int64)
     for values in columns:
@@ -406,7 +407,7 @@ def numbered(columns: Iterable[pa.ChunkedArray], rows: int) -> Places:
 
 
 def codes(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
-    """Return the index of each value in ``distinct``, or -1."""
+    """Return, for each value, its index in ``distinct``, or -1 if it is not there."""
     if not _is_sparse(values, distinct):
         return _looked_up(values, distinct)
     found = np.full(len(values), -1, np.int64)

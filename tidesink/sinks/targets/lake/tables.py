@@ -38,7 +38,9 @@ _REMEDY: Final = "Set {} to a directory that the worker's user may write to, or 
 
 
 def table_path(root: str, template: str, table: TableId) -> str:
-    """Return a table's path under ``root``; ``template``: such as ``{schema}/{table}``."""
+    """Return the path of a source table's target table under ``root``, by a template like
+    ``{schema}/{table}``.
+    """
     place = template.format(schema=path_segment(table.schema), table=path_segment(table.name))
     return f"{root.rstrip('/')}/{place}"
 
@@ -271,7 +273,7 @@ def transaction(session: SparkSession, application: str, version: int) -> Iterat
 
 @contextmanager
 def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
-    """Use one shuffle partition in ``session`` inside the block, if the batch has few rows."""
+    """Use one shuffle partition in the Spark session inside the block, if the batch has few rows."""
     usual = session.conf.get(_PARTITIONS) or "200"
     if rows <= SMALL_BATCH:
         session.conf.set(_PARTITIONS, "1")

@@ -104,8 +104,8 @@ class VersionRules:
     fields: ClassVar = ["_op", "key", "after", COMMIT_TS]
 
     def compares(self, _files: Collection[object]) -> bool:
-        """Return True, because a version's end depends on other events of its key, which other tasks may
-        have.
+        """Return True: a version's end depends on all events of its key, and other tasks may have some of
+        them.
         """
         return True
 
@@ -229,7 +229,7 @@ class Spans(NamedTuple):
 
     @property
     def mark(self) -> Mask:
-        """A mask of the rows that are delete markers."""
+        """A mask of the stored rows that are delete markers, which end when they begin."""
         found: Mask = self.begin == self.end
         return found
 
@@ -245,7 +245,7 @@ class Spans(NamedTuple):
 
 
 class Near(NamedTuple):
-    """The result of ``Events.changing``, with one value for each stored row.
+    """How a batch's events change stored rows of a history. Each array has one value per stored row.
 
     ``near``: True if ``changes`` needs the row.
     ``by``: commit_ts of the event or read that changes the row; -1 if none does.
@@ -310,18 +310,22 @@ class Events:
         return Near(near, np.where(spans.mark, mark, version), goes)
 
     def _place(self, keys: Places, at: Places, side: Literal["left", "right"]) -> Places:
-        """Return numbers that sort by key and then by commit_ts."""
+        """Convert pairs of key and commit_ts to numbers that sort in the same order.
+
+        ``side``: ``right`` for numbers that sort after all events at their commit_ts; ``left`` for numbers
+        that do not.
+        """
         found: Places = keys * (len(self._moments) + 1) + np.searchsorted(self._moments, at, side)
         return found
 
     def _of(self, keys: Places, events: Places) -> Places:
-        """Return the indexes ``events``, with -1 for events whose key differs from ``keys``."""
+        """Return the indexes ``events``, with -1 for an event whose key differs from the one in ``keys``."""
         found: Places = np.where(self._key[events] == keys, events, -1)
         return found
 
 
 class Changes(NamedTuple):
-    """The result of ``changes``.
+    """The rows that a batch writes to a history, as the function ``changes`` returns them.
 
     ``written``: the events that become a row: key, commit_ts and the row's end.
     ``again``: stored versions and delete markers in their new form, and delete markers for deletes that no
@@ -462,11 +466,11 @@ def spans_of(rows: pa.Table, spans: Spans, by: Places, wanted: Mask) -> pa.Table
 
 
 def numbers_of(moments: pa.ChunkedArray) -> Places:
-    """Convert a column of commit timestamps to numpy numbers, with -1 for null."""
+    """Convert an Arrow column of commit timestamps to numpy numbers, with -1 for null."""
     found: Places = pc.fill_null(moments, NO_MOMENT).to_numpy()
     return found
 
 
 def _optional(moments: Places) -> pa.Array:
-    """Convert numpy commit timestamps to a column, with null for -1."""
+    """Convert numpy commit timestamps to an Arrow column, with null for -1."""
     return pa.array(moments, pa.int64(), mask=moments == NO_MOMENT)

@@ -157,7 +157,7 @@ def plan_columns(
 
 
 def _plan_own(present: Mapping[str, str], shape: TableShape, database: Database) -> SqlEvolution:
-    """Plan the changes of columns whose types tidesink itself creates."""
+    """Plan the changes of columns, except columns with a type that the user chose (``natives_of``)."""
     fold = folding(present, (column.name for column in shape.columns))
     there = {fold(name): found for name, found in present.items()}
     columns = {fold(column.name): column for column in shape.columns}

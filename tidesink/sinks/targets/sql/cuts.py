@@ -165,7 +165,9 @@ class Gathered:
         return Counts(deleted=int(cursor.rowcount))
 
     def lacks_row(self, keys: Iterable[str]) -> str:
-        """Return the SQL condition that the side table has no change for the key of a target row ``t``."""
+        """Return an SQL condition that selects target rows (alias ``t``) whose key has no change in the side
+        table.
+        """
         same = " AND ".join(f"g.{name} = t.{name}" for name in self._spelt(keys))
         return f"NOT EXISTS (SELECT 1 FROM {self.place.location} g WHERE {same})"
 
@@ -182,7 +184,7 @@ class Gathered:
         return f"SELECT {texts} FROM {self.place.location} WHERE {self._mark} IS NOT TRUE"
 
     def _spelt(self, names: Iterable[str]) -> list[str]:
-        """Return quoted column names, spelled as in the side table and the target."""
+        """Return column names quoted, in the spelling that the side table and the target table use."""
         fold = folding(self._present)
         own = {fold(name): name for name in self._present}
         return [self._dialect.quote(own.get(fold(name), name)) for name in names]

@@ -63,12 +63,12 @@ class Merge:
 
     @property
     def keys(self) -> tuple[MergeColumn, ...]:
-        """The columns that are part of the key."""
+        """The merge's columns that are part of the table's key."""
         return tuple(column for column in self.columns if column.key)
 
     @property
     def values(self) -> tuple[MergeColumn, ...]:
-        """The columns that are not part of the key."""
+        """The merge's columns that are not part of the table's key."""
         return tuple(column for column in self.columns if not column.key)
 
     @property
@@ -154,7 +154,7 @@ class Dialect(Protocol):
 
     @property
     def errors(self) -> tuple[type[BaseException], ...]:
-        """The driver's exception classes."""
+        """The exception classes that the database driver raises."""
 
     @property
     def ddl_commits(self) -> bool:
@@ -305,7 +305,9 @@ class Dialect(Protocol):
         """
 
     def left_undone(self, cursor: Any, place: Place) -> list[str]:
-        """Return the remaining statements of an ``alter`` that was interrupted when its worker was killed."""
+        """Return the statements that complete a column change (``alter``) whose worker was killed in the
+        middle.
+        """
 
     def staging_tables(self, cursor: Any, place: Place) -> list[str]:
         """Return the names of the existing staging tables of a target table."""
@@ -381,7 +383,9 @@ class Connections:
         self._places: dict[str, Place] = {}
 
     def add_place(self, place: Place) -> None:
-        """Register the target table of a source table, so that errors can list the missing grants for it."""
+        """Register a target table, so that errors about missing privileges can list the GRANT statements for
+        it.
+        """
         self._places[str(place.source)] = place
 
     @contextmanager
@@ -448,7 +452,9 @@ class Connections:
         return self.dialect.error_of(fault, table=table, committing=committing, user=user, grants=grants)
 
     def _missing_grants(self, place: Place) -> list[str]:
-        """Return the missing grants, asked on a new connection; empty if the server does not answer."""
+        """Query the server for the GRANT statements that the user lacks, on a new connection; empty without
+        an answer.
+        """
         with suppress(TidesinkError, OSError, *self.dialect.errors):
             connection = self.dialect.connect(self.endpoint)
             try:

@@ -75,7 +75,7 @@ class SqlLedger:
 
     @property
     def _own(self) -> dict[str, str]:
-        """The values of the ledger's primary key that identify this row."""
+        """The primary key values of this table's or shard's ledger row."""
         return {"table_name": self.place.name} | (
             {"shard": self.place.shard.value} if self.place.shard else {}
         )
@@ -174,13 +174,13 @@ class SqlLedger:
                 raise self._owner.another(TableId(*json.loads(source)))
 
     def is_there(self, cursor: Any) -> bool:
-        """Return True if the ledger has the row, whichever pipeline owns it."""
+        """Return True if the ledger has a row for this table or shard, whichever pipeline wrote the row."""
         query = f"SELECT 1 FROM {self.location} WHERE {self._where}"
         cursor.execute(query, tuple(self._own.values()))
         return cursor.fetchone() is not None
 
     def claimed(self, entry: Entry) -> Entry:
-        """Return the row with the next epoch, for a worker that claims the table.
+        """Return the ledger row ``entry`` with the next epoch, for a worker that claims the table.
 
         Raises:
             SchemaRefusedError: the stored rows were written under another key.
@@ -192,7 +192,7 @@ class SqlLedger:
         return replace(entry, epoch=epoch, progress=progress, keys=self.keys, result=None)
 
     def identified(self, cursor: Any, entry: Entry) -> Entry:
-        """Return the row with the current ids of the ledger and the table.
+        """Return the ledger row ``entry`` with the server's current ids of the ledger and the target table.
 
         Raises:
             StaleProgressError: the table was dropped and created again, but the ledger was not. If both were
@@ -275,7 +275,8 @@ class SqlTombstones:
     held: Callable[[Any], Entry]
 
     def collect(self, horizon: int, keys: Sequence[str], *, piece: int = PIECE) -> Collected:
-        """Raise the horizon to a commit_ts, and remove the tombstones of deletes up to it.
+        """Remove the tombstones of deletes up to the commit_ts ``horizon``, after recording it as the new
+        horizon.
 
         ``keys``: the key columns, as the table spells them.
         ``piece``: most rows that one transaction removes.

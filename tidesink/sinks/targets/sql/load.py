@@ -150,7 +150,7 @@ class StagedRows:
         return ["_op", "key", "after", *(name for one in self.columns for name in _MADE_OF.get(one.name, ()))]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows as a record batch with the staging table's columns."""
+        """Convert a reduced batch's rows to a record batch with the staging table's columns."""
         arrays = [self._array(one, rows) for one in self.columns]
         return pa.RecordBatch.from_arrays(arrays, [one.name for one in self.columns])
 
@@ -251,7 +251,9 @@ class Loader:
         )
 
     def _loaded(self, lines: CsvLines, batches: Iterator[pa.RecordBatch]) -> tuple[int, Fault | None]:
-        """Load the rows. Returns their number, and the database's error or None."""
+        """Load CSV lines into the staging table. Returns the number of rows, and the database's error or
+        None.
+        """
         chunks = lines.chunks(batches)
         first = next(chunks, None)
         if first is None:

@@ -214,7 +214,7 @@ def packed_positions(sequences: pa.StructArray) -> pa.Array:
 
 
 def _packed(sequences: pa.StructArray, length: int) -> pa.Array:
-    """Convert positions that all have ``length`` numbers of the source."""
+    """Convert positions to bytes that sort like them. All positions have ``length`` numbers of the source."""
     count = len(sequences)
     source, writes, *place = (
         pc.struct_field(sequences, [name]) for name in ("source", "writes", "partition", "offset", "index")
@@ -240,5 +240,8 @@ def hex_above(commit_ts: int) -> str:
 
 
 def commit_ts_in(digits: str) -> int:
-    """Return the commit_ts in a position's hex digits, which is the first of the source's numbers."""
+    """Return the commit_ts of a row's position, which is given as hex digits.
+
+    It is the first of the numbers that the source gives an event.
+    """
     return int(digits[2 : 2 + 2 * _LONG], 16)

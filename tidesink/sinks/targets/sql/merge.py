@@ -148,7 +148,9 @@ def cast_staged(
 def _changed_by_casts(
     cursor: Any, dialect: Dialect, merge: Merge, casts: Mapping[int, Native]
 ) -> list[int] | None:
-    """Cast columns and return the indexes of those with a changed value; None if a cast failed."""
+    """Cast staged columns, and return the indexes of the columns in which a cast changed a value; None if
+    one failed.
+    """
     sets = ", ".join(
         f"{native_name(at)} = {fit.cast_of(f's.{staged_name(at)}')}" for at, fit in casts.items()
     )
@@ -333,7 +335,9 @@ _COUNTED: Final = (
 
 @dataclass(frozen=True)
 class _Words:
-    """SQL templates that differ between databases. Their placeholders are numbers, tables or conditions."""
+    """SQL templates of one database for merging histories. Placeholders stand for numbers, tables or
+    conditions.
+    """
 
     number: str
     join: str

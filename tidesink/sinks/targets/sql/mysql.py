@@ -159,7 +159,10 @@ def connect(endpoint: Endpoint, *, loads: bool = False) -> Any:
 
 
 def _limit(silence: int) -> str:
-    """Return SQL that limits the idle time of transactions (MariaDB) or of sessions (MySQL), in seconds."""
+    """Return the part of a SET statement that limits idle transactions (MariaDB) or idle sessions (MySQL).
+
+    ``silence``: the limit in seconds.
+    """
     mariadb, mysql = f", idle_transaction_timeout = {silence}", f", wait_timeout = {silence}"
     return f" /*M!100300 {mariadb} */ /*!80000 {mysql} */"
 
@@ -550,7 +553,8 @@ class MysqlDialect:
         return {name: found for name, found, _ in self._columns(cursor, location)}
 
     def _look(self, cursor: Any) -> None:
-        """Find the collation for key columns and the staging engine that this server supports.
+        """Query the server for the collation of key columns and the engine of staging tables, and cache
+        both.
 
         Raises:
             SchemaRefusedError: the server has no collation that compares texts byte by byte.

@@ -103,7 +103,7 @@ def _deleted(cursor: Any, merge: Merge) -> int:
 
 
 def _found(cursor: Any, merge: Merge) -> tuple[int, int]:
-    """Count the staged rows whose key is in the target, and those not newer than the stored row."""
+    """Count the staged rows whose key has a stored row, and the staged rows that are not newer than it."""
     cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {merge.target})")
     if not cursor.fetchone()[0]:
         return 0, 0
@@ -146,7 +146,7 @@ def _insert(merge: Merge, *, missing: bool) -> str:
 
 
 def _on_duplicate(merge: Merge) -> str:
-    """Return the ON DUPLICATE KEY UPDATE clause.
+    """Return the ON DUPLICATE KEY UPDATE clause of a merge's INSERT.
 
     Assignments run from left to right and see the values that earlier ones assigned. The position is compared
     in each of them, so it is assigned last.

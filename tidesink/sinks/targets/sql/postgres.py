@@ -494,7 +494,8 @@ class PostgresDialect:
 
 
 def _held(name: str, found: str) -> str:
-    """Return a staging column's type for a target type: ``text`` with a length check for ``varchar``.
+    """Return the type of a staging column for a target column's type: ``text`` with a length check for
+    ``varchar``.
 
     COPY into a ``varchar`` would silently cut trailing spaces beyond its length.
     """

@@ -80,7 +80,8 @@ def _upserted(cursor: Any, merge: Merge, *, stale: int = 0) -> tuple[int, int]:
 def prepare(cursor: Any, merge: Merge) -> None:
     """Change settings of the transaction for a merge.
 
-    Deferrable unique constraints are checked at the commit, so that rows may swap values.
+    Deferrable unique constraints are checked at the commit, so that rows may swap values. For a large batch,
+    nested loops are disabled.
     """
     cursor.execute("SET CONSTRAINTS ALL DEFERRED")
     if merge.upserts + merge.deletes > _MANY_ROWS:

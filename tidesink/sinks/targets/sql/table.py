@@ -240,7 +240,9 @@ class SqlTable:
         return EvolveResult(created)
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return the difference between the columns, as they were last read, and those of ``shape``."""
+        """Compare the table's columns, as they were last read, with those of ``shape``, and return the
+        difference.
+        """
         plan = self._planned(shape)
         widened = {name: (self._present[name], found) for name, found in plan.widened.items()}
         held = {
@@ -430,7 +432,7 @@ class SqlTable:
         self._change(cursor, [*shown, *rights])
 
     def _change(self, cursor: Any, statements: list[str]) -> None:
-        """Run DDL statements while the ledger row stays locked."""
+        """Run DDL statements, while this worker's lock on the ledger row keeps other workers out."""
         if not statements:
             return
         with self._changer(cursor) as changing:
@@ -730,7 +732,9 @@ class SqlShard:
         self._ledger = ledger
 
     def rows(self, present: Mapping[str, str]) -> str:
-        """Return the SQL condition that a row belongs to the shard; ``present``: the table's column types."""
+        """Return an SQL condition that selects the shard's rows; ``present``: the table's column types by
+        name.
+        """
         assert self._place.shard is not None  # noqa: S101  (a shard's place has it)
         column, value = self._place.shard
         name, found = next(both for both in present.items() if fold_name(both[0]) == fold_name(column))

@@ -80,7 +80,7 @@ class SqlTarget:
         return place_in(self.template, table, self.connections.dialect.quote)
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> SqlTable:
-        """Open the table of ``shape``, and create it if missing."""
+        """Open the target table for rows with the columns and key of ``shape``, and create it if missing."""
         place = replace(self.place_of(shape.table), source=shape.source, shard=shape.shard)
         view = view_name(self.view, place)
         self.connections.add_place(place)
@@ -109,7 +109,9 @@ class SqlTarget:
         return self.place_of(CUTS_TABLE)
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> SqlReader | None:
-        """Return a reader of the table of ``shape``; None if it does not exist."""
+        """Return a reader of the target table whose columns and key ``shape`` describes; None if it does not
+        exist.
+        """
         place = replace(self.place_of(shape.table), source=shape.source, shard=shape.shard)
         found = SqlReader(self.connections, place, shape, pipeline=pipeline, session=session)
         if found.exists:
@@ -166,7 +168,7 @@ class SqlPreflight(PreflightChecks):
     """Checks of a SQL target's tables before the first run."""
 
     def __init__(self, dialect_of: Callable[[Any], Dialect]) -> None:
-        """``dialect_of``: returns the dialect for a target's settings."""
+        """Create the checks. ``dialect_of``: returns the ``Dialect`` for a target's settings."""
         self._dialect_of = dialect_of
 
     def column_type(self, settings: SqlSettings, column: ShapeColumn) -> str:

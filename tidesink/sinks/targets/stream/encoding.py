@@ -137,7 +137,7 @@ class RegisteredSchemas(MemorySchemaRegistry):
 
 
 class _Noting(MemorySchemaRegistry):
-    """Registers schemas at a schema registry, and remembers the ids for the tasks."""
+    """Registers message schemas at a schema registry, and remembers their ids for the Spark tasks."""
 
     def __init__(self, registry: SchemaRegistry) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def prepare(
 
 
 def _zoned(protocol: str, options: CodecOptions) -> CodecOptions:
-    """Return the options with the time zone UTC for Debezium's protocols, whose messages have UTC times.
+    """Set the time zone of the options to UTC for Debezium's protocols, whose messages have UTC times.
 
     With local times, the hour that occurs twice each autumn would be ambiguous.
     """

@@ -361,7 +361,7 @@ class MessageTable(TargetTable, ABC):
         return self._ledger.committed()
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return the difference between the columns that were sent until now and those of ``shape``."""
+        """Compare the columns that were sent until now with those of ``shape``, and return the difference."""
         present = dict(self._ledger.entry().columns or {})
         return gap_of(present, plan_evolution(present, shape))
 
@@ -391,7 +391,7 @@ class MessageTable(TargetTable, ABC):
         return result
 
     def _prepare(self, shape: TableShape) -> None:
-        """Do what is necessary before rows of ``shape`` are sent, such as registering schemas."""
+        """Prepare to send rows with the columns of ``shape``, for example register their message schemas."""
 
     @abstractmethod
     def _send(self, batch: ReducedBatch, stamp: Stamp) -> Sent:
@@ -588,7 +588,9 @@ def _in_zone(value: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _folded(local: datetime, column_type: ColumnType) -> str:
-    """Return a TIMESTAMP's text. For row checksums, it is marked if it is the second of two equal times."""
+    """Return a TIMESTAMP as text. If it is the second of two equal local times, it is marked for row
+    checksums.
+    """
     text = _clock(local, column_type)
     return FoldedTime(text, 1) if local.fold else text
 
@@ -616,7 +618,7 @@ Task = Callable[[Iterator[pa.RecordBatch]], Iterator["Sent"]]
 
 
 class Sent(NamedTuple):
-    """The numbers of acknowledged upserts and deletes."""
+    """The numbers of upserts and deletes that the target acknowledged."""
 
     upserts: int
     deletes: int
