@@ -322,12 +322,12 @@ class EventKeys:
 
     @property
     def columns(self) -> tuple[ShapeColumn, ...]:
-        """The key columns. They are the first columns of the result."""
+        """The key columns, which are the first columns of the rows that this task returns."""
         return self.plan.shape.key_columns
 
     @property
     def ddl(self) -> str:
-        """The columns of the result, as Spark DDL."""
+        """The columns of the rows that this task returns, as Spark DDL."""
         keys = (f"{quoted(f'c{at}')} {one.spark}" for at, one in enumerate(self.columns))
         return ", ".join([*keys, "partition int", "offset bigint", "commit_ts bigint"])
 

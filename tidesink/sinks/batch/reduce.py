@@ -155,7 +155,7 @@ def reduce_tables(
 
 
 def named_rows(changes: ChangeTable, keys: Sequence[str]) -> Flags:
-    """Returns True for changes with a value in each key column, and for truncates."""
+    """Returns a mask of the changes that have a value in each key column, and of the truncates."""
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
     ops = _op_codes(changes)
     found = _none_null(
@@ -182,7 +182,7 @@ def changes_of_keys(
     convert: ConvertKey,
     old_keys: bool = True,
 ) -> Flags:
-    """Returns True for changes whose key or old key has one of the hashes, and for truncates.
+    """Returns a mask of the changes whose key or old key has one of the hashes, and of the truncates.
 
     Each change must have a value in each key column.
 
@@ -346,7 +346,7 @@ def _rows_of(changes: ChangeTable, keys: Sequence[str], convert: ConvertKey, *, 
 
 
 def unmatched_rows(changes: ChangeTable) -> Flags:
-    """Returns True for rows that do not match the table's filter."""
+    """Returns a mask of the row changes that do not match the table's filter."""
     if UNMATCHED not in changes.rows.column_names:
         return np.zeros(len(changes.rows), np.bool_)
     found: Flags = changes.rows[UNMATCHED].to_numpy()
@@ -607,11 +607,13 @@ class _StoredValues:
     def completed(
         self, members: dict[str, pa.Array], winners: Longs
     ) -> tuple[dict[str, pa.Array], pa.Array, Flags]:
-        """Fills in the values that the winning rows omit.
+        """Fills in the values that the winning rows omit, from earlier rows of their keys.
 
-        Returns:
-            The columns with the values that were found. The lists of columns that a row still omits. And True
-                for a row that still omits columns and whose key was deleted earlier in the range.
+        Returns three values:
+
+        - the columns of the winning rows, with the values that were found;
+        - for each winning row, the list of columns that it still omits;
+        - for each winning row, True if it still omits columns and its key was deleted earlier in the range.
         """
         left = []
         for name in self._names:
@@ -629,7 +631,7 @@ class _StoredValues:
         return members, name_lists(flags, self._names), after_delete
 
     def _lacks(self, name: str) -> Flags:
-        """Returns True for rows without a value in the column, because the source did not send it."""
+        """Returns a mask of the rows that have no value in the column because the source did not send it."""
         lists = self._rows.unavailable
         parents = pc.list_parent_indices(lists).to_numpy()
         found = np.zeros(len(lists), np.bool_)

@@ -91,9 +91,9 @@ def decide_rows(
 
 
 def up_to(found: Sequence[RowDdl] | None, bound: int | None) -> Sequence[RowDdl] | None:
-    """Returns the statements with a commit time up to ``bound``, or without one.
+    """Returns the statements whose commit time is at or below ``bound``, and those without a commit time.
 
-    Later statements wait, as rows do.
+    Later statements wait for a higher bound, as later rows do.
     """
     if found is None or bound is None:
         return found

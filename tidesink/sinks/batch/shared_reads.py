@@ -110,7 +110,9 @@ class Topics:
         *,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Topics:
-        """Returns the topics of a config. ``is_stopped``: returns True after a stop was requested."""
+        """Creates the shared state of all topics of a config. ``is_stopped``: returns True after a stop
+        request.
+        """
 
         def ask() -> KafkaOffsets:
             return KafkaOffsets(config.source.confluent_properties())
@@ -488,7 +490,8 @@ class KeptRead:
             return in_session(self._frame, session)
 
     def concerns(self, table: TableId, session: SparkSession) -> bool:
-        """Returns True if a record that is not a watermark names this table or no table.
+        """Returns True if the stored records have one for this table: not a watermark, and of no other
+        table.
 
         Raises:
             SourceError, StateStoreError: For the same reasons as ``frame``.

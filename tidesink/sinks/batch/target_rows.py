@@ -278,7 +278,7 @@ class TargetRows:
         return {name: own for name in others if (own := self._own_name(name)) is not None}
 
     def new_columns(self, names: Iterable[str]) -> list[str]:
-        """Returns those of a row's column names that ``shape`` does not have."""
+        """Returns the column names of a row for which ``shape`` has no column."""
         there = [*names]
         read = self.written(there).values()
         return [name for name in there if name not in read]
@@ -358,9 +358,9 @@ class TargetRows:
     def source_row(
         self, changes: ChangeTable, rows: pa.StructArray, names: Container[str] | None = None
     ) -> pa.StructArray:
-        """Converts rows into the table's own columns.
+        """Converts rows of a writer schema into the table's own columns.
 
-        ``names``: the columns, or None for all that are needed.
+        ``names``: the columns to convert, or None for all columns whose values are needed.
         """
         own = (one for one in self.shape.columns if one.name not in self.unread)
         columns = tuple(one for one in own if names is None or one.name in names)
@@ -448,7 +448,9 @@ class TargetRows:
         return pa.array(found, lists.type)
 
     def written(self, names: Iterable[str]) -> dict[str, str]:
-        """Returns a row's column names by the names in ``shape``, in the order of ``shape``."""
+        """Maps the names of ``shape``'s columns to their names in a row of a writer schema, in the order of
+        ``shape``.
+        """
         listed = tuple(names)
         fold = folding(listed, (column.name for column in self.shape.columns))
         there = {fold(name): name for name in listed}

@@ -351,7 +351,9 @@ def _failed(wanted: FetchRange) -> RuntimeError:
 
 
 def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterator[pa.RecordBatch]:
-    """Yields the result rows of a range, at least one. The first row has the counts of the range."""
+    """Yields the task's result rows (``PACKED_DDL``) for a range, at least one. The first one has the
+    range's counts.
+    """
     joined = joined_tables(found.tables)
     task = replace(task, plan=replace(task.plan, rows=task.plan.rows.in_range(joined)))
     plan = task.plan

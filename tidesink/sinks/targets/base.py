@@ -298,7 +298,7 @@ class ApplyResult:
 
     @property
     def applied(self) -> int:
-        """Number of the batch's keys whose change was applied, including deletes of rows that did not exist."""
+        """Number of the batch's keys whose change was applied, including deletes of absent rows."""
         return self.upserted + self.deleted + self.absent
 
 

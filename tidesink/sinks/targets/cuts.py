@@ -81,7 +81,7 @@ class KeptVersions(Protocol):
 
 
 class Held(Protocol):
-    """An entry of the target's ledger, which names the epoch of a table's worker and its last batch number."""
+    """An entry of the target's ledger: the epoch of a table's worker, and its last batch number."""
 
     @property
     def epoch(self) -> int:

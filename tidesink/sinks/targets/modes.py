@@ -189,7 +189,7 @@ def own_columns(names: HistoryNames) -> tuple[ShapeColumn, ...]:
         ShapeColumn(names.valid_from, instant, "timestamp", "time at which the version begins"),
         ShapeColumn(names.valid_to, instant, "timestamp", "time at which the version ended"),
         ShapeColumn(names.current, mark, "boolean", "true: this is the current version of the row"),
-        ShapeColumn(READ_COLUMN, mark, "boolean", "true: a snapshot read the row at the begin"),
+        ShapeColumn(READ_COLUMN, mark, "boolean", "true: the version begins with a snapshot's read"),
     )
 
 
@@ -197,7 +197,7 @@ _SHARD_TYPE = ColumnType("varchar", length=LONGEST_SHARD, sql=f"varchar({LONGEST
 
 
 def routed_shape(shape: TableShape, destination: Destination) -> TableShape:
-    """Return the shape under the target's table name.
+    """Return a table's columns and key with the table name that its route sets for the target.
 
     If the target table is shared, the shard column is added as the last column and the last key column.
 

@@ -175,7 +175,7 @@ class TableTasks:
             self._look_ups.collect()
 
     def end_look_ups(self) -> None:
-        """Start no further look-up, because the run is over."""
+        """Stop starting look-ups of tables, because the run is over."""
         if self._look_ups is not None:
             self._look_ups.end()
 

@@ -451,7 +451,7 @@ class LettersToday(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of row events."""
+        """Number of row events in the letters."""
         return self.summary.applied + self.summary.superseded
 
 

@@ -554,7 +554,7 @@ class Snapshot:
 
     @property
     def looks_again(self) -> bool:
-        """Return True if the snapshot waits for open transactions, and it is time to check them again."""
+        """Return True if the snapshot waits for open transactions of the source, and must check again now."""
         return bool(self._open) and time.monotonic() >= self._looks_at
 
     def _waits_for_open(self, database: SourceDatabase) -> bool:
@@ -878,9 +878,9 @@ class SnapshotBatch(Batch):
 
     @property
     def _checkpoints(self) -> bool:
-        """Return True if Spark must store the rows that it has read.
+        """Return True if Spark must store the rows that it has read from the source database.
 
-        With cuts it must: if it read them again, they could be newer than the commit_ts of ``_seen``.
+        With cuts it must: rows that are read again could be newer than the commit_ts that ``_seen`` returns.
         """
         return super()._checkpoints or self._context.config.cuts is not None
 

@@ -290,7 +290,7 @@ class TableTask:
 
     @property
     def looks_again(self) -> bool:
-        """Return True if the snapshot waits for open transactions, and it is time to check them again."""
+        """Return True if the snapshot waits for open transactions of the source, and must check again now."""
         return self._snapshot.looks_again
 
     @property
@@ -401,7 +401,9 @@ class TableTask:
             _log.warning("status not saved", table=str(self.table), error=type(exc).__name__)
 
     def refuse(self, error: TidesinkError) -> None:
-        """Set the state to FAILING for the whole run: a resume reports the same error again."""
+        """Set the table's state to FAILING for the whole run. A request to resume reports the same error
+        again.
+        """
         self._refusal = error
         self.fail(error)
 
@@ -778,7 +780,7 @@ class TableTask:
         ]
 
     def _pass_by(self, plan: BatchPlan, reader: RecordReader, progress: TopicProgress | None) -> bool:
-        """Skip the plan's records without a commit and return True, if they have nothing for this table."""
+        """If the plan's records contain nothing for this table, skip them without a commit and return True."""
         if progress is None or not isinstance(reader, TableRecords) or reader.commits:
             return False
         try:

@@ -461,7 +461,7 @@ def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
 def _columns(
     batch: ReducedBatch, fields: Mapping[str, Any], present: Mapping[str, str]
 ) -> tuple[FileColumn, ...]:
-    """Return the table's columns in their order, with the names and types that they have in its data files."""
+    """Return the table's columns in their order, with their names and types in its data files."""
     found = []
     for name, field in fields.items():
         column, (physical, number) = batch.shape.by_name.get(fold_name(name)), _in_files(field)
@@ -475,7 +475,7 @@ def _columns(
 
 
 def _in_files(field: Mapping[str, Any]) -> tuple[str, int | None]:
-    """Return a column's name and field id in data files. The id is None if the table has no column mapping."""
+    """Return a column's name and field id in data files. The id is None without column mapping."""
     known = field["metadata"]
     return known.get("delta.columnMapping.physicalName", field["name"]), known.get("delta.columnMapping.id")
 
@@ -529,7 +529,7 @@ def _partition_columns(transaction: Any) -> list[str]:
 
 
 def _table_reason(transaction: Any, fields: Mapping[str, Any], present: Mapping[str, str]) -> str | None:
-    """Return why the table's features, properties or columns require a MERGE; None if they do not."""
+    """Return the reason why a table's features, properties or columns require a MERGE; None if they do not."""
     protocol, metadata = transaction.protocol(), transaction.metadata()
     features = set(str(protocol.writerFeatureNames().mkString("\n")).splitlines())
     unknown = sorted(features - _FEATURES)

@@ -96,8 +96,9 @@ class DeltaPreflight(LakePreflight):
     """Checks of Delta tables before the first run."""
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """Check the table, and return as limits which batches need a MERGE, and column names that not all
-        readers support.
+        """Check that Delta can store the table, and return its limits.
+
+        These are the batches that need a MERGE, and column names that not all readers support.
         """
         found = super().foresee(config, shape)
         mapped = tuple(column.name for column in shape.columns if _needs_mapping(column))
@@ -126,7 +127,7 @@ def create_statement(
 
 
 def _named_by(columns: Iterable[ShapeColumn]) -> list[str]:
-    """Return the Delta table features that these columns need because of special characters in their names."""
+    """Return the Delta table features that columns need because of special characters in their names."""
     return ["columnMapping"] if any(map(_needs_mapping, columns)) else []
 
 

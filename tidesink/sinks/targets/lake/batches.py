@@ -413,7 +413,7 @@ class LakePreflight(PreflightChecks):
     def _merged(self, config: Config, shape: TableShape) -> Iterator[Limit]:
         settings = config.table_config(shape.source)
         if settings.sequence_by == "source" and CODECS[config.source.protocol].leaves_out:
-            what = "batches in the source's order with values that the source omitted"
+            what = "batches with `sequence_by: source` in which the source omitted values"
             yield Limit("merge", _MERGED.format(what))
         floats = tuple(column.name for column in shape.key_columns if column.spark in _FLOATS)
         if floats:
@@ -427,7 +427,7 @@ class LakePreflight(PreflightChecks):
 def groups_of(files: Sequence[DataFile], *, most: int, rows: int) -> tuple[tuple[DataFile, ...], ...]:
     """Divide data files into groups with about equal numbers of rows, one group for each task.
 
-    ``most``: most groups. There are fewer if a group would have fewer than ``rows`` rows.
+    ``most``: maximum number of groups. There are fewer if a group would have fewer than ``rows`` rows.
     """
     total = sum(file.rows for file in files)
     count = max(1, min(most, len(files), total // rows)) if files else 0

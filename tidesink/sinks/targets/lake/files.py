@@ -154,7 +154,7 @@ class NewFiles:
         return "/".join(filter(None, (place, folder, name)))
 
     def renamed(self, word: str) -> NewFiles:
-        """Return these settings with a word added to all file names."""
+        """Return a copy of these settings in which all file names contain an additional word."""
         place, slash, name = self.location.rpartition("/")
         return replace(self, location=f"{place}{slash}{name.replace(ATTEMPT, f'{word}-{ATTEMPT}')}")
 
@@ -201,7 +201,7 @@ class MarkedRows(NamedTuple):
 
 
 class Marks(Protocol):
-    """Reads and writes which rows of data files are deleted, in the form of a table format."""
+    """Reads and writes the marks of deleted rows in data files, in the form that Delta or Iceberg defines."""
 
     @property
     def storage(self) -> Storage:
@@ -312,7 +312,8 @@ class RowsTask:
         return mine == theirs
 
     def given(self, lines: Sequence[WrittenFile], *, ended: bool = False) -> tuple[RowsTask, WrittenFile]:
-        """Return this task with the stored rows that were found, and for a history a line with the counts.
+        """Return a copy of this task that has the found stored rows, and for a history also a line with the
+        row counts.
 
         ``lines``: the lines of the tasks that returned keys and stored values.
         ``ended``: True if ``LocateTask`` has written the versions of a history that end.
@@ -671,7 +672,10 @@ def _any_of(flags: Sequence[bytes | None], count: int) -> Mask:
 
 
 def locating(task: LocateTask, rules: RowRules | VersionRules, lines: Sequence[WrittenFile]) -> LocateTask:
-    """Return ``task`` with the columns whose stored values the batch needs; ``lines``: of ``KeysTask``."""
+    """Return a copy of ``task`` that also returns the stored values of columns which the batch's rows omit.
+
+    ``lines``: the lines of the tasks that returned the batch's keys (``KeysTask``).
+    """
     omitted = {name for one in lines for name in json.loads(one.details or "[]")} if rules.keeps else set()
     return replace(task, stored=rules.stored_columns(task.columns, omitted))
 
@@ -702,7 +706,7 @@ def _has_rows(file: DataFile) -> bool:
 
 
 def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
-    """Yield files in order, in lists with at most ``rows`` rows.
+    """Divide data files into lists of files with at most ``rows`` rows each, in order.
 
     A file with more rows is a list of its own.
     """

@@ -279,7 +279,7 @@ def _sequenced_merge(
 
 
 def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """Return the query that counts the batch's rows that are not newer than the stored row.
+    """Return the SQL query that counts the batch's rows that are not newer than their stored rows.
 
     ``location``: the table's quoted name, with the version before the merge.
     """

@@ -297,7 +297,8 @@ class _Found(NamedTuple):
 
 
 def newer(ours: pa.StructArray, stored: pa.StructArray) -> Mask:
-    """Return a mask of the positions that are newer than the stored position, or have no stored position.
+    """Return a mask of the batch's row positions that are newer than the stored row's, or have no stored
+    position.
 
     ``ours``, ``stored``: arrays of the type ``base.SEQUENCE_DDL``, with the same length.
     """
@@ -338,7 +339,7 @@ def _integers(numbers: pa.Array) -> Places:
 
 
 def keys_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
-    """Return the key columns of a batch's rows.
+    """Return an Arrow table of the key columns of a batch's rows.
 
     Raises:
         TargetError: a key column has no value. A row with a null key would never be found again.

@@ -94,7 +94,7 @@ Mend = Callable[[str, str], list[str]]
 def check_natives(
     present: Mapping[str, str], shape: TableShape, database: Database, mend: Mend | None = None
 ) -> None:
-    """Check the columns whose types the user chose (native types, such as ``uuid``) against the source's
+    """Check that target columns of native types, which the user chose (such as ``uuid``), fit the source's
     types.
 
     ``present``: the table's columns: type by name.
@@ -226,10 +226,10 @@ class SqlLimits(NamedTuple):
     """Limits of a DBMS on its tables, from its manual. A contract test checks them on real servers.
 
     ``keeper``: the name of the DBMS, for messages.
-    ``columns``: most columns of one table.
-    ``staged``: most columns that tidesink adds to a staging table.
+    ``columns``: maximum number of columns in a table.
+    ``staged``: maximum number of columns that tidesink adds to a staging table.
     ``long_values``: number of text and bytes values that fit in one row at any length.
-    ``key_bytes``: most bytes of one key's values.
+    ``key_bytes``: maximum size of a key's values in bytes.
     ``too_long``: for messages, what happens to a row with more ``long_values``.
     ``too_long_key``: for messages, what happens to a key with more ``key_bytes``.
     ``folds``: True if column names that differ only in case are the same name.
@@ -246,9 +246,7 @@ class SqlLimits(NamedTuple):
 
     @property
     def room(self) -> int:
-        """The most columns that a source table can have, so that its staging table stays within the limit
-        too.
-        """
+        """The maximum number of columns of a source table, so that its staging table stays within the limit."""
         return self.columns - self.staged
 
 

@@ -265,13 +265,13 @@ class ExcludedTables:
         return bool(self._dialect.present(cursor, self.place))
 
     def add(self, cursor: Any, tables: Iterable[TableId]) -> None:
-        """Add rows: the last cut does not include these source tables."""
+        """Add a row for each of these source tables, which the last cut does not include."""
         into = f"{self._location} (pipeline, source_schema, source_table) VALUES (%s, %s, %s)"
         for one in sorted(tables):
             cursor.execute(self._dialect.insert_missing.format(into), (self.pipeline, *one))
 
     def remove(self, cursor: Any, tables: Iterable[TableId]) -> None:
-        """Remove rows: the cut of this transaction includes these source tables."""
+        """Remove the rows of these source tables, because the cut of this transaction includes them."""
         where = "WHERE pipeline = %s AND source_schema = %s AND source_table = %s"
         for one in sorted(tables):
             cursor.execute(f"DELETE FROM {self._location} {where}", (self.pipeline, *one))

@@ -142,7 +142,7 @@ class Dialect(Protocol):
 
     @property
     def limits(self) -> SqlLimits:
-        """The limits of the database's tables."""
+        """The limits that the DBMS has on tables, such as the maximum number of columns."""
 
     @property
     def key_length(self) -> int | None:
@@ -188,7 +188,7 @@ class Dialect(Protocol):
         """
 
     def quote(self, name: str) -> str:
-        """Quote a name as an identifier."""
+        """Return a name as a quoted SQL identifier."""
 
     def connect(self, endpoint: Endpoint) -> Any:
         """Open a driver connection with tidesink's session settings, and with autocommit off."""
@@ -353,9 +353,8 @@ class Dialect(Protocol):
         """
 
     def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
-        """Delete at most ``most`` rows that match the SQL condition ``where``. Returns the number of these
+        """Delete at most ``most`` rows that match the SQL condition ``where``. Returns the number of deleted
         rows.
-
         ``keys``: quoted names of the key columns.
         """
 
@@ -430,7 +429,7 @@ class Connections:
 
     @contextmanager
     def translated(self, table: str, *, committing: bool = False) -> Iterator[None]:
-        """Convert the driver's errors to tidesink's errors, and add the source table's name to them."""
+        """Convert the driver's errors inside the block to tidesink's errors with the source table's name."""
         try:
             yield
         except TidesinkError as exc:

@@ -279,7 +279,7 @@ class SqlTombstones:
         horizon.
 
         ``keys``: the key columns, as the table spells them.
-        ``piece``: most rows that one transaction removes.
+        ``piece``: maximum number of rows that one transaction removes.
         """
         removed = 0
         while True:

@@ -239,7 +239,9 @@ def not_stored(cursor: Any, merge: Merge, shape: TableShape) -> tuple[str, dict[
 
 
 def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
-    """Fill the values that staged rows omit with those of the stored rows, except rows marked as deleted."""
+    """Fill in the values that staged rows omit, from their stored rows, except stored rows marked as
+    deleted.
+    """
     # A single %, because the statement is executed without parameters.
     values = {
         column.staged: f"CASE WHEN s.t_kept LIKE '%,{at},%' THEN t.{column.target} ELSE s.{column.staged} END"
@@ -291,8 +293,9 @@ def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: T
 
 
 def newer(merge: Merge, stored: str) -> str:
-    """Return the SQL condition that a staged row is newer than the stored row of the table or alias
-    ``stored``.
+    """Return an SQL condition that is true if a staged row is newer than its stored row.
+
+    ``stored``: the table or alias of the stored row.
     """
     column = f"{stored}.{merge.sequence}"
     return f"({column} IS NULL OR s.t_seq > {column})"

@@ -117,7 +117,11 @@ def _found(cursor: Any, merge: Merge) -> tuple[int, int]:
 
 
 def _values(merge: Merge, alias: str) -> dict[str, str]:
-    """Return the SQL of each column's new value in an existing row ``alias``. The position comes last."""
+    """Return, for each column, the SQL expression of its new value in an existing row; the position comes
+    last.
+
+    ``alias``: the alias of the existing row.
+    """
     values = {column.target: _written(merge, column, alias) for column in merge.values}
     values |= {name: f"IF(s.t_delete = 1, NULL, {alias}.{name})" for name in merge.beside}
     first = merge.keys[0]

@@ -95,7 +95,7 @@ class SqlTable:
         excluded: ExcludedTables,
         gathers: bool = False,
     ) -> None:
-        """Open the table, and create it if missing.
+        """Open the target table, and create it if missing.
 
         ``view``: name of the view of the table's current rows; None for no view.
         ``excluded``: the list of tables that the pipeline's last cut does not include.
@@ -206,7 +206,9 @@ class SqlTable:
             )
 
     def merge_gathered(self, cursor: Any) -> None:
-        """Merge the gathered changes into the table, in the transaction of a cut that holds the row lock."""
+        """Merge the gathered changes into the table, in a cut's transaction, which has locked the ledger
+        row.
+        """
         self._gathered.merge(cursor, self._shape, self._present)
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
@@ -741,7 +743,9 @@ class SqlShard:
         return f"{self._dialect.quote(name)} = {self._dialect.literal(value, found)}"
 
     def new(self, shape: TableShape) -> tuple[tuple[ShapeColumn, str], ...]:
-        """Return the shape's columns that the shard's rows do not have yet, even if the table has them."""
+        """Return the columns of ``shape`` that the shard's rows do not have yet, although the table may have
+        them.
+        """
         with self._connections.transaction(str(self._place.source), writes=False) as cursor:
             entry = self._ledger.read(cursor)
         return tuple((column, "") for column in new_columns(shape, entry.known if entry else None))

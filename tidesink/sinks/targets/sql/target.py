@@ -189,8 +189,8 @@ class SqlPreflight(PreflightChecks):
         return PreflightResult(limits, tuple(_keys_without_length(shape, dialect)))
 
     def missing_grants(self, config: Config, tables: Iterable[TableId]) -> tuple[str, ...]:
-        """Return GRANT statements for what the user lacks on the target tables, the ledgers and the cuts
-        table.
+        """Return the GRANT statements that the user needs for the target tables, ledgers and the table of
+        cuts.
         """
         settings = cast("SqlSettings", config.target)
         dialect = self._dialect_of(settings)
@@ -210,7 +210,7 @@ class SqlPreflight(PreflightChecks):
 
 
 def _is_changed(config: Config, table: TableId) -> bool:
-    """Return True if the config lets column changes at the source alter the target table."""
+    """Return True if, by the config, schema changes at the source may alter the target table's columns."""
     policies = config.table_config(table).schema_changes
     return "apply" in (policies.add, policies.widen, policies.drop, policies.rename)
 

@@ -203,8 +203,8 @@ class Endpoint:
     """The HTTP endpoint of a table's rows. It is pickled and sent to the executors.
 
     ``timeout``: seconds to wait for an answer.
-    ``attempts``: most attempts of one request.
-    ``longest_wait``: most seconds between two attempts.
+    ``attempts``: maximum number of attempts to send a request.
+    ``longest_wait``: maximum time between two attempts, in seconds.
     """
 
     url: str = field(repr=False)  # its query may be a secret

@@ -419,7 +419,7 @@ _REFUSED: Final[Mapping[int, str]] = MappingProxyType(
         KafkaError.TOPIC_EXCEPTION: "Kafka does not allow a topic of this name. Change target.topic.",
         KafkaError.INVALID_REPLICATION_FACTOR: "Lower target.replication-factor to the number of brokers.",
         KafkaError.INVALID_PARTITIONS: "Change target.partition-num.",
-        KafkaError.POLICY_VIOLATION: "A policy of the brokers does not allow it. Create the topic yourself.",
+        KafkaError.POLICY_VIOLATION: "A policy of the brokers forbids this topic. Create it yourself.",
         KafkaError._INVALID_ARG: "Check target.kafka.",
     }
 )
