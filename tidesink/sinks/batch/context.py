@@ -151,11 +151,11 @@ class Cooldown:
 
     @property
     def seconds(self) -> float:
-        """The length of a pause in seconds."""
+        """The length of a failing table's pause in seconds."""
         return self._seconds
 
     def start(self) -> None:
-        """Start a pause."""
+        """Start a pause of the failing table."""
         self._until = self._clock() + self._seconds
 
     @property
@@ -165,7 +165,7 @@ class Cooldown:
 
     @property
     def running(self) -> bool:
-        """True during a pause."""
+        """True while a pause lasts."""
         return self._until is not None and not self.over
 
     @property
@@ -307,7 +307,7 @@ class WorkerContext:
 
     @property
     def brokers(self) -> KafkaOffsets:
-        """The client that looks up topics (``Topics.brokers``)."""
+        """The client that looks up Kafka topics and their offsets (``Topics.brokers``)."""
         return self.topics.brokers
 
     def offsets_of(self, topic: str, table: TableId, *, may_come: bool = False) -> TopicOffsets:
@@ -324,7 +324,7 @@ class WorkerContext:
         return found if found is not None else TopicOffsets(topic, "", {})
 
     def place_of(self, table: TableId) -> str:
-        """Returns the location of a table in the target as text for messages."""
+        """Returns the location of a table in the target, as a text for messages."""
         return target_module(self.config.target).place_of(
             self.config.target, self.config.destination(table).table
         )

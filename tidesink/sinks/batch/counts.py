@@ -187,12 +187,12 @@ class BatchSummary:
 
     @property
     def applied(self) -> int:
-        """The number of row events that are represented by the rows to apply."""
+        """The number of row events whose change is part of the rows to apply."""
         return self.rows - self.split_halves
 
 
 def distinct(found: Iterable[Any]) -> tuple[Any, ...]:
-    """Returns the distinct values in ascending order, without None."""
+    """Returns the distinct values of a sequence in ascending order, without None."""
     return tuple(sorted({one for one in found if one is not None}))
 
 
@@ -202,7 +202,7 @@ def greatest(moments: Iterable[int | None]) -> int | None:
 
 
 def latest(*records: LastRecord | None) -> LastRecord | None:
-    """Returns the record with the greatest offset, or None if all are None."""
+    """Returns the record with the greatest offset, or None if no record is given."""
     return max((one for one in records if one is not None), default=None)
 
 
@@ -247,11 +247,13 @@ class Account:
         return Account(**{name: count + theirs[name] for name, count in mine.items()})
 
     def values(self) -> tuple[int, int, int, int, int]:
-        """Terms of the law: ``read``, ``applied``, ``superseded``, ``without_row``, ``dead_lettered``."""
+        """The terms of the law of counts: ``read``, ``applied``, ``superseded``, ``without_row``,
+        ``dead_lettered``.
+        """
         return self.read, self.applied, self.superseded, self.without_row, self.dead_lettered
 
     def as_counters(self) -> dict[str, int]:
-        """The counts by name."""
+        """Returns the counts as a mapping from counter names to numbers."""
         return asdict(self)
 
     @classmethod

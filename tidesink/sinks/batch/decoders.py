@@ -170,7 +170,7 @@ class KnownSchemas(MemorySchemaRegistry):
         self._known = texts
 
     def schema_by_id(self, schema_id: int) -> str:
-        """Returns the text of a schema.
+        """Returns the text of the schema with this registry id.
 
         Raises:
             SchemaNotFoundError: The id is not known.

@@ -113,7 +113,9 @@ class RowFilterRule:
     def _applied(
         self, table: ChangeTable, said: pa.Array, rows: TargetRows
     ) -> tuple[ChangeTable, list[OtherRecord]]:
-        """Returns the row changes with the column ``UNMATCHED``, and the bad records."""
+        """Adds the column ``UNMATCHED`` to row changes. Returns the row changes, and those that became bad
+        records.
+        """
         ops = table.rows["op"].combine_chunks().dictionary_decode()
         written = _flags(pc.is_in(ops, pa.array(_ROW_OPS)))
         unsent = written & self._unsent(table, rows)

@@ -268,7 +268,7 @@ class SortedLetters(NamedTuple):
 
     @property
     def first(self) -> dict[int, int]:
-        """The offset of the first ``ready`` letter in each partition."""
+        """Returns, for each partition, the offset of the first letter that can be replayed."""
         newest_first = sorted(self.ready, key=lambda letter: -letter.offset)
         return {letter.partition: letter.offset for letter in newest_first}
 
@@ -365,7 +365,9 @@ class LetterFetch:
 
     @classmethod
     def of(cls, topic: LetterTopic, letters: Iterable[Letter]) -> LetterFetch:
-        """Returns a ``LetterFetch`` for letters of one topic."""
+        """Returns an object that reads the records of ``letters``, which are all in the dead-letter topic
+        ``topic``.
+        """
         places: dict[int, set[int]] = {}
         for letter in letters:
             places.setdefault(letter.partition, set()).add(letter.at)

@@ -20,24 +20,26 @@ _log = structlog.get_logger("tidesink.worker")
 
 @dataclass(frozen=True)
 class Waiting:
-    """The worker is starting. ``what`` names what it waits for: jars, Spark, or Kafka's first answer."""
+    """Event: the worker is starting. ``what`` names what it waits for: jars, Spark, or Kafka's first answer."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Turned:
-    """The worker begins the next turn of its loop, in which it looks up the topics' offsets."""
+    """Event: the worker begins the next turn of its loop, in which it looks up the topics' offsets."""
 
 
 @dataclass(frozen=True)
 class StillAtWork:
-    """A slow step is still running. Sent every second, so that observers can see that the worker is alive."""
+    """Event: a slow step is still running. Sent every second, so that observers can see that the worker is
+    alive.
+    """
 
 
 @dataclass(frozen=True)
 class BatchStarted:
-    """The offsets of a batch are fixed.
+    """Event: the offsets of a batch are fixed, and the batch begins.
 
     ``records``: the number of offsets in the batch. ``left``: the number of unread records that the topic has
     after the batch, by the last look-up of the topic.
@@ -51,7 +53,7 @@ class BatchStarted:
 
 @dataclass(frozen=True)
 class BatchApplied:
-    """A batch and its progress are committed in the target.
+    """Event: a batch and its progress are committed in the target.
 
     ``seconds``: the duration of each step in seconds, in the order of the steps. ``doubted``: the number of
     rows that were applied with a warning. ``doubts``: for each partition, its first row with a warning.
@@ -70,7 +72,7 @@ class BatchApplied:
 
 @dataclass(frozen=True)
 class StepRetried:
-    """A step failed and will be tried again after ``pause`` seconds.
+    """Event: a step failed and will be tried again after ``pause`` seconds.
 
     ``table``: None for a step that all tables share.
     """
@@ -82,7 +84,7 @@ class StepRetried:
 
 @dataclass(frozen=True)
 class TableChanged:
-    """The status of a table changed."""
+    """Event: the status of a table changed."""
 
     status: TableStatus
 
@@ -97,7 +99,7 @@ class Listener(Protocol):
     """
 
     def hear(self, event: WorkerEvent) -> None:
-        """Handle an event."""
+        """Handle an event of the worker."""
 
 
 class Listeners:
@@ -111,7 +113,7 @@ class Listeners:
         self.hear(StepRetried(table, error, pause))
 
     def hear(self, event: WorkerEvent) -> None:
-        """Report an event to all listeners."""
+        """Report an event of the worker to all listeners."""
         for listener in self._listeners:
             try:
                 listener.hear(event)
@@ -208,7 +210,7 @@ class MetricsListener:
         self._state = Gauge("tidesink_table_state", "1 for a table's current state", about, registry=place)
 
     def hear(self, event: WorkerEvent) -> None:
-        """Update the metrics with an event."""
+        """Update the Prometheus metrics by an event of the worker."""
         if isinstance(event, Turned):
             self._turned.set_to_current_time()
         elif isinstance(event, BatchApplied):
@@ -388,7 +390,7 @@ ALIVE_SECONDS: Final = 60.0
 
 
 def is_alive(seconds: float | None) -> TypeGuard[float]:
-    """Returns True if a worker is running. ``seconds``: the result of ``seconds_since_beat``."""
+    """Returns True if a worker is running, by the time since its last heartbeat (``seconds_since_beat``)."""
     return seconds is not None and seconds <= ALIVE_SECONDS
 
 

@@ -284,7 +284,7 @@ class TableDecoder(ABC):
 
     @property
     def warns(self) -> bool:
-        """True if the method ``warnings`` may return a warning."""
+        """True if the decoder may warn about changes, so that its method ``warnings`` must be called."""
         return False
 
     @property
@@ -294,7 +294,7 @@ class TableDecoder(ABC):
 
     @property
     def uses_headers(self) -> bool:
-        """True if the decoder uses the records' headers."""
+        """True if the decoder needs the Kafka headers of records, so that tasks must fetch them."""
         return False
 
     def usable(self, _records: pa.RecordBatch) -> Flags | None:
@@ -324,11 +324,11 @@ class TableDecoder(ABC):
         return tuple(rows.new_columns(c.name for c in changes.schema.columns if not c.virtual))
 
     def holds(self, changes: ChangeTable) -> bool:
-        """Returns True if the changes belong to this decoder's table."""
+        """Returns True if the changes are changes of this decoder's table."""
         return changes.table == self.table
 
     def wrong(self, _changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
-        """Yields the index and the error of each change that contradicts the protocol."""
+        """Yields the index and the error of each change that breaks a rule of the protocol."""
         return iter(())
 
     def other_table(self, changes: ChangeTable) -> TidesinkError:
@@ -417,7 +417,7 @@ class TableDecoder(ABC):
 
 
 def _with_old_key(event: Event, keys: Collection[str]) -> Event:
-    """Returns the event. An update's old row keeps only the columns ``keys``."""
+    """Removes all columns except ``keys`` from an update's old row, and returns the event."""
     if not isinstance(event, ChangeEvent) or event.op is Op.DELETE or event.before is None:
         return event
     return event._replace(
@@ -468,7 +468,7 @@ class DecodedRecords:
         return rows + sum(len(one.key or b"") + len(one.value or b"") for one in self.others)
 
     def add(self, other: DecodedRecords) -> None:
-        """Add the events and counts of later records."""
+        """Add the events and counts of records that come later in the range."""
         self.tables += other.tables
         self.others += other.others
         self.silent += other.silent
@@ -582,7 +582,7 @@ def _take(
 
 
 class _Places:
-    """Creates the ``OtherRecord`` of a record from the record's index in the batch."""
+    """Creates ``OtherRecord`` objects for records of a batch, which are given by their index."""
 
     def __init__(self, records: pa.RecordBatch, decoder: TableDecoder) -> None:
         self._records = records

@@ -221,7 +221,7 @@ class Reduction:
 
     @property
     def summary(self) -> BatchSummary:
-        """The counts that the tasks returned."""
+        """The counts of the batch that the tasks returned."""
         return self.found.summary
 
     @property
@@ -589,7 +589,7 @@ class Batch:
             return self._evolved(decision)
 
     def _applied(self, reduction: Reduction) -> BatchOutcome:
-        """Runs the steps from 5 to 9, after deciding on schema changes."""
+        """Applies a reduced batch: decides on schema changes, and then runs the steps from 5 to 9."""
         context, summary = self._context, reduction.summary
         progress = self._next_progress(reduction)
         if not self._follows(progress):
@@ -692,7 +692,7 @@ class Batch:
         return account
 
     def _schema_decision(self, shape: TableShape) -> SchemaDecision:
-        """Returns the decision on the differences between the target's columns and ``shape``."""
+        """Returns the decision on the differences between the target's columns and those of ``shape``."""
         reported = source_columns_of(self._decoding, self._policies)
         gap = self._hold.table.gap(kept_shape(shape, self._settings))
         schema_decision, known = decide_changes(gap, shape, self._policies, reported), self._hold.known

@@ -54,7 +54,7 @@ class SchemaChange(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """A hash that identifies this change among all changes of the table."""
+        """A hash of the change, which differs from the hashes of all other changes of the table."""
         reported = list(self) if self.at else list(self)[:4]
         if self.kind == "add" and self.before:
             # ``before`` has the excluded columns that the new column may be. A person decides on this once,
@@ -150,7 +150,7 @@ class Policies:
 
     @classmethod
     def of(cls, settings: TableConfig, accepted: Accepted, capabilities: Capabilities) -> Policies:
-        """Returns the policies for a table's settings."""
+        """Creates the policies of a table from its settings and from people's decisions (``accepted``)."""
         names = names_of(settings)
         return cls(
             settings.schema_changes,
@@ -190,7 +190,7 @@ class Policies:
         return policy
 
     def accepted_as(self, change: SchemaChange) -> ChangePolicy | None:
-        """Returns a person's decision on a change, or None."""
+        """Returns a person's decision on a schema change, or None if no person has decided."""
         found = self.accepted.get(change.digest)
         if found is None and self.accepted.get(change._replace(at="").digest) == "ignore":
             # This decision was stored by a version without ``at``, so it may be about an earlier drop of the
@@ -576,7 +576,7 @@ class KnownColumns:
             self._kept, self._unkept = self._unkept, None
 
     def _source(self, name: str, fold: NameFold) -> str:
-        """Returns the folded source name of a target column."""
+        """Returns the source's name of a target column, case-folded."""
         if name in self._rename:
             return fold(self._rename[name])
         return fold(self._folded.get(fold_name(name), name) if fold is fold_name else name)

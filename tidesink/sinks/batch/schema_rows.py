@@ -37,11 +37,11 @@ class RowSpan(NamedTuple):
 
     @classmethod
     def of(cls, row: RowPosition) -> RowSpan:
-        """Returns the span of one row."""
+        """Returns the span that consists of one row."""
         return cls(row, row)
 
     def joined(self, other: RowSpan) -> RowSpan:
-        """Returns the span of the rows of both spans."""
+        """Returns the span of all rows of this span and another one."""
         firsts = zip(self.first, other.first, strict=True)
         lasts = zip(self.last, other.last, strict=True)
         return RowSpan(
@@ -78,7 +78,7 @@ class FirstRows(NamedTuple):
     are_comparable: bool = True
 
     def joined(self, other: FirstRows) -> FirstRows:
-        """Returns the first rows of both sets of schemas."""
+        """Returns the first rows of both objects together."""
         return FirstRows(
             _least(self.offsets, other.offsets),
             extreme(min, self.source, other.source),

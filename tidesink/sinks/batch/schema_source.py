@@ -93,7 +93,7 @@ class Decoding(Protocol):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about the table's types."""
+        """Warnings for the user about column types of the table."""
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         """Reads as many records as are needed to find out the table's columns and key.
@@ -118,7 +118,7 @@ class Decoding(Protocol):
         """
 
     def columns(self) -> DecodePlan:
-        """Returns the current decode plan."""
+        """Returns the decode plan for the table's columns as they are known now."""
 
     def reported(self) -> SourceColumns | None:
         """Returns the table's columns as reported by DDL, or None if the protocol has no DDL."""
@@ -185,7 +185,7 @@ def declared_table(definition: Definition | None, table: TableId) -> TableSchema
 
 @dataclass(frozen=True)
 class _Holders:
-    """The source's columns that the target has, according to a projection (``Layout``)."""
+    """Finds which target column holds a source column, according to a projection (``Layout``)."""
 
     layout: Layout
     current: tuple[TableColumn, ...]
@@ -207,7 +207,7 @@ def projected(
 
 
 class ProjectedDecoding:
-    """A decoding into the columns and names of the target."""
+    """Decodes a table's records into the columns and names that the target has."""
 
     def __init__(
         self, decoding: Decoding, layout: Layout, destination: Destination, session: SparkSession

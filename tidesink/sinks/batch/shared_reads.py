@@ -142,7 +142,7 @@ class Topics:
             return self._brokers
 
     def ddl(self, topic: str) -> TopicDdl:
-        """Returns the table definitions from the DDL in a topic."""
+        """Returns the topic's table definitions, which come from its DDL events."""
         with self._lock:
             if topic not in self._ddl:
                 self._ddl[topic] = TopicDdl(
@@ -156,7 +156,7 @@ class Topics:
             return self._ddl[topic]
 
     def tables(self, topic: str) -> TopicTables:
-        """Returns the tables that have records in a topic."""
+        """Returns the object that records which tables have records in a topic."""
         with self._lock:
             if topic not in self._tables:
                 self._tables[topic] = TopicTables(
@@ -220,7 +220,7 @@ Offsets = Mapping[int, int]
 
 
 class Kept(Protocol):
-    """The stored records of a shared read."""
+    """The records that Spark stores for a shared read."""
 
     def release(self) -> None:
         """Release the records. Never raises."""
@@ -490,8 +490,7 @@ class KeptRead:
             return in_session(self._frame, session)
 
     def concerns(self, table: TableId, session: SparkSession) -> bool:
-        """Returns True if the stored records have one for this table: not a watermark, and of no other
-        table.
+        """Returns True if one of the records names this table or no table. Watermarks do not count.
 
         Raises:
             SourceError, StateStoreError: For the same reasons as ``frame``.

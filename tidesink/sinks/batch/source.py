@@ -73,7 +73,7 @@ class KafkaRead(NamedTuple):
 
 
 class RecordReader(Protocol):
-    """Reads the records of ranges in Spark tasks."""
+    """Interface: reads the records of ranges in Spark tasks."""
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
         """Returns a lazy frame with the results of ``work`` on each range."""
@@ -293,7 +293,7 @@ def checkpointed(frame: DataFrame, kept: ExitStack, **context: ContextValue) -> 
 
 
 def release_stored(stored: DataFrame) -> None:
-    """Free the memory and disk blocks of a frame that ``reduced_ranges`` stored."""
+    """Free the memory and disk blocks in which Spark stores a frame of ``reduced_ranges``."""
     plan: Any = stored._jdf.queryExecution().analyzed()
     if plan.getClass().getSimpleName() == "LogicalRDD":  # a checkpoint, which ``unpersist`` does not free
         plan.rdd().unpersist(False)

@@ -482,7 +482,7 @@ def numbered_records(
 
 
 def rows_of(records: pa.RecordBatch) -> pa.Array:
-    """Returns the rows of records that ``numbered_records`` made."""
+    """Returns the source rows in records that ``numbered_records`` made."""
     return records.column(_ROW)
 
 
@@ -578,11 +578,11 @@ class SourceDecoder(NumberedDecoder):
 
     @property
     def stored(self) -> TableSchema:
-        """The columns to read, as they are in the database."""
+        """The columns to read, with their types in the source database."""
         return TableSchema(self.table, tuple(column.stored for column in self.columns))
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """Returns one change per row: an upsert."""
+        """Decodes rows of the source database into changes, one upsert per row."""
         count = records.num_rows
         schema = self._schema
         types = RowTypes(schema, self.keys, self.values)
@@ -610,7 +610,7 @@ class SourceDecoder(NumberedDecoder):
 
     @cached_property
     def _schema(self) -> TableSchema:
-        """The columns to read, as they are in Kafka records."""
+        """The columns to read, with their types in the table's Kafka records."""
         return TableSchema(self.table, tuple(column.recorded for column in self.columns))
 
     def _readers(self, types: RowTypes) -> Iterator[_ColumnReader]:
@@ -650,11 +650,11 @@ class _ColumnReader(NamedTuple):
     policies: TimePolicies
 
     def of(self, rows: pa.StructArray) -> pa.Array:
-        """Returns the column's values as the database returned them."""
+        """Returns a column's values as the source database returned them."""
         return rows.field(self.column.stored.name)
 
     def read(self, rows: pa.StructArray) -> ColumnResult:
-        """Returns the column's values as Kafka records would have them."""
+        """Returns a column's values in the form that Kafka records of the table have."""
         selected_values = self.of(rows)
         if self.convert is None:
             read = from_text if pa.types.is_string(selected_values.type) else from_value
@@ -782,7 +782,9 @@ def _called(plan: DecodePlan, names: Iterable[str]) -> dict[str, str]:
 
 
 def _gone(plan: DecodePlan) -> frozenset[str]:
-    """Returns the table's columns, in lower case, that the source no longer has."""
+    """Returns the names of columns, in lower case, that the table's decode plan has and the source has
+    dropped.
+    """
     sources = plan.rows.sources
     if sources is None:
         return plan.gone

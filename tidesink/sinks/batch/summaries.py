@@ -139,7 +139,7 @@ def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
 
 
 def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
-    """Returns the truncates in the tables, in Kafka's order."""
+    """Returns the truncate events among the changes of ``tables``, in Kafka's order."""
     names = ["topic", "partition", "offset", "index", "commit_ts"]
     found = []
     for one in tables:

@@ -268,7 +268,7 @@ class TargetRows:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The table's own names of the key columns."""
+        """The key columns, under the table's own names."""
         return tuple(column.name for column in self.shape.key_columns)
 
     @property
@@ -278,7 +278,7 @@ class TargetRows:
         return {name: own for name in others if (own := self._own_name(name)) is not None}
 
     def new_columns(self, names: Iterable[str]) -> list[str]:
-        """Returns the column names of a row for which ``shape`` has no column."""
+        """Returns those of ``names``, a row's columns, that the table's shape does not have."""
         there = [*names]
         read = self.written(there).values()
         return [name for name in there if name not in read]
@@ -491,12 +491,12 @@ def _default(column: ShapeColumn, shape: TableShape) -> TargetValue:
 
 
 def key_type(shape: TableShape) -> pa.StructType:
-    """Returns the Arrow struct type of a key."""
+    """Returns the Arrow struct type for the key of ``shape``."""
     return pa.struct(_fields(shape.key_columns))
 
 
 def row_type(shape: TableShape) -> pa.StructType:
-    """Returns the Arrow struct type of a row."""
+    """Returns the Arrow struct type for a row with the columns of ``shape``."""
     return pa.struct(_fields(shape.columns))
 
 

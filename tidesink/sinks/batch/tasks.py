@@ -173,7 +173,7 @@ class RangeTooLargeError(ConfigError):
 
     @classmethod
     def of(cls, wanted: FetchRange, most_bytes: int) -> RangeTooLargeError:
-        """Returns the error for the range ``wanted``."""
+        """Returns the error for a range whose decoded records have more than ``most_bytes`` bytes."""
         return cls(
             f"A batch has more than {most_bytes >> 20} MiB of one partition. Lower batch.max-bytes.",
             topic=wanted.topic,
@@ -188,7 +188,7 @@ class Restriction(Protocol):
         """Returns the selected events of the decoded records. The counts of records do not change."""
 
     def rows(self, reduction: Reduction) -> Reduction:
-        """Returns the selected rows after the reduction."""
+        """Removes rows that are not selected from a reduction, and returns it."""
 
 
 @dataclass(frozen=True)
@@ -492,13 +492,13 @@ def _log_rows(table: ChangeTable, plan: DecodePlan, schema: pa.Schema) -> pa.Tab
 
 
 def _origin(rows: pa.Table) -> dict[str, Any]:
-    """Returns the columns with topic, partition, offset and commit_ts of the rows' events."""
+    """Returns the topic, partition, offset and commit_ts of each row's event, as columns."""
     names = ("partition", "offset", "commit_ts")
     return {"_topic": rows["topic"].cast(pa.string()), **{f"_{name}": rows[name] for name in names}}
 
 
 def _warnings(rows: pa.Table) -> pa.Array:
-    """Returns the column ``_detail`` of rows to apply: the warning, or null."""
+    """Returns the column ``_detail`` of rows to apply, which has a row's warning or null."""
     if WARNING not in rows.column_names:
         return pa.nulls(rows.num_rows, _DETAIL)
     reasons = rows[WARNING].combine_chunks()
@@ -534,7 +534,9 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> p
 
 
 def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
-    """Returns the positions of the winning events, in the columns of ``targets.base.SEQUENCE_DDL``."""
+    """Returns, for each row, the source position of its winning event, in the columns of
+    ``targets.base.SEQUENCE_DDL``.
+    """
     moments = rows["commit_ts"].combine_chunks().cast(pa.int64())
     offsets = pa.array(np.arange(len(moments) + 1), pa.int32())
     place = [rows[name].combine_chunks() for name in ("partition", "offset", "index")]

@@ -261,12 +261,12 @@ class TopicDdl:
         return tuple(warning.text for warning in about if not (defined and warning.unreported))
 
     def get(self, table: TableId) -> TableSchema | None:
-        """Returns a table as defined by the DDL read so far, or None."""
+        """Returns a table's definition by the DDL read so far, or None if that DDL does not define the table."""
         with self._lock:
             return self._known.definitions.get(table)
 
     def former(self, table: TableId) -> tuple[Column, ...]:
-        """Returns a table's dropped columns, with the types that they had."""
+        """Returns the columns that DDL dropped from a table, with the types that they had."""
         with self._lock:
             return self._known.definitions.former(table)
 
@@ -595,7 +595,7 @@ def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning
 
 
 def row_ddl_of(table: list[str], kind: Any, *parts: Any) -> RowDdl:
-    """Returns a statement that changes rows from its stored form."""
+    """Converts the stored form of a statement that changes rows into the statement."""
     return RowDdl(TableId(*table), kind, *parts)
 
 
@@ -805,7 +805,7 @@ class TopicTables:
             return tuple(self._tables)
 
     def add(self, tables: Iterable[TableId]) -> None:
-        """Adds tables and stores them.
+        """Records that the topic has records of these tables, and stores that in the state store.
 
         Raises:
             StateStoreError: The state store does not answer.

@@ -106,7 +106,7 @@ class ReducedRow(NamedTuple):
 
 
 def nothing(*_said: str) -> None:
-    """Do nothing. The default of the ``on_…`` callbacks of ``ReducedBatch``."""
+    """Do nothing. This is the default of the ``on_…`` callbacks of ``ReducedBatch``."""
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ class EvolveResult:
 
     @property
     def changed(self) -> bool:
-        """True if the target's schema changed."""
+        """True if ``evolve`` changed the target's columns or created the table."""
         return self.created or bool(self.added or self.widened or self.backfilled)
 
 
@@ -515,11 +515,11 @@ class StagingTable(TargetTable, Protocol):
 
 
 class Target(Protocol):
-    """A system that stores tables."""
+    """A system that stores tables, such as a lake, a database or a message broker."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """The abilities of this target."""
+        """The abilities of this target, such as dropping a column."""
 
     def open_table(
         self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"

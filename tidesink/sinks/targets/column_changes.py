@@ -40,7 +40,7 @@ class Evolution:
 
     @property
     def needed(self) -> bool:
-        """True if anything must change."""
+        """True if the plan has a column to add or to widen."""
         return bool(self.added or self.widened)
 
 

@@ -89,7 +89,7 @@ class Held(Protocol):
 
     @property
     def batch(self) -> int:
-        """The number of the last applied batch."""
+        """The number of the last batch that was applied to the table."""
 
 
 class CutPublisher(Protocol):
@@ -124,7 +124,7 @@ class CutPublisher(Protocol):
 
 
 class CutTarget(Target, Protocol):
-    """A target that supports cuts."""
+    """A target that can publish cuts."""
 
     def cut_log(self, pipeline: str) -> CutPublisher:
         """Return the publisher of a pipeline's cuts."""

@@ -149,7 +149,7 @@ class HistoryNames(NamedTuple):
 
     @property
     def own(self) -> tuple[str, ...]:
-        """All columns that a history adds to its table's columns."""
+        """Names of all columns that ``mode: history`` adds to the source's columns."""
         return (*self, FROM_COLUMN, TO_COLUMN, READ_COLUMN)
 
 
@@ -181,7 +181,7 @@ def history_shape(shape: TableShape, names: HistoryNames) -> TableShape:
 
 
 def own_columns(names: HistoryNames) -> tuple[ShapeColumn, ...]:
-    """Return the columns that a history adds to its table's columns."""
+    """Return the columns that ``mode: history`` adds to the source's columns."""
     instant, number, mark = ColumnType("timestamp", fsp=3), ColumnType("bigint"), ColumnType("boolean")
     return (
         ShapeColumn(FROM_COLUMN, number, "bigint", "commit_ts at which the version begins", key=True),

@@ -67,7 +67,7 @@ def tag(shard: Shard) -> str:
 
 
 def names_of(shape: TableShape) -> tuple[str, ...]:
-    """Return the columns of a shard's rows, as the shard's ledger stores them."""
+    """Return the column names of a shard's rows, in the form in which the shard's ledger stores them."""
     return tuple(sorted(shape.by_name))
 
 

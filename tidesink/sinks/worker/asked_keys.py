@@ -140,7 +140,7 @@ def _named(path: Path, number: int, line: bytes) -> tuple[TableId, Mapping[str, 
 
 
 class _Keys:
-    """Collects the keys of one table while a report is read."""
+    """Collects the differing keys of one table while a report of ``tidesink diff`` is read."""
 
     def __init__(self, table: TableId) -> None:
         self._table = table

@@ -87,7 +87,7 @@ class Bounds(Protocol):
         """
 
     def time_of(self, bound: int) -> datetime:
-        """Return the source's time at the bound."""
+        """Return the time at the source when its log was at the bound."""
 
     @property
     def waits(self) -> str | None:
@@ -138,7 +138,7 @@ class WatermarkBounds:
         """Return None: watermarks show when a partition has passed the bound, without end offsets."""
 
     def time_of(self, bound: int) -> datetime:
-        """Return the physical time in a commit_ts."""
+        """Return the physical time (the clock's part) of a bound, which is a commit_ts."""
         return datetime.fromtimestamp(physical_ms(bound) / 1000, timezone.utc)
 
     def close(self) -> None:
@@ -304,11 +304,11 @@ class ConnectorBounds:
             self._ends[topic] = {**self._ends.get(topic, {}), **ends}
 
     def ends(self, topic: str) -> Mapping[int, int]:
-        """Return the end offsets that ``ask_ends`` found, by partition."""
+        """Return the end offsets of a topic's partitions that ``ask_ends`` looked up for the current bound."""
         return self._ends.get(topic, {})
 
     def close(self) -> None:
-        """Close the Kafka clients."""
+        """Close the Kafka clients that read checkpoints and end offsets."""
         self._checkpoints.close()
 
 

@@ -137,11 +137,11 @@ class TableControl:
     rewind: RewindControl | None = None
 
     def pause(self) -> TableControl:
-        """Return the requests with a pause of the table."""
+        """Return these requests, with a request to pause the table added."""
         return replace(self, rests=True)
 
     def resume(self, accepted: Accepted) -> TableControl:
-        """Return the requests with a resume of the table, and with the decisions ``accepted`` added."""
+        """Return these requests, with a request to resume the table and the decisions ``accepted`` added."""
         accepted = {**self.accepted, **accepted}
         return replace(self, rests=False, resumed=self.resumed + 1, accepted=accepted)
 
@@ -199,7 +199,7 @@ class Requests:
         return tuple(table for table, asked in self._controls.items() if asked.snapshot.is_asked)
 
     def of(self, table: TableId) -> TableControl:
-        """Return the requests to one table."""
+        """Return the users' requests to one table, from the copy that was read last."""
         return self._controls.get(table, NOTHING_ASKED)
 
 

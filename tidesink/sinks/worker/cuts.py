@@ -113,7 +113,7 @@ class Cuts:
             task.marks = marks_at(task.held.progress, task.topic, self.bound, task.ends)
 
     def close(self) -> None:
-        """Close the clients that read bounds."""
+        """Close the clients of Kafka and the source database with which bounds are read."""
         self._bounds.close()
 
     def _ask_ends(self, tasks: Iterable[TableTask], seen: Look) -> None:

@@ -180,7 +180,7 @@ class TableTasks:
             self._look_ups.end()
 
     def close(self) -> None:
-        """Close every table."""
+        """Close every table at the target."""
         for table_task in self:
             table_task.close()
 

@@ -219,7 +219,7 @@ class RuledTables:
         return (table,)
 
     def look(self, found: TopicOffsets, _read: Mapping[int, int] | None, _goes_on: GoesOn) -> bool:
-        """Ask the schema registry for the topic's table."""
+        """Ask the schema registry which table the topic belongs to."""
         table = self._table_of(found.topic)
         if table is not None:
             self._tables[found.topic] = table
@@ -261,7 +261,7 @@ class TopicLookUps:
 
     @classmethod
     def of(cls, context: WorkerContext) -> TopicLookUps:
-        """Return the look-ups of a pipeline, with the finder of its protocol."""
+        """Create the look-ups of a pipeline, which use the table finder of the pipeline's protocol."""
         protocol = context.config.source.protocol
         if CODECS[protocol].shares_topics:
             return cls(context, NamedTables(context))

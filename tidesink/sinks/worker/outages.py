@@ -42,7 +42,7 @@ class SavedStatus:
         self._has_failure = False
 
     def saved(self, status: TableStatus) -> None:
-        """Record that ``status`` is saved now."""
+        """Record that ``status`` was saved at this time."""
         self._at, self._lag = self._clock(), status.details.get(LAG)
         self._has_failure = failure_in(status.details) is not None
 

@@ -52,7 +52,7 @@ _NO_KEY: Final = (
 
 
 def column_type(config: Config, column: ShapeColumn) -> str:
-    """Return the target's name for the type of a column."""
+    """Return the type that a column has in the target, by the target's own name."""
     return target_module(config.target).PREFLIGHT.column_type(config.target, column)
 
 
@@ -160,7 +160,7 @@ class Goals:
 
     @classmethod
     def of(cls, config: Config) -> Goals:
-        """Return an object for the routes and the target of a pipeline."""
+        """Create the object for the routes and the target of a pipeline."""
         return cls(config.destination, partial(_place_of, config.target))
 
     def refusal(self, table: TableId) -> ConfigError | None:

@@ -108,7 +108,7 @@ class ReplayReport:
 
     @property
     def left(self) -> int:
-        """Number of letters that stay in the dead-letter topic."""
+        """Number of letters that were not replayed, and so stay in the dead-letter topic."""
         stay = self.waiting + self.expired + self.former + self.unsure + self.later
         return self.account.dead_lettered + stay
 

@@ -178,7 +178,7 @@ class Worker:
         self._told_opening = time.monotonic()
 
     def run(self) -> RunReport:
-        """Work until the run ends, and return a report on each table."""
+        """Run the main loop until the run ends, and return a report on each table."""
         started = self._told_opening = time.monotonic()
         self._context.listeners.hear(Waiting("asking Kafka for the topics' end offsets"))
         try:
@@ -517,7 +517,7 @@ class Worker:
         return [*ready, *due]
 
     def _collect(self) -> bool:
-        """Forget the batches that have ended; return True if there were any."""
+        """Remove batches that have ended from the running ones; return True if there were any."""
         ended = [future for future in self._busy if future.done()]
         for future in ended:
             del self._busy[future]

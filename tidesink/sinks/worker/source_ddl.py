@@ -87,7 +87,7 @@ class SourceDdl:
         return Policies.of(self._settings, {}, self._context.target.capabilities)
 
     def is_due(self, progress: Progress) -> bool:
-        """Return True if the table has a statement to decide about now."""
+        """Return True if the DDL topic has a statement on the table that must be decided about now."""
         found = self._undecided(progress)
         return bool(found) and (self._waits[0] != found or time.time() >= self._waits[1])
 

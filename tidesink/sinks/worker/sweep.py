@@ -75,7 +75,7 @@ class KeyDecoder(NumberedDecoder):
     """Decodes records that hold a key of the target, in the target's types, into delete events."""
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """Return one delete event for each record."""
+        """Return a delete event for the key in each record."""
         count, keys = records.num_rows, rows_of(records)
         rows = pa.table(changes_of(records, Op.DELETE, key=keys, row=keys.type))
         tables = (ChangeTable(self.table, TableSchema(self.table, ()), None, rows),) if count else ()

@@ -326,7 +326,7 @@ class TableTask:
 
     @property
     def rested(self) -> float:
-        """Seconds since the last batch ended."""
+        """Seconds since the table's last batch ended."""
         return time.monotonic() - self._ended
 
     def work(self, found: TopicOffsets | None, *, passes: bool = False) -> None:
@@ -372,7 +372,7 @@ class TableTask:
             self._context.failures.failed(self.table, error, pause)
 
     def recover(self) -> None:
-        """Record that the last failure is over, because a step succeeded."""
+        """Record that the table's current failure is over, because a step succeeded."""
         if self.state != "FAILING":
             self._context.failures.passed(self.table)
 
@@ -780,7 +780,7 @@ class TableTask:
         ]
 
     def _pass_by(self, plan: BatchPlan, reader: RecordReader, progress: TopicProgress | None) -> bool:
-        """If the plan's records contain nothing for this table, skip them without a commit and return True."""
+        """If the plan's records contain nothing for this table, skip them without a commit. True if so."""
         if progress is None or not isinstance(reader, TableRecords) or reader.commits:
             return False
         try:
@@ -921,7 +921,7 @@ class TableTask:
                 self._owes_law = False
 
     def _save(self, status: TableStatus) -> bool:
-        """Save a status; return False if another worker has the table."""
+        """Save a status of the table; return False if another worker has taken over the table."""
         self._saved.saved(status)
         saved = self._context.store.save_status(status)
         if saved and self._hold is not None and self._hold.known is not None:

@@ -106,7 +106,7 @@ class Tally:
         self.batch, self.commit_ts, self.place = progress.batch, progress.commit_ts, place
 
     def add(self, outcome: BatchOutcome) -> None:
-        """Add the events and warnings of one batch."""
+        """Add the events and warnings of one batch to the table's counters."""
         account = outcome.account or Account()
         self.run, self.total = self.run + account, self.total + account
         self.batch, self.commit_ts = outcome.progress.batch, outcome.progress.commit_ts

@@ -93,7 +93,7 @@ class Standing(NamedTuple):
     starts: Mapping[int, int]
 
     def joined(self, other: Standing) -> Standing:
-        """Return the position of the tables of both objects together."""
+        """Combine the positions of two groups of the topic's tables into one."""
         return self._replace(starts={n: min(at, other.starts[n]) for n, at in self.starts.items()})
 
 
@@ -240,7 +240,7 @@ class WatermarkFollower:
             self._consumer.incremental_unassign(places)
 
     def _read(self, topics: Mapping[str, Standing]) -> None:
-        """Read new records until all were received or the time is over."""
+        """Read new records of the followed topics, until all were received or the time is over."""
         deadline, unseen = self._clock() + self._wait, self._consumer is not None
         while unseen:
             unseen = any(not known.is_seen(topics[name]) for name, known in self._topics.items())

@@ -318,7 +318,7 @@ def check_text(text: str | None, column: str, *, table: str | None = None) -> No
 
 
 def escaped(text: str) -> str:
-    """Escape a text for a folder name, as Spark does."""
+    """Escape a partition value for the name of its folder, as Spark does."""
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 

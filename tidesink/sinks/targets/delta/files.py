@@ -244,7 +244,7 @@ class FileWriter:
 
     @property
     def _hadoop(self) -> Any:
-        """Hadoop's configuration (Java) as Delta uses it for the table."""
+        """Hadoop's ``Configuration`` (Java), with the settings with which Delta opens the table's files."""
         return self.log.java().newDeltaHadoopConf()
 
     @cached_property
@@ -529,7 +529,7 @@ def _partition_columns(transaction: Any) -> list[str]:
 
 
 def _table_reason(transaction: Any, fields: Mapping[str, Any], present: Mapping[str, str]) -> str | None:
-    """Return the reason why a table's features, properties or columns require a MERGE; None if they do not."""
+    """Return the reason why the table's features, properties or columns need a MERGE; None if they do not."""
     protocol, metadata = transaction.protocol(), transaction.metadata()
     features = set(str(protocol.writerFeatureNames().mkString("\n")).splitlines())
     unknown = sorted(features - _FEATURES)

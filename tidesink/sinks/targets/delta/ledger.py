@@ -64,10 +64,10 @@ class ProgressHistory(Protocol):
     """The state store's record of each batch's progress, for commits that Delta has removed."""
 
     def record_progress(self, progress: Progress) -> None:
-        """Record the progress that includes a batch. Called before the batch is committed."""
+        """Record a table's progress after a batch. Called before the batch is committed."""
 
     def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
-        """Return the progress of a batch by its transaction version; None if unknown."""
+        """Return the recorded progress after the batch with this transaction version; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Ledger:
         return None
 
     def shards(self) -> tuple[str, ...]:
-        """Return the names of the other shards that ever claimed the table."""
+        """Return the names of the table's other shards, which are those that ever claimed it."""
         first = f"{APPLICATION}/"
         return tuple(
             name.removeprefix(first)
@@ -246,7 +246,7 @@ class Ledger:
         known: tuple[str, ...] | None = None,
         seen: int | None = None,
     ) -> str:
-        """Return a ledger entry as the text of a commit's user metadata."""
+        """Return the ledger entry of a commit, as the text that becomes the commit's user metadata."""
         document: dict[str, Any] = {
             "tidesink": _FORMAT,
             "kind": kind,

@@ -66,7 +66,7 @@ class DeltaLog:
         return int(self._ask(lambda snapshot: snapshot.version()))
 
     def file_count(self) -> int:
-        """Return the number of data files of the latest version."""
+        """Return the number of data files in the latest version of the table."""
         return int(self._ask(_file_count))
 
     def property(self, name: str) -> str | None:
@@ -84,7 +84,7 @@ class DeltaLog:
         return False
 
     def schema(self) -> str:
-        """Return the table's current schema as Spark's JSON."""
+        """Return the table's current schema in Spark's JSON form."""
         return str(self._ask(lambda snapshot: snapshot.metadata().schema().json()))
 
     def partition_columns(self) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ class DeltaLog:
                 sessions.clearActiveSession()
 
     def java(self) -> Any:
-        """Return Delta's Java object of the log."""
+        """Return Delta's Java object ``DeltaLog`` of this table."""
         # Not cached here, because a table that is dropped and created again gets a new object. Delta caches
         # it by path.
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._java_session, self.path)

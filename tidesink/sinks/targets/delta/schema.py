@@ -93,7 +93,7 @@ RESERVED: Final = Reserved("Delta", frozenset({"_metadata", "_row_dropped_", "_s
 
 
 class DeltaPreflight(LakePreflight):
-    """Checks of Delta tables before the first run."""
+    """Checks whether tables can be stored in Delta, before the first run."""
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
         """Check that Delta can store the table, and return its limits.
@@ -213,7 +213,7 @@ def open_table(
     soft_deletes: bool,
     properties: Mapping[str, str],
 ) -> bool:
-    """Create the table if missing. Returns True if it was created."""
+    """Create the Delta table at ``location`` if it is missing. Returns True if it was created."""
     if not log.exists:
         check(shape)  # not for an existing table, which may never get the shape's other columns
         session.sql(create_statement(location, shape, soft_deletes=soft_deletes, properties=properties))
@@ -255,7 +255,7 @@ def evolve_table(
 
 
 def widen_columns(session: SparkSession, log: DeltaLog, location: str, plan: Evolution) -> None:
-    """Change the types of the columns that a plan widens."""
+    """Change the types of the table's columns that ``plan`` widens."""
     give_features(session, log, location, ["typeWidening"] if plan.widened else [])
     for name, ddl in plan.widened.items():
         session.sql(f"ALTER TABLE {location} ALTER COLUMN {quote_identifier(name)} TYPE {ddl}")

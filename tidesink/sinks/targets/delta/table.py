@@ -98,7 +98,7 @@ class DeltaColumns(ABC):
 
     @abstractmethod
     def _plan(self, shape: TableShape) -> Evolution:
-        """Plan the column changes that the table needs to store ``shape``."""
+        """Plan which columns must be added or widened so that the table can store rows of ``shape``."""
 
     def _statement(self, view: str, batch: ReducedBatch, *, appends: bool) -> str:
         """Return the SQL statement that writes a batch: an INSERT if ``appends``, else a MERGE."""
@@ -372,7 +372,7 @@ class DeltaTable(DeltaColumns):
             return self._ledger.committed()
 
     def version_of(self, progress: Progress) -> TableVersion:
-        """Return the table's latest version, after checking that the ledger has this progress."""
+        """Return the table's latest version, after checking that its ledger records ``progress``."""
         with self._translating(reading_error):
             at = self._log.latest()
             entry = self._ledger.newest(at)
@@ -410,7 +410,7 @@ class DeltaTable(DeltaColumns):
         return EvolveResult(created, added, tuple(plan.widened), filled, warnings)
 
     def _plan(self, shape: TableShape) -> Evolution:
-        """Plan the column changes that the table needs to store ``shape``.
+        """Plan which columns must be added or widened so that the table can store rows of ``shape``.
 
         If a shared table seems to need a change, its columns are read again, because other shards may have
         changed them.
@@ -464,7 +464,7 @@ class DeltaTable(DeltaColumns):
         return self._sink
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
-        """Remove the files to which staged rows were written."""
+        """Remove the files that tasks wrote for a batch which is not applied."""
         self._files.discard(paths_of(parts))
 
     def horizon(self) -> int | None:

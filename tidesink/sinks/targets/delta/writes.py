@@ -143,7 +143,7 @@ def result_of(entry: Entry, batch: ReducedBatch) -> ApplyResult:
 
 
 class DeltaShard:
-    """A shard of an open shared table."""
+    """The rows of one source table in an open Delta table that several source tables share."""
 
     def __init__(self, shard: Shard, session: SparkSession, log: DeltaLog, ledger: Ledger) -> None:
         self._shard = shard

@@ -69,7 +69,7 @@ class PositionFiles:
 
     @property
     def storage(self) -> Storage:
-        """The storage of the table's files."""
+        """The storage with which the table's files are opened."""
         return self.files.storage
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:

@@ -447,7 +447,7 @@ class _Deletes:
         self._longest: dict[str, tuple[Any, list[dict[str, Any]]]] = {}
 
     def parsed(self, file: Any, spec: Any) -> dict[str, Any]:
-        """Return Iceberg's JSON of a data file or delete file."""
+        """Return a data file or delete file as Iceberg's JSON, parsed."""
         found: dict[str, Any] = json.loads(self._to_json(file, spec))
         return found
 

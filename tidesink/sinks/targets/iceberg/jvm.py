@@ -44,7 +44,7 @@ class TableState:
 
     @property
     def version(self) -> int:
-        """The version of Iceberg's table format."""
+        """The version of Iceberg's table format, such as 2."""
         return int(self.metadata.formatVersion())
 
     def branch_head(self, branch: str) -> int | None:
@@ -114,7 +114,7 @@ class TableState:
         return {} if snapshot is None else self.numbers(snapshot)
 
     def numbers(self, snapshot: Any) -> Mapping[str, int]:
-        """Return the numbers in the summary of a snapshot, by name."""
+        """Return the numbers in a snapshot's summary, by name, such as ``added-records``."""
         found = self._texts(snapshot.summary()).items()
         return {name: int(text) for name, text in found if text.isdigit()}
 
@@ -175,7 +175,7 @@ class JvmTable:
         return {field.name: field.dataType.simpleString() for field in schema.fields}
 
     def nullable(self, state: TableState) -> tuple[str, ...]:
-        """Return the names of the nullable columns."""
+        """Return the names of the table's columns that accept NULL."""
         fields = self.java.spark.SparkSchemaUtil.convert(state.metadata.schema()).fields()
         return tuple(str(field.name()) for field in fields if field.nullable())
 

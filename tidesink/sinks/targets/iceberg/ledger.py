@@ -69,7 +69,7 @@ class Entry:
         return f"{branches_of(self.shard)}{self.epoch}"
 
     def to_json(self) -> str:
-        """Return the entry as the value of a table property."""
+        """Return the entry as JSON text, which is the value of a table property."""
         result = self.result
         document: dict[str, Any] = {
             "tidesink": _FORMAT,
@@ -110,7 +110,7 @@ class IcebergLedger:
         return LEDGER if self.shard is None else f"{LEDGER}.{tag(self.shard)}"
 
     def properties(self, entry: Entry) -> dict[str, str]:
-        """Return the table properties that record an entry."""
+        """Return the table properties (name and value) that store a ledger entry."""
         shared = {} if self.shard is None else {SHARED_ROWS: str(entry.snapshot)}
         return {self.name: entry.to_json(), **shared}
 
@@ -120,7 +120,7 @@ class IcebergLedger:
         return branch.startswith(first) and branch.removeprefix(first).isdigit()
 
     def shards(self, state: TableState) -> tuple[str, ...]:
-        """Return the names of the table's other shards."""
+        """Return the names of the other shards that share the table."""
         texts = state.properties(f"{LEDGER}.").values()
         own = self.shard.value if self.shard else None
         return tuple(shard for shard in (_read(text).shard for text in texts) if shard and shard != own)

@@ -60,7 +60,7 @@ class Staged(NamedTuple):
 
 
 class Staging:
-    """Writes batches to the staging branch of one table."""
+    """Writes batches of one table to its staging branch with Spark SQL."""
 
     def __init__(self, session: SparkSession, table: JvmTable, holder: Holder, name: TableId) -> None:
         self._session, self._table, self._holder, self._name = session, table, holder, name
@@ -160,7 +160,7 @@ class Staging:
             return self._merged(batch, head, present, beside, hidden=hidden)
 
     def close(self) -> None:
-        """Drop the temporary view of the batch's rows."""
+        """Drop the temporary view of the last batch's rows."""
         # An error here means that the JVM has ended, and the view with it.
         with suppress(*SPARK_ERRORS):
             self._session.catalog.dropTempView(_VIEW)

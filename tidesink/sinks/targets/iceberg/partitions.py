@@ -37,7 +37,7 @@ class PartitionField(NamedTuple):
 
 @dataclass(frozen=True)
 class SplitBySpec:
-    """Splits rows by the fields of a partition spec (a ``lake.rows.Split``)."""
+    """Splits rows into the partitions of an Iceberg partition spec (a ``lake.rows.Split``)."""
 
     fields: tuple[PartitionField, ...]
 

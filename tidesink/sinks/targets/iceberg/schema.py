@@ -69,7 +69,7 @@ _PROMOTED: Final = frozenset({("int", "bigint"), ("float", "double")})
 
 
 class IcebergPreflight(LakePreflight):
-    """Checks of Iceberg tables before the first run."""
+    """Checks whether tables can be stored in Iceberg, before the first run."""
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
         """Return the name of the column's type in Iceberg, which can differ from Spark's."""
@@ -104,7 +104,7 @@ def open_table(
     soft_deletes: bool,
     properties: Mapping[str, str],
 ) -> bool:
-    """Create the table if missing. Returns True if it was created."""
+    """Create the Iceberg table if it is missing. Returns True if it was created."""
     if not table.exists:
         check(shape)  # not for an existing table, which may never get the shape's other columns
         namespace = table.location.rpartition(".")[0]
@@ -320,7 +320,7 @@ class Maintenance:
 
 
 def pack_files(session: SparkSession, table: JvmTable) -> None:
-    """Compact small data files, and position delete files if many remain."""
+    """Compact the table's small data files, and its position delete files if many remain."""
     catalog, _, name = table.location.partition(".")
     rewrite, named = f"CALL {catalog}.system.rewrite", f"table => {quote_text(name)}"
     session.sql(f"{rewrite}_data_files({named}, options => map('remove-dangling-deletes', 'true'))")

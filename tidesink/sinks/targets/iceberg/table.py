@@ -80,11 +80,11 @@ class IcebergColumns(ABC):
 
     @abstractmethod
     def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:
-        """Convert errors of Java calls inside the block with ``translate``."""
+        """Context manager that converts errors of Java calls inside the block with ``translate``."""
 
     @abstractmethod
     def _plan(self, shape: TableShape) -> Evolution:
-        """Plan the column changes that the table needs to store ``shape``."""
+        """Plan which columns must be added or widened so that the table can store rows of ``shape``."""
 
     def gap(self, shape: TableShape) -> SchemaGap:
         """Compare the table's columns, as they were last read, with those of ``shape``, and return the
@@ -345,7 +345,7 @@ class IcebergTable(IcebergColumns):
         return TableVersion(self.location, cast(int, state.head))
 
     def keep_version(self, version: int, commit_ts: int, *, keep: float) -> None:
-        """Protect a snapshot that a cut refers to from expiry, with a tag."""
+        """Protect a snapshot to which a cut refers from expiry, by a tag on it."""
         with self._translating(reading_error):
             self._tags.keep(version, commit_ts, seconds=keep)
 
@@ -410,7 +410,7 @@ class IcebergTable(IcebergColumns):
         return self._sink
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
-        """Remove the files to which staged rows were written."""
+        """Remove the files that tasks wrote for a batch which is not applied."""
         paths = paths_of(parts)
         if paths:
             with self._translating(reading_error):
@@ -569,7 +569,7 @@ _Filled = tuple[tuple[str, ...], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class IcebergShard:
-    """A shard of an open shared table."""
+    """The rows of one source table in an open Iceberg table that several source tables share."""
 
     shard: Shard
     table: JvmTable
@@ -593,7 +593,7 @@ class IcebergShard:
         return present
 
     def new_columns(self, shape: TableShape) -> tuple[ShapeColumn, ...]:
-        """Return the shape's columns that the shard's rows do not have yet."""
+        """Return the columns of ``shape`` that the shard's rows do not have yet."""
         return new_columns(shape, self.holder.held.known)
 
     def fill(self, shape: TableShape, branch: str, stage: Stage) -> _Filled:

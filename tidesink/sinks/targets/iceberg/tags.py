@@ -27,7 +27,7 @@ _READ_MS: Final = 3_600_000
 
 
 class CutTags:
-    """Creates and ages the tags of one pipeline's cuts in an open table."""
+    """Creates the tags of one pipeline's cuts in an open table, and sets their maximum age."""
 
     def __init__(self, table: JvmTable, pipeline: str, name: TableId) -> None:
         self._table, self._name = table, name
@@ -92,7 +92,7 @@ class CutTags:
         return f"{name}.{snapshot}" if name in names else name
 
     def _newest(self, names: set[str]) -> list[str]:
-        """Return the names of this pipeline's tags with the newest commit_ts."""
+        """Return those of the names that are this pipeline's tags with the newest commit_ts."""
         found = dict[int, list[str]]()
         for match in filter(None, map(self._pattern.fullmatch, names)):
             found.setdefault(int(match[1]), []).append(match[0])

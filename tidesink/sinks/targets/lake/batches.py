@@ -221,7 +221,7 @@ def _counted_rows(batch: ReducedBatch, keys: int, found: Mask, stale: Mask) -> B
 
 
 class FilePlan(Protocol):
-    """A table format's plan for writing a batch as files."""
+    """The plan of a table format (Delta or Iceberg) for writing a batch as files."""
 
     @property
     def rows(self) -> RowsTask:
@@ -229,7 +229,7 @@ class FilePlan(Protocol):
 
     @property
     def files(self) -> Sequence[DataFile]:
-        """The table's files in which the batch may replace rows."""
+        """The table's data files that may have rows which the batch replaces or deletes."""
 
 
 Plan = TypeVar("Plan", bound=FilePlan)
@@ -402,7 +402,7 @@ class LakePreflight(PreflightChecks):
         self._check, self._properties = check, properties
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
-        """Return the column's Spark type."""
+        """Return the Spark type that a column has in the lake's table."""
         return column.spark
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:

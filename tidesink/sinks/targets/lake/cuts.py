@@ -244,14 +244,14 @@ class CutReader(TableReader):
         self._frame, self._shape = frame_of(log, table), shape
 
     def columns(self) -> Mapping[str, str]:
-        """Return the columns of the cut's version: Spark type by name."""
+        """Return the columns of the table's version in the cut: Spark type by name."""
         return {one.name: one.dataType.simpleString() for one in self._frame.schema.fields}
 
     def committed(self) -> None:
-        """Return None, because the progress of a cut's version is not needed."""
+        """Return None, because nobody needs the progress of a version that belongs to a cut."""
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return the current rows of the cut's version, with ``columns`` in this order."""
+        """Return the current rows of the table's version in the cut, with ``columns`` in this order."""
         return rows_that_live(self._frame, columns, self._shape.shard)
 
 

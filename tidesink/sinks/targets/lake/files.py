@@ -205,7 +205,7 @@ class Marks(Protocol):
 
     @property
     def storage(self) -> Storage:
-        """The storage that opens the table's files."""
+        """The storage with which the table's files are opened."""
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
         """Return a column's name in a file with this schema; None if the file does not have the column."""
@@ -292,7 +292,7 @@ class RowsTask:
             raise NotAsFilesError(f"the batch has rows of more than {MOST_PARTITIONS:,} partitions") from None
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yield the batch's rows as tables that are small enough for one file."""
+        """Yield the batch's rows as Arrow tables that are small enough for one file each."""
         return _file_sized(unpack(batches) if self.packed else batches, self.rules.fields)
 
     def ended(self, versions: pa.Table, number: int) -> list[WrittenFile]:
@@ -726,7 +726,7 @@ def _check_stored(size: int) -> None:
 
 
 def stream_of(keys: pa.Table) -> bytes:
-    """Return a table as an Arrow IPC stream."""
+    """Convert an Arrow table to an Arrow IPC stream."""
     out = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(out, keys.schema, options=options) as writer:

@@ -349,7 +349,7 @@ def truncate_statement(location: str, batch: ReducedBatch) -> str:
 
 
 def living_rows(batch: ReducedBatch) -> str:
-    """Return the SQL condition that a row is a current row of the batch's table or shard."""
+    """Return an SQL condition that selects the current rows of the batch's table or shard."""
     mark, shard = quote_identifier(SOFT_DELETE_COLUMN), batch.shape.shard
     lives = f"{mark} IS DISTINCT FROM true" if batch.delete_mode == "soft" else "true"
     return lives if shard is None else f"{lives} AND {rows_of(shard)}"
@@ -368,7 +368,7 @@ def rows_that_live(frame: DataFrame, columns: Sequence[ShapeColumn], shard: Shar
 
 
 def rows_of(shard: Shard) -> str:
-    """Return the SQL condition that a row belongs to a shard."""
+    """Return an SQL condition that selects the rows of a shard."""
     return f"{quote_identifier(shard.column)} = {quote_text(shard.value)}"
 
 
@@ -639,7 +639,7 @@ def _known(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
 
 
 def _version_values(batch: ReducedBatch, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the SQL value of each column of a version to write."""
+    """Return the SQL values of a history row to write, one for each column of the table."""
     values = {}
     for column in batch.shape.columns:
         source = quote_path(SOURCE, "key" if column.key else "after", column.name)

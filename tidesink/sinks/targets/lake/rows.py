@@ -51,7 +51,7 @@ _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def field_of(name: str, kind: pa.DataType, number: int | None, *, nullable: bool = True) -> pa.Field:
-    """Return an Arrow field; ``number``: its field id in Parquet files, or None."""
+    """Create an Arrow field for a column; ``number``: its field id in Parquet files, or None."""
     return pa.field(name, kind, nullable, None if number is None else {FIELD_ID: str(number).encode()})
 
 
@@ -171,7 +171,7 @@ class RowRules:
         )
 
     def omitted(self, rows: pa.Table) -> list[str]:
-        """Return the columns that at least one row omits."""
+        """Return the columns whose value at least one of the rows omits."""
         found: list[str] = pc.unique(pc.list_flatten(rows["_kept"])).to_pylist() if self.keeps else []
         return found
 
@@ -333,7 +333,7 @@ def _numbers(positions: pa.StructArray, longest: int) -> Iterator[npt.NDArray[An
 
 
 def _integers(numbers: pa.Array) -> Places:
-    """Return an array of non-negative integers as numpy numbers, with -1 for null."""
+    """Convert an Arrow array of non-negative integers to numpy numbers, with -1 for null."""
     found: Places = pc.fill_null(numbers.cast(pa.int64()), -1).to_numpy()
     return found
 
@@ -364,7 +364,7 @@ def _taken(values: pa.ChunkedArray, at: Places) -> pa.ChunkedArray:
 
 
 def _mask(flags: pa.Array) -> Mask:
-    """Return boolean values as a mask, with False for null."""
+    """Convert an Arrow array of booleans to a numpy mask, with False for null."""
     found: Mask = np.asarray(pc.fill_null(flags, False), bool)
     return found
 

@@ -85,7 +85,7 @@ class Counts(NamedTuple):
         return self.begun + self.marked + again, self.replaced + self.forgotten + again
 
     def result(self, version: str) -> ApplyResult:
-        """Return the result of the batch; ``version``: the target's name of the commit."""
+        """Return the batch's row counts as an ``ApplyResult``; ``version``: the target's name of the commit."""
         return ApplyResult(self.begun, 0, self.ends, self.absent, version, self.stale)
 
 
@@ -191,7 +191,7 @@ class VersionRules:
 
 
 def rules_of(batch: ReducedBatch) -> RowRules | VersionRules:
-    """Return the rules by which a batch's rows are written, for its mode."""
+    """Return the rules that determine which rows a batch writes, by the batch's mode."""
     return RowRules.of(batch) if batch.history is None else VersionRules(batch.history, batch.reads)
 
 

@@ -50,7 +50,7 @@ class SqlEvolution:
 
     @property
     def needed(self) -> bool:
-        """True if anything must change."""
+        """True if the plan has a column to add or to widen."""
         return bool(self.added or self.widened)
 
 
@@ -246,7 +246,7 @@ class SqlLimits(NamedTuple):
 
     @property
     def room(self) -> int:
-        """The maximum number of columns of a source table, so that its staging table stays within the limit."""
+        """The maximum number of columns of a source table, so that its staging table is possible too."""
         return self.columns - self.staged
 
 

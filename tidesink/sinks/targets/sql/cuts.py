@@ -97,7 +97,7 @@ class Gathered:
 
     @property
     def present(self) -> Mapping[str, str]:
-        """The side table's columns, as last read by ``look``: type by name."""
+        """The columns of the side table when ``look`` last read them: type by name."""
         return self._present
 
     def lacks(self, shape: TableShape) -> bool:
@@ -151,7 +151,7 @@ class Gathered:
         return Counts(inserted=merge.upserts, deleted=merge.deletes)
 
     def discard(self, cursor: Any) -> None:
-        """Delete all rows of the side table."""
+        """Delete all changes that are gathered in the side table."""
         cursor.execute(f"DELETE FROM {self.place.location}")
 
     def add_emptying(self, cursor: Any, keys: Iterable[str]) -> Counts:
@@ -249,7 +249,7 @@ class ExcludedTables:
         self.pipeline = pipeline
 
     def prepare(self, cursor: Any) -> None:
-        """Create the table if missing."""
+        """Create the table ``_tidesink_excluded`` if it is missing."""
         text = _TEXT[self._dialect.database]
         self._dialect.prepare_schema(cursor, self.place)
         if not self.is_there(cursor):
@@ -261,7 +261,7 @@ class ExcludedTables:
             self._dialect.create(cursor, self.place, columns)
 
     def is_there(self, cursor: Any) -> bool:
-        """Return True if the table exists."""
+        """Return True if the table ``_tidesink_excluded`` exists."""
         return bool(self._dialect.present(cursor, self.place))
 
     def add(self, cursor: Any, tables: Iterable[TableId]) -> None:

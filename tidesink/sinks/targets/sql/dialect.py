@@ -78,7 +78,7 @@ class Merge:
 
     @property
     def counted(self) -> str:
-        """SQL condition that a staged row ``s`` comes from one of ``attempts``."""
+        """SQL condition that is true if one of the task attempts ``attempts`` loaded a staged row ``s``."""
         return f"s.t_attempt IN ({', '.join(map(str, self.attempts))})"
 
     @property
@@ -138,7 +138,7 @@ class Dialect(Protocol):
 
     @property
     def database(self) -> Database:
-        """The database's name in the type table."""
+        """The name that the database has in the table of types (``typemap.table``)."""
 
     @property
     def limits(self) -> SqlLimits:
@@ -150,7 +150,7 @@ class Dialect(Protocol):
 
     @property
     def caveats(self) -> Mapping[ChangeKind, str]:
-        """Per kind of column change, a requirement that some servers do not meet."""
+        """For each kind of column change, a requirement that some servers do not meet."""
 
     @property
     def errors(self) -> tuple[type[BaseException], ...]:
@@ -359,7 +359,7 @@ class Dialect(Protocol):
         """
 
     def hex_of(self, expression: str) -> str:
-        """Return SQL that converts a bytes expression to hex digits."""
+        """Return an SQL expression that converts ``expression``, which is bytes, to hex digits."""
 
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
         """Delete all rows that match the SQL condition ``only``. Returns the number of deleted rows.

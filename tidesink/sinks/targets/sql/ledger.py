@@ -93,7 +93,7 @@ class SqlLedger:
         return (*_values(entry), known) if self.place.shard else _values(entry)
 
     def add_row(self, cursor: Any) -> None:
-        """Insert the table's row if it is missing."""
+        """Insert a ledger row for the table or shard if it is missing."""
         values = (*self._own.values(), json.dumps(list(self.place.source)))
         values += self._values(Entry(self.pipeline, keys=self.keys))
         names = ", ".join((*self._own, "source_table", *self._columns))

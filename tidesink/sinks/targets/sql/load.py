@@ -108,7 +108,7 @@ class StagedColumn(NamedTuple):
 
     @property
     def hex(self) -> bool:
-        """True if the values are loaded as hex digits."""
+        """True if the column's values are loaded as hex digits, because they are bytes."""
         return self.name == SEQUENCE or (self.column is not None and self.column.spark == "binary")
 
 
@@ -146,7 +146,7 @@ class StagedRows:
 
     @property
     def sources(self) -> list[str]:
-        """The columns of the reduced frame that the conversion reads."""
+        """The columns that the conversion reads from a reduced frame."""
         return ["_op", "key", "after", *(name for one in self.columns for name in _MADE_OF.get(one.name, ()))]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -102,7 +102,7 @@ class Place:
         return self._quoted(f"{self.staging_prefix}{epoch}")
 
     def beside(self, name: str) -> str:
-        """Return the quoted name of another table in the same schema."""
+        """Return the quoted name of the table ``name`` in the schema of this target table."""
         return self._quoted(name)
 
     def _quoted(self, name: str) -> str:
@@ -156,12 +156,12 @@ class Endpoint:
 
     @property
     def shown(self) -> str:
-        """Host, port and database, for messages."""
+        """The server's host, port and database, as a text for messages."""
         return f"{self.host}:{self.port}" + (f"/{self.database}" if self.database else "")
 
 
 def endpoint_of(settings: SqlSettings) -> Endpoint:
-    """Return the database server that a target's settings describe."""
+    """Return the address and login of the database server that a target's settings name."""
     parts = urlsplit(settings.url)
     tls = settings.tls
     return Endpoint(

@@ -434,7 +434,7 @@ class _Versions:
         self._keys = [f"k{at}" for at in range(len(merge.keys))]
 
     def prepare(self) -> None:
-        """Compute the timeline into a temporary table."""
+        """Compute the timeline of events (see the module's docstring) into a temporary table."""
         if self._database == "postgres":
             if self._merge.upserts + self._merge.deletes > _MANY_ROWS:
                 self._cursor.execute("SET LOCAL enable_nestloop TO off")
@@ -447,7 +447,9 @@ class _Versions:
         self._cursor.execute(self._words.make.format(own=self._own, key=key, query=self._timeline()))
 
     def counts(self) -> tuple[int, ...]:
-        """Return the timeline's numbers of operations, and of staged events by outcome (``_COUNTED``)."""
+        """Count the timeline's operations, and the staged events by outcome. Returns the numbers
+        (``_COUNTED``).
+        """
         self._cursor.execute(f"SELECT {', '.join(_COUNTED)} FROM {self._own}")
         return tuple(int(found or 0) for found in self._cursor.fetchone())
 
@@ -473,7 +475,7 @@ class _Versions:
         return int(self._cursor.rowcount)
 
     def inserted(self) -> int:
-        """Insert new versions and delete markers. Returns their number."""
+        """Insert new versions and delete markers into the history. Returns their number."""
         merge = self._merge
         keys = dict(zip((column.target for column in merge.keys), self._keys, strict=True))
         values = {c.target: f"x.{keys[c.target]}" if c.key else f"s.{c.staged}" for c in merge.columns}

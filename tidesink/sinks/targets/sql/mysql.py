@@ -279,7 +279,7 @@ class MysqlDialect:
         return code in RIGHTS
 
     def literal(self, text: str, found: str) -> str:
-        """Return a value as a literal for a column of the type ``found``."""
+        """Return an SQL literal for a value of a column with the type ``found``."""
         binary = found.partition("(")[0] in _BYTES
         return f"x'{text}'" if binary else text_mysql(text)
 
@@ -352,7 +352,7 @@ class MysqlDialect:
         return None
 
     def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
-        """Check that the key columns keep different keys apart (``mysql_merge.check_keys``)."""
+        """Check that no two different keys are equal by the types and collations of the key columns."""
         self._look(cursor)
         check_keys(cursor, place, keys, self._collation)
 
@@ -520,7 +520,7 @@ class MysqlDialect:
         return int(cursor.execute(f"DELETE FROM {location} WHERE {where} LIMIT {most}"))  # noqa: S608
 
     def hex_of(self, expression: str) -> str:
-        """Return SQL that converts bytes to hex digits."""
+        """Return an SQL expression that converts ``expression``, which is bytes, to hex digits."""
         return f"HEX({expression})"
 
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
@@ -594,7 +594,7 @@ _WITHOUT: Final = "without local_infile"
 
 
 def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
-    """Return the MySQL target that a config describes."""
+    """Open the MySQL or MariaDB target that a config describes."""
     return open_sql(_dialect_of(cast("MysqlSettings", config.target)), config)
 
 

@@ -282,15 +282,15 @@ class PostgresDialect:
 
     @cached_property
     def errors(self) -> tuple[type[BaseException], ...]:
-        """psycopg's exception class."""
+        """The exception class that psycopg raises for errors of the database."""
         return (psycopg().Error,)
 
     def is_of_rights(self, code: str) -> bool:
-        """Return True for the SQLSTATE of a missing privilege."""
+        """Return True if ``code`` is the SQLSTATE of a missing privilege."""
         return code == RIGHTS
 
     def literal(self, text: str, found: str) -> str:
-        """Return a value as a quoted literal with a cast to its type."""
+        """Return an SQL literal for a value, cast to the column type ``found``."""
         shown = f"\\x{text}" if found == "bytea" else text
         return f"{text_postgres(shown)}::{found}"
 
@@ -458,7 +458,7 @@ class PostgresDialect:
         return [name for (name,) in cursor.fetchall()]
 
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
-        """Return one ALTER that makes all the columns nullable."""
+        """Return one ALTER that removes NOT NULL from all the columns."""
         changes = ", ".join(f"ALTER COLUMN {quote_postgres(name)} DROP NOT NULL" for name in columns)
         return f"ALTER TABLE {place.location} {changes}"
 
@@ -513,7 +513,7 @@ _QUESTION: Final = (
 
 
 def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
-    """Return the Postgres target that a config describes."""
+    """Open the Postgres target that a config describes."""
     return open_sql(PostgresDialect(), config)
 
 

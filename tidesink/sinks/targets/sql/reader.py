@@ -101,7 +101,7 @@ class SqlReader(TableReader):
 
     @property
     def exists(self) -> bool:
-        """True if the table and its ledger exist."""
+        """True if the target table and its ledger exist."""
         ledger = replace(self._place, name=SHARDS if self._place.shard else LEDGER)
         with self._connections.transaction(self._table, writes=False) as cursor:
             return bool(self._dialect.present(cursor, self._place) and self._dialect.present(cursor, ledger))
@@ -174,7 +174,7 @@ class SqlReader(TableReader):
         return spelling_of(found, self._dialect.database)
 
     def close(self) -> None:
-        """Close idle connections."""
+        """Close the connections to the database."""
         self._connections.close()
 
     @cached_property

@@ -219,7 +219,7 @@ class SqlTable:
         return loader_into(self._connections, self.place.staging(self._claimed_epoch()), rows)
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:  # noqa: ARG002  (all are in one table)
-        """Drop the staging table, whether or not its batch was applied."""
+        """Drop the table's staging table, whether or not its batch was applied."""
         if self._staging is not None:
             drop_staging(self._connections, self.place.staging(self._claimed_epoch()), self._table)
         self._staging = self._unused = None
@@ -525,7 +525,9 @@ class SqlTable:
         ]
 
     def _native_types(self, shape: TableShape) -> tuple[tuple[str, str], ...]:
-        """Return names and types of the additional staging columns that ``cast_staged`` fills."""
+        """Return names and types of the staging columns in which ``cast_staged`` puts values cast to native
+        types.
+        """
         found = self._natives(shape).items()
         return tuple((native_name(at), fit.kept) for at, fit in found if fit.kept is not None)
 
@@ -671,7 +673,7 @@ _MARK: Final = "_tidesink_view_"
 
 @dataclass(frozen=True)
 class SqlView:
-    """The view ``name`` of a table's current rows, in the table's schema."""
+    """A view of a target table's current rows, in the same schema."""
 
     dialect: Dialect
     place: Place

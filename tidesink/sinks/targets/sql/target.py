@@ -45,7 +45,7 @@ _LENGTH_UNKNOWN: Final = (
 
 
 def capabilities_of(dialect: Dialect) -> Capabilities:
-    """Return the capabilities of a SQL target with this dialect."""
+    """Return the capabilities of a SQL target whose database has this dialect."""
     return Capabilities(
         name=dialect.database,
         exactly_once=True,
@@ -72,11 +72,11 @@ class SqlTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The abilities of the database."""
+        """The abilities of a target with this database."""
         return capabilities_of(self.connections.dialect)
 
     def place_of(self, table: TableId) -> Place:
-        """Return the target table of a source table, as the template names it."""
+        """Return the target table of a source table, by the template ``target.table``."""
         return place_in(self.template, table, self.connections.dialect.quote)
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> SqlTable:
@@ -129,7 +129,7 @@ def view_name(template: str | None, place: Place) -> str | None:
 
 
 def open_sql(dialect: Dialect, config: Config) -> SqlTarget:
-    """Return the SQL target that a config describes. Does not connect yet."""
+    """Create the SQL target that a config describes. Does not connect to the database yet."""
     settings = cast("SqlSettings", config.target)
     connections = Connections(dialect, endpoint_of(settings))
     return SqlTarget(connections, settings.table, settings.view, cuts=config.cuts is not None)
@@ -172,12 +172,14 @@ class SqlPreflight(PreflightChecks):
         self._dialect_of = dialect_of
 
     def column_type(self, settings: SqlSettings, column: ShapeColumn) -> str:
-        """Return the column's type as in CREATE TABLE."""
+        """Return the type that a column has in CREATE TABLE."""
         dialect = self._dialect_of(settings)
         return shown_type(column, dialect.database, dialect.key_length)
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """Check names, columns and keys against the database's limits."""
+        """Check a table's names, columns and key against the limits of the database, and return limits and
+        warnings.
+        """
         settings = cast("SqlSettings", config.target)
         dialect = self._dialect_of(settings)
         place = place_in(settings.table, shape.table, dialect.quote)

@@ -145,7 +145,7 @@ class _Noting(MemorySchemaRegistry):
         self.ids: dict[tuple[str, str], int] = {}
 
     def register(self, subject: str, schema_text: str) -> int:
-        """Register a schema at the registry, and return its id."""
+        """Register a message schema at the schema registry, and return its id."""
         found = self._registry.register(subject, schema_text)
         self.ids[subject, schema_text] = found
         return found

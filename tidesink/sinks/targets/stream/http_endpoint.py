@@ -133,7 +133,7 @@ def endpoint_of(settings: HttpSettings, table: TableId) -> Endpoint:
 
 @dataclass(frozen=True)
 class HttpTarget:
-    """The HTTP endpoint to which a pipeline sends rows."""
+    """A target that sends rows to an HTTP endpoint."""
 
     settings: HttpSettings
     store: StateStore
@@ -219,7 +219,7 @@ class Endpoint:
 
     @property
     def shown(self) -> str:
-        """The URL without secrets."""
+        """The endpoint's URL without secrets, for messages."""
         return safe_url(self.url)
 
     def secrets(self) -> tuple[str, ...]:

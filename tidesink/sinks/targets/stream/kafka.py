@@ -132,7 +132,7 @@ class KafkaTarget:
 
 
 class KafkaTable(MessageTable):
-    """The topic of one table. It is used by one worker thread."""
+    """A table whose rows are sent to its own topic. It is used by one worker thread."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class Parcel(NamedTuple):
 
     @classmethod
     def of(cls, row: MessageRow, record: EncodedRecord) -> Parcel:
-        """Return the parcel of the message that a row was encoded to."""
+        """Create the parcel of a message; ``row``: the row that was encoded to it, ``record``: the message."""
         return cls(row.op, len(record.key or b"") + len(record.value or b""), row.place)
 
     @property
@@ -287,7 +287,7 @@ def partition_of(key: Row, names: Sequence[str], partitions: int) -> int:
 
 
 def message_headers(stamp: Stamp, row: MessageRow) -> Headers:
-    """Return the headers of a row's message."""
+    """Return the Kafka headers of the message that a row is encoded to."""
     said: dict[str, object] = {
         IDEMPOTENCY_HEADER: f"{stamp.pipeline}/{stamp.table}/{stamp.batch}/{stamp.cut}",
         EPOCH_HEADER: stamp.epoch,
@@ -419,7 +419,9 @@ _REFUSED: Final[Mapping[int, str]] = MappingProxyType(
         KafkaError.TOPIC_EXCEPTION: "Kafka does not allow a topic of this name. Change target.topic.",
         KafkaError.INVALID_REPLICATION_FACTOR: "Lower target.replication-factor to the number of brokers.",
         KafkaError.INVALID_PARTITIONS: "Change target.partition-num.",
-        KafkaError.POLICY_VIOLATION: "A policy of the brokers forbids this topic. Create it yourself.",
+        KafkaError.POLICY_VIOLATION: (
+            "A policy of the brokers does not allow tidesink to create the topic. Create it yourself."
+        ),
         KafkaError._INVALID_ARG: "Check target.kafka.",
     }
 )

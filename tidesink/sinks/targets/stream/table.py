@@ -112,7 +112,7 @@ class LedgerEntry:
         return self.epoch, self.sent_epoch
 
     def as_document(self) -> dict[str, Any]:
-        """Return the entry as a JSON-compatible mapping."""
+        """Return the ledger entry as a mapping that can be stored as JSON."""
         result = self.result
         return {
             "version": _VERSION,
@@ -234,7 +234,7 @@ def ledger_name(place: tuple[str, ...], table: TableId) -> str:
 
 
 def now_ms() -> int:
-    """Return the clock's time in milliseconds since 1970."""
+    """Return the current time of the clock in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
@@ -673,7 +673,9 @@ def send_rows(batch: ReducedBatch, task: Task) -> Sent:
 
 @dataclass(frozen=True)
 class PayloadTask:
-    """Runs ``task`` on payloads: unpacks their upserts and deletes, and selects ``columns``."""
+    """Unpacks payloads (Arrow IPC streams of rows), and runs ``task`` on the ``columns`` of their upserts and
+    deletes.
+    """
 
     task: Task
     columns: tuple[str, ...]
