@@ -20,7 +20,7 @@ _log = structlog.get_logger("tidesink.worker")
 
 @dataclass(frozen=True)
 class Waiting:
-    """Event: the worker is starting. ``what`` names what it waits for: jars, Spark, or Kafka's first answer."""
+    """Event: the worker is starting. ``what``: what it waits for, such as jars, Spark or Kafka's first answer."""
 
     what: str
 
@@ -195,19 +195,21 @@ class MetricsListener:
             return Counter(f"tidesink_{name}", words, ("table", *labels), registry=place)
 
         self._events = counter("events", "Row events by outcome", "fate")
-        self._filtered_out = counter("filtered_out", "Events whose row a filter removed")
-        self._row_by_row = counter("row_by_row_records", "Records decoded one by one")
+        self._filtered_out = counter("filtered_out", "Row events whose row does not match the filter")
+        self._row_by_row = counter("row_by_row_records", "Records decoded by the slower row codec")
         self._batches = counter("batches", "Batches applied")
         self._bytes = counter("read_bytes", "Bytes read from Kafka")
         self._doubted = counter("doubted_rows", "Rows applied with a warning about their checksum or key")
-        self._retries = counter("retries", "Steps that failed and were tried again")
+        self._retries = counter("retries", "Retries of failed steps, such as reads and commits")
         one = ("table",)
         self._seconds = Histogram("tidesink_batch_seconds", "Seconds per batch", one, registry=place)
         self._commit_ts = Gauge("tidesink_commit_ts", "Greatest commit_ts applied", one, registry=place)
         about = ("table", "state")
         turned = "tidesink_last_turn_timestamp_seconds"
-        self._turned = Gauge(turned, "When the worker last looked up the topics", registry=place)
-        self._state = Gauge("tidesink_table_state", "1 for a table's current state", about, registry=place)
+        self._turned = Gauge(turned, "Time of the last look-up of the topics' offsets", registry=place)
+        self._state = Gauge(
+            "tidesink_table_state", "1 for the table's current state, else 0", about, registry=place
+        )
 
     def hear(self, event: WorkerEvent) -> None:
         """Update the Prometheus metrics by an event of the worker."""

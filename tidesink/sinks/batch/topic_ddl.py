@@ -261,7 +261,7 @@ class TopicDdl:
         return tuple(warning.text for warning in about if not (defined and warning.unreported))
 
     def get(self, table: TableId) -> TableSchema | None:
-        """Returns a table's definition by the DDL read so far, or None if that DDL does not define the table."""
+        """Returns a table's definition by the DDL read so far, or None if it is not defined there."""
         with self._lock:
             return self._known.definitions.get(table)
 
@@ -667,7 +667,10 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
         before = {table: definitions.get(table) for table in altered}
         definitions.apply(statement.sql, statement.database, since=statement.since, about=about)
     except ConfigError as exc:
-        yield DdlWarning(f"A DDL event of topic {topic} cannot be read ({exc.message}).", statement.about)
+        yield DdlWarning(
+            f"A DDL event of topic {topic} cannot be parsed ({exc.message}), so its changes are not applied.",
+            statement.about,
+        )
         return
     for table in unreported:
         if table not in definitions:

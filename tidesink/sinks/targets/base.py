@@ -426,7 +426,10 @@ class TargetTable(Protocol):
             SchemaRefusedError: the target cannot rename columns.
             StaleProgressError: another worker holds the table now.
         """
-        raise SchemaRefusedError(f"This target cannot rename a column to {new}.", column=old)
+        raise SchemaRefusedError(
+            f"This target cannot rename a column to {new}. Set `rename` under `schema-changes` to `ignore`.",
+            column=old,
+        )
 
     def drop_columns(self, names: Sequence[str]) -> None:
         """Drop columns with their values. Missing columns are not an error.
@@ -435,7 +438,10 @@ class TargetTable(Protocol):
             SchemaRefusedError: the target cannot drop columns.
             StaleProgressError: another worker holds the table now.
         """
-        raise SchemaRefusedError("This target cannot drop columns.", column=", ".join(names))
+        raise SchemaRefusedError(
+            "This target cannot drop columns. Set `drop` under `schema-changes` to `ignore`.",
+            column=", ".join(names),
+        )
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Merge a batch into the table and commit ``progress`` with it. Returns the row counts.

@@ -304,7 +304,7 @@ class ConnectorBounds:
             self._ends[topic] = {**self._ends.get(topic, {}), **ends}
 
     def ends(self, topic: str) -> Mapping[int, int]:
-        """Return the end offsets of a topic's partitions that ``ask_ends`` looked up for the current bound."""
+        """Return the end offsets of a topic's partitions that ``ask_ends`` looked up for the bound."""
         return self._ends.get(topic, {})
 
     def close(self) -> None:

@@ -634,7 +634,7 @@ class DeltaTable(DeltaColumns):
         held = self._holding()
         if progress.epoch != held.epoch:
             raise StaleProgressError(
-                f"This worker holds epoch {held.epoch}, but the batch belongs to epoch {progress.epoch}.",
+                f"This worker holds epoch {held.epoch}, but the batch is of epoch {progress.epoch}.",
                 table=str(self._table),
             )
         entries = [*self._entries_of(held.epoch), held]

@@ -389,7 +389,7 @@ def matched(rows: pa.Table, keys: pa.Table) -> Places:
         place = np.minimum(np.searchsorted(known, both), max(0, len(known) - 1))
         at = np.where(known[place] == both, place, -1) if len(known) else np.full(rows.num_rows, -1)
     if len(known) != keys.num_rows:
-        raise AccountingError("A batch has one key twice. Nothing was committed.")
+        raise AccountingError("A batch has one key twice. Nothing was committed. Report this with the log.")
     number = np.empty(len(known), np.int64)
     number[of] = np.arange(len(known))
     return np.where(at >= 0, number[at], -1) if len(known) else at

@@ -85,7 +85,7 @@ class Counts(NamedTuple):
         return self.begun + self.marked + again, self.replaced + self.forgotten + again
 
     def result(self, version: str) -> ApplyResult:
-        """Return the batch's row counts as an ``ApplyResult``; ``version``: the target's name of the commit."""
+        """Return the batch's row counts as an ``ApplyResult``; ``version``: the name of the commit."""
         return ApplyResult(self.begun, 0, self.ends, self.absent, version, self.stale)
 
 

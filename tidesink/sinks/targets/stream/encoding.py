@@ -132,7 +132,10 @@ class RegisteredSchemas(MemorySchemaRegistry):
         """
         known = self._known.get((subject, schema_text))
         if known is None:
-            raise RegistryError("The schema was not registered before its rows were sent.", subject=subject)
+            raise RegistryError(
+                "The schema was not registered before its rows were sent. Report this with the log.",
+                subject=subject,
+            )
         return known
 
 

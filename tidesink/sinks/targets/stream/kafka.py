@@ -255,7 +255,7 @@ class Parcel(NamedTuple):
 
     @classmethod
     def of(cls, row: MessageRow, record: EncodedRecord) -> Parcel:
-        """Create the parcel of a message; ``row``: the row that was encoded to it, ``record``: the message."""
+        """Create the parcel of a message; ``row``: the row that was encoded, ``record``: the message."""
         return cls(row.op, len(record.key or b"") + len(record.value or b""), row.place)
 
     @property
@@ -538,7 +538,9 @@ class TargetTopics:
             if found is not None:
                 return found
             time.sleep(_PAUSE)  # not every broker lists a new topic at once
-        raise TransientTargetError("The topic was created, but Kafka does not list it yet.", topic=topic)
+        raise TransientTargetError(
+            "The topic was created, but Kafka does not list it yet. The worker tries again.", topic=topic
+        )
 
 
 # Error codes of requests that no broker answered, and of connections that failed at TLS or at the login.
