@@ -131,7 +131,9 @@ class _LoggedTable:
 
     @cached_property
     def _image(self) -> pa.StructArray:
-        """The known image of each row as a struct of the target's columns; null if only its key is known."""
+        """The known image of each log row, as a struct of the target's columns; null if only the row's key is
+        known.
+        """
         after = self._changes.rows["after"].combine_chunks()
         return self._chosen(self._shows_old, self._before, self._rows.row(self._changes, after))
 
@@ -150,7 +152,7 @@ class _LoggedTable:
         return pc.if_else(pa.array(self._key_alone), pc.struct_field(self._image_key, [column.name]), found)
 
     def _unavailable(self) -> pa.Array:
-        """JSON lists of the columns whose values the source did not send.
+        """For each log row, the columns whose values the source did not send, as a JSON list.
 
         Null for a row with all its values.
         """
@@ -211,7 +213,7 @@ def change_keys(
 
 
 def _where(flags: pa.Array, values: pa.Array) -> pa.Array:
-    """Returns the values with null in place of each value whose flag is not set."""
+    """Returns the values, with null in place of each value whose flag in ``flags`` is not set."""
     return pc.if_else(flags, values, pa.scalar(None, values.type))
 
 

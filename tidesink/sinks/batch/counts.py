@@ -365,7 +365,7 @@ class Filtered:
 
     @classmethod
     def from_details(cls, details: Mapping[str, Any]) -> Filtered:
-        """Returns the counts of a document that ``as_details`` of this or an earlier version made.
+        """Returns the counts in a JSON document that ``as_details`` of this or an earlier version created.
 
         Missing counts are 0.
         """

@@ -80,7 +80,9 @@ class DecodePlan:
         return log_shape(self.shape) if self.logs else self.shape
 
     def with_rows_in(self, shape: TableShape) -> DecodePlan:
-        """Returns the plan with rows in ``shape``, which has the same columns with other properties."""
+        """Returns a plan whose rows get the columns of ``shape``, which has the same columns with other
+        properties.
+        """
         return replace(self, rows=replace(self.rows, shape=shape))
 
     def for_batch(self, number: int, rules: EventRules, *, marks_deletes: bool) -> DecodePlan:
@@ -225,7 +227,7 @@ def under_glue(part: str, protocol: str) -> str:
 
 
 def folded_keys(shape: TableShape) -> frozenset[str] | None:
-    """Returns the folded names of the table's key columns, or None if the table has no key."""
+    """Returns the case-folded names of the table's key columns, or None if the table has no key."""
     return frozenset(shape.fold(name) for name in shape.keys) or None
 
 
@@ -240,7 +242,9 @@ def schema_id_of(part: bytes | None) -> int | None:
 
 
 def schema_ids(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Returns the schema id in the Confluent header of each element. An element without one has -1."""
+    """Returns, for each key or value in a column, the schema id in its Confluent header, or -1 without this
+    header.
+    """
     lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
     found = np.full(len(column), _NO_ID, np.int64)
     framed = np.nonzero(lengths >= HEADER_SIZE)[0]

@@ -113,7 +113,7 @@ class RowFilterRule:
     def _applied(
         self, table: ChangeTable, said: pa.Array, rows: TargetRows
     ) -> tuple[ChangeTable, list[OtherRecord]]:
-        """Adds the column ``UNMATCHED`` to row changes. Returns the row changes, and those that became bad
+        """Adds the column ``UNMATCHED`` to row changes. Returns the valid row changes and the new bad
         records.
         """
         ops = table.rows["op"].combine_chunks().dictionary_decode()
@@ -129,7 +129,7 @@ class RowFilterRule:
         return replace(table, rows=whole.filter(pa.array(~(unsent | failed)))), bad
 
     def _unsent(self, table: ChangeTable, rows: TargetRows) -> Flags:
-        """Returns True for row changes that omit the value of a column that the filter uses."""
+        """Returns a mask of the row changes that omit the value of a column that the filter uses."""
         lists = rows.source_names(table.rows["unavailable"].combine_chunks())
         found = np.zeros(len(lists), np.bool_)
         needed = _flags(pc.is_in(lists.flatten(), pa.array(self.columns)))

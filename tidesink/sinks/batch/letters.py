@@ -85,7 +85,7 @@ def write_bad_records(
 
 @dataclass(frozen=True)
 class LetterTask:
-    """Writes the dead letters for rows that consist of a record's location and its error."""
+    """Writes dead letters. Its input is rows with the location and the error of a bad record."""
 
     fetch: Fetch
     topic: LetterTopic
@@ -431,7 +431,7 @@ class LetterRows:
     own: Mapping[int, Offsets]
 
     def of(self, found: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
-        """Returns the decoded records without other rows. The counts of records do not change."""
+        """Removes events of other rows from the decoded records. The counts of records do not change."""
         rows, old_keys = plan.rows, plan.decoder.old_keys
         masks = (
             changes_of_keys(one, self.hashes, rows.keys, convert=rows.key_values, old_keys=old_keys)

@@ -20,7 +20,7 @@ _log = structlog.get_logger("tidesink.worker")
 
 @dataclass(frozen=True)
 class Waiting:
-    """Event: the worker is starting. ``what``: what it waits for, such as jars, Spark or Kafka's first answer."""
+    """Event: the worker is starting. ``what``: what it waits for, such as jars, Spark or Kafka."""
 
     what: str
 

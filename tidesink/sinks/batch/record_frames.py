@@ -120,8 +120,6 @@ def _opened_batches(most: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
 def opened(records: Iterable[pa.RecordBatch], most: int | None) -> Iterator[pa.RecordBatch]:
     """Returns the records with decompressed values (``opened_values``). If ``most`` is None, values stay
     compressed.
-
-    None for ``most``: without decompression.
     """
     return iter(records) if most is None else _opened_batches(most, records)
 

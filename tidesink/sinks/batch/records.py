@@ -313,7 +313,7 @@ class TableDecoder(ABC):
         return 0
 
     def unplanned(self, _records: pa.RecordBatch) -> Sequence[Unplanned]:
-        """Returns the records whose writer schemas are not part of the plan or cannot be used."""
+        """Returns the records whose writer schemas are missing in the decode plan or cannot be used."""
         return ()
 
     def lacking(self, changes: ChangeTable, rows: TargetRows) -> tuple[str, ...]:
@@ -389,7 +389,7 @@ class TableDecoder(ABC):
         return False
 
     def refusal(self, _changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
-        """Returns the error if no row with this writer schema can be a row of the table, else None."""
+        """Returns an error if rows with this writer schema can never be rows of the table, else None."""
         return None
 
     def schema_id(self, _part: bytes | None) -> int | None:
@@ -589,13 +589,17 @@ class _Places:
         self._decoder = decoder
 
     def bad(self, record: int, index: int, error: TidesinkError) -> OtherRecord:
-        """Returns a bad record: it cannot be decoded, or its row cannot be applied."""
+        """Returns a bad record (``OtherRecord``) for a record that cannot be decoded, or whose row cannot be
+        applied.
+        """
         column = error.context.get("column")
         reason = error.message if column is None else f"column {column!r}: {error.message}"
         return self._with_bytes(record, index, BAD, error=type(error).__name__, reason=reason)
 
     def unplanned(self, one: Unplanned) -> OtherRecord:
-        """Returns an unplanned record, or a bad record if no later plan could decode it either."""
+        """Returns an unplanned record (``OtherRecord``), or a bad record if no later decode plan could decode
+        it either.
+        """
         if one.fault is not None:
             return self._with_bytes(
                 one.record, 0, BAD, error=type(one.fault).__name__, reason=one.fault.message
@@ -610,7 +614,9 @@ class _Places:
         )
 
     def lacking(self, record: int, index: int, fields: tuple[str, ...]) -> OtherRecord:
-        """Returns an unplanned record whose row has columns that the plan does not have."""
+        """Returns an unplanned record (``OtherRecord``) whose row has columns that the decode plan does not
+        have.
+        """
         return self._at(
             record, UNPLANNED, index=index, reason="the row has a column that is new", fields=fields
         )
@@ -685,7 +691,9 @@ class _Validation:
         return void, waits & ~void
 
     def of(self, changes: ChangeTable) -> tuple[ChangeTable | None, list[OtherRecord]]:
-        """Returns the valid changes, or None if all are invalid, and the bad or unplanned records."""
+        """Checks changes. Returns the valid ones, or None if all are invalid, and the bad or unplanned
+        records.
+        """
         error = self._refusal(changes)
         if error is not None:
             return None, [self.places.bad(*place, error) for place in _places(changes)]
@@ -703,7 +711,9 @@ class _Validation:
         return (replace(changes, rows=rows) if rows.num_rows else None), bad
 
     def with_warnings(self, changes: ChangeTable) -> ChangeTable:
-        """Returns the changes. If the decoder may warn, they have a column with its warnings."""
+        """Adds a column with the decoder's warnings to the changes, if the decoder may warn, and returns
+        them.
+        """
         if not self._decoder.warns:
             return changes
         found = self._decoder.warnings(changes)

@@ -387,7 +387,9 @@ def _first_value(
 
 
 def _member(image: pa.StructArray, name: str) -> pa.Array | None:
-    """Returns a column of an image, or None if the image does not have it. Names ignore case, as in MySQL."""
+    """Returns the column ``name`` of an image, or None if the image does not have it. Names ignore case, as
+    in MySQL.
+    """
     names = [member.name for member in image.type]
     exact = name if name in names else next((one for one in names if fold_name(one) == fold_name(name)), None)
     return None if exact is None else pc.struct_field(image, [exact])
@@ -501,7 +503,7 @@ def _order(rows: _Rows, order: Order) -> Longs:
 
 
 def _in_order(rows: _Rows) -> bool:
-    """Returns True if the rows are already in Kafka's order, with one row per record."""
+    """Returns True if the rows are sorted in Kafka's order already, and no record has several rows."""
     steps = np.diff(rows.offset) > 0
     return bool(steps.all()) and not np.diff(rows.partition).any()
 
@@ -689,7 +691,7 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
 
 
 def name_lists(flags: npt.NDArray[np.bool_], names: Sequence[str]) -> pa.Array:
-    """Returns for each row the list of the names whose flags are set, or null if none is set."""
+    """Returns, for each row, the list of the names whose flags are set, or null if no flag is set."""
     counts = flags.sum(axis=1)
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
     values = pa.array(names, pa.string()).take(pa.array(np.nonzero(flags)[1]))

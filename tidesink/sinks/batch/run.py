@@ -508,7 +508,7 @@ class Batch:
             raise MixedPartitionsError(mixed_message(summary.mixed_keys), table=str(self._settings.table))
 
     def _cut_short(self, reduction: Reduction) -> Reduction:
-        """Reads the batch again, in each partition up to its first bad record."""
+        """Reads the batch's ranges again, in each partition only up to its first bad record."""
         first = {(bad.place.topic, bad.place.partition): bad.offset for bad in reduction.summary.bad_records}
         plan = replace(reduction.plan, ranges=cut_before(reduction.plan.ranges, first))
         bad = reduction.summary.bad_records[0]
@@ -518,7 +518,7 @@ class Batch:
         return self._reduced(plan, bad)
 
     def _cut_at_truncate(self, reduction: Reduction) -> Reduction:
-        """Reads the batch again up to its truncate.
+        """Reads the batch's ranges again, but only up to the batch's truncate.
 
         If the truncate is the first record, reads only this record.
         """
@@ -534,7 +534,10 @@ class Batch:
     # 5 to 9
 
     def _emptied(self, row_decision: RowDecision) -> BatchOutcome:
-        """Empties the table because of DDL, in a batch without records. The next batch reads the records."""
+        """Empties the target table because of DDL such as TRUNCATE, in a batch without records.
+
+        The next batch reads the records.
+        """
         if self._staged:
             self._forget_staged()
         decision = self._schema_decision(self._shape())

@@ -317,7 +317,9 @@ def _decided_growth(
 
 
 def doubt_of(column: ShapeColumn, layout: Layout) -> str:
-    """Returns the reason why a column waits that may be an excluded column under a new name."""
+    """Returns the reason why a new column waits for a person: it may be an excluded column under a
+    new name.
+    """
     return _DOUBTED.format(", ".join(layout.doubted(column.instead_of)))
 
 
@@ -336,7 +338,7 @@ def _grown(gap: SchemaGap, shape: TableShape, layout: Layout) -> Iterator[Schema
 
 
 def _added(column: ShapeColumn, layout: Layout) -> SchemaChange:
-    """Returns the change of a new column.
+    """Returns the schema change for a column that is new at the source.
 
     ``before`` lists the excluded columns that the new column may be.
     """
@@ -347,7 +349,7 @@ def _added(column: ShapeColumn, layout: Layout) -> SchemaChange:
 def _dropped(
     gap: SchemaGap, shape: TableShape, policies: Policies, reported: SourceColumns
 ) -> Iterator[DecidedChange]:
-    """Yields decisions on columns that the source dropped, and that the target or an older row still has."""
+    """Yields decisions on columns that the source dropped, if the target or an older row still has them."""
     there = {fold_name(name) for name in gap.columns} - policies.own
     for column in reported.former:
         if fold_name(column.name) in there | (shape.by_name.keys() - policies.own):
@@ -415,7 +417,9 @@ class ChangesWaitError(Exception):
 
 
 def source_columns_of(decoding: Decoding, policies: Policies) -> SourceColumns | None:
-    """Returns the columns as reported by DDL; None without DDL, or if the target's rows cannot follow it."""
+    """Returns the source's columns as reported by DDL; None without DDL, or if the target cannot
+    follow it.
+    """
     return decoding.reported() if policies.follows else None
 
 
@@ -457,7 +461,10 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
 
 
 def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozenset[str]) -> Pending | None:
-    """Returns a waiting rename if the target has the column, and its old or new name is a key column."""
+    """Returns a waiting decision if a renamed key column is in the target under its old name, else None.
+
+    A column counts as a key column if its old or its new name is in ``keys``.
+    """
     was, name = new.was or old, new.target or new.name
     if fold_name(was) not in present or keys.isdisjoint((fold_name(was), fold_name(name))):
         return None

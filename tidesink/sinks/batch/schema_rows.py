@@ -123,7 +123,10 @@ def _least(one: Mapping[int, Any], other: Mapping[int, Any]) -> dict[int, Any]:
 
 
 def extreme(choose: Any, *values: Any) -> Any:
-    """Returns ``choose`` (``min`` or ``max``) of the values that are not None, or None if all are None."""
+    """Returns the minimum or the maximum of the values that are not None; None if all values are None.
+
+    ``choose``: ``min`` or ``max``.
+    """
     return choose((one for one in values if one is not None), default=None)
 
 

@@ -89,7 +89,7 @@ class SourceColumns:
 
 
 class Decoding(Protocol):
-    """The decoding of a table's records. Only one thread uses the object at a time."""
+    """Decodes a table's records. Only one thread uses the object at a time."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ class Decoding(Protocol):
         """
 
     def meet_others(self, missed: Missed) -> None:
-        """Handles rows of unknown tables in a batch.
+        """Handles rows of tables that are unknown, which a batch has found in the topic.
 
         Raises:
             ConfigError, RegistryError, SourceError: For the same reasons as ``prepare``.
@@ -200,7 +200,9 @@ class _Holders:
 def projected(
     decoding: Decoding, table: TableId, layout: Layout, destination: Destination, session: SparkSession
 ) -> Decoding:
-    """Returns a decoding into the target's columns, or ``decoding`` itself if nothing is projected."""
+    """Returns a decoding into the target's columns, or ``decoding`` itself if the config sets no
+    projection.
+    """
     if layout.plain and destination == Destination(table):
         return decoding
     return ProjectedDecoding(decoding, layout, destination, session)
@@ -277,7 +279,7 @@ class ProjectedDecoding:
         return replace(plan, rows=replace(plan.rows, target=routed_shape(plan.shape, self._destination)))
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
-        """Reads schemas or DDL for the ranges (``Decoding.catch_up``).
+        """Reads schemas or DDL that must be known before the ranges are decoded (``Decoding.catch_up``).
 
         Raises:
             SchemaRefusedError: The projection excludes a renamed column under only some of its names.

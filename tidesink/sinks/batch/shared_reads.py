@@ -296,7 +296,7 @@ class _Place:
 
 @dataclass
 class _Open(Generic[K]):
-    """A shared read.
+    """A shared read that has not ended.
 
     ``users``: the tables whose batch uses it now. ``closed``: True if no other table can join it.
     """
@@ -617,9 +617,7 @@ class PassedRecords:
         return {number: max(at, self._ends.get(number, at)) for number, at in known.items()}
 
     def step_back(self) -> None:
-        """Remove the last skipped record from the skipped ones, so that a batch reads it and commits the
-        table's offsets.
-        """
+        """Record one skipped record less, so that the next batch reads it and commits the table's offsets."""
         self._ends[next(iter(self._ends))] -= 1
 
     def clear(self) -> None:

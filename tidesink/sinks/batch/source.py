@@ -182,7 +182,9 @@ class RangeFrame:
 
     @property
     def payloads(self) -> DataFrame | None:
-        """The packed rows. None if the rows are staged, or if several ranges were reduced together."""
+        """The packed rows of the tasks. None if the rows are staged, or if several ranges were reduced
+        together.
+        """
         as_packed = self.over_ranges is None and self.staged is None
         return self.stored.select("payload", "error") if as_packed else None
 
@@ -261,7 +263,7 @@ def _staged(heads: Sequence[Any]) -> tuple[StagedPart, ...] | None:
 
 
 def _key_places(heads: Sequence[Any]) -> list[tuple[tuple[str, int], bytes]]:
-    """Returns the hashes of the keys in each payload, with its topic and partition."""
+    """Returns, for each payload, its topic and partition and the hashes of its keys."""
     return [((head["topic"], head["partition"]), bytes(head["hashes"])) for head in heads if head["hashes"]]
 
 
@@ -392,7 +394,7 @@ def _marked(rows: DataFrame, mark: str, of_ranges: Mapping[str, int]) -> dict[st
 
 
 def omitting(frame: DataFrame, schema_decision: SchemaDecision) -> DataFrame:
-    """Returns the rows of a reduced frame without the columns that the target does not get."""
+    """Removes columns that the target does not get from the rows of a reduced frame, and returns the rows."""
     if not schema_decision.omitted:
         return frame
     after = F.col("after")

@@ -378,7 +378,7 @@ class SourceRows:
             engine.dispose()
 
     def _hold_back(self, rows: int, began: float) -> None:
-        """Sleeps until ``rows_per_second`` allows this number of rows.
+        """Sleeps until the limit ``rows_per_second`` allows the number of rows that were read.
 
         ``began``: when reading the range began, by ``time.monotonic``.
         """
@@ -527,7 +527,9 @@ class MatchingRows:
     """
 
     def of(self, found: DecodedRecords, _plan: DecodePlan) -> DecodedRecords:
-        """Returns the decoded records unchanged. Rows that do not match are removed after the reduction."""
+        """Returns the decoded records unchanged, because rows that do not match the filter are removed after
+        the reduction.
+        """
         return found
 
     def rows(self, reduction: Reduction) -> Reduction:
@@ -539,7 +541,7 @@ class MatchingRows:
 
 
 class ReadColumn(NamedTuple):
-    """A column to read.
+    """A column of the source table to read.
 
     ``stored``: the column in the database. ``recorded``: the same column in Kafka records.
     """
@@ -694,7 +696,7 @@ class _ColumnReader(NamedTuple):
 
 
 def _in_zone(convert: Convert | None, zone: tzinfo, value: Value) -> Value:
-    """Converts a TIMESTAMP that the target stores as text into the changefeed's time zone."""
+    """Converts a TIMESTAMP, which the target stores as text, to the time zone of the changefeed."""
     found = value if convert is None else convert(value)
     if not isinstance(found, str) or found.startswith("0000-00-00"):
         return found

@@ -213,7 +213,7 @@ def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, obj
 def _marked(
     rows: Sequence[pa.Table], mark: str, shape: TableShape, types: Collection[str]
 ) -> Mapping[str, int]:
-    """Returns the number of rows to apply that carry a mark, by column.
+    """Returns, by column, the number of rows to apply that carry a mark such as ``zero_dates``.
 
     Only columns of these Spark types count.
     """
@@ -230,7 +230,7 @@ def _counted(several: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _doubted(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yields tables with offset and warning of the rows that are applied with a warning."""
+    """Yields tables with the offset and the warning of each row that is applied with a warning."""
     for one in rows:
         reasons = pc.struct_field(one["_detail"].combine_chunks(), ["reason"])
         if reasons.null_count < len(reasons):

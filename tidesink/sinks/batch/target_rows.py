@@ -45,7 +45,7 @@ class Dropped(Protocol):
         """
 
     def in_range(self, tables: Sequence[ChangeTable], /) -> Dropped:
-        """Returns an object for one range of a partition. ``tables``: all rows of the range."""
+        """Returns the object for one range of a partition, all of whose rows are in ``tables``."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class DroppedByWriter(ABC, Generic[W]):
 
     @abstractmethod
     def _writer(self, changes: ChangeTable) -> W | None:
-        """Returns the identity of the writer schema of these rows, or None if it is not known."""
+        """Returns the key in ``columns`` of these rows' writer schema, or None if it is not known."""
 
     def __call__(self, changes: ChangeTable) -> Mapping[str, pa.Int64Array]:
         writer = self._writer(changes)
@@ -323,7 +323,7 @@ class TargetRows:
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=keys.is_null())
 
     def in_range(self, tables: Sequence[ChangeTable]) -> TargetRows:
-        """Returns the conversion for one range of a partition. ``tables``: all rows of the range."""
+        """Returns the conversion for one range of a partition, all of whose rows are in ``tables``."""
         return replace(self, dropped=self.dropped.in_range(tables))
 
     def row(
@@ -421,7 +421,7 @@ class TargetRows:
     def _read(
         self, changes: ChangeTable, rows: pa.StructArray, offsets: pa.ChunkedArray | None = None
     ) -> Callable[[ShapeColumn], pa.Array]:
-        """Returns a function that returns the values of one of the table's own columns."""
+        """Returns a function that takes one of the table's own columns and returns its values in the rows."""
         written = self.written([member.name for member in rows.type])
         dropped = self.dropped(changes)
 
@@ -483,7 +483,9 @@ def source_texts(source: pa.Array) -> pa.Array:
 
 
 def _default(column: ShapeColumn, shape: TableShape) -> TargetValue:
-    """Returns the column's value in rows written before it was added; None (NULL) if this is not known."""
+    """Returns the value of a column in rows from before it was added; None (NULL) if this value is
+    not known.
+    """
     try:
         return default_value(column, shape)
     except ValueOutOfRangeError:

@@ -331,8 +331,8 @@ def _distinct(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _with_error(
     wanted: FetchRange, found: Iterable[DecodedRecords]
 ) -> Iterator[DecodedRecords | TidesinkError]:
-    """Yields the decoded records of a range. If decoding raises a ``TidesinkError``, yields the error as the
-    last element.
+    """Yields the decoded records of a range. An error (``TidesinkError``) of decoding becomes the last
+    element.
     """
     try:
         yield from found
@@ -464,7 +464,9 @@ def _without_nulls(changes: ChangeTable, plan: DecodePlan) -> ChangeTable:
 def _logged(
     tables: Sequence[ChangeTable], plan: DecodePlan, schema: pa.Schema
 ) -> tuple[Reduction, list[pa.Table]]:
-    """Returns the rows of a change log in Kafka's order, one per image of an event, and their counts."""
+    """Returns changes as rows of a change log in Kafka's order, one row per image of an event, and their
+    counts.
+    """
     parts = [_log_rows(one, plan, schema) for one in tables]
     rows = pa.concat_tables(parts) if parts else schema.empty_table()
     if len(parts) > 1:

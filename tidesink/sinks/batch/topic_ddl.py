@@ -363,7 +363,9 @@ class TopicDdl:
             return _Unread(part, self._known, self._known)
 
     def _is_in_doubt(self, found: TopicOffsets) -> bool:
-        """Returns True if it must be checked whether the log was cut, even without new records."""
+        """Returns True if the log of partition 0 may have been cut, so that it must be checked without new
+        records.
+        """
         last = self._known.last
         return last is not None and self._logs.is_due(found, {DDL_PARTITION: last})
 
@@ -528,7 +530,9 @@ class TopicDdl:
         self._store.save_document(_KIND, self._name, document)
 
     def _read(self, session: SparkSession, part: OffsetRange) -> _Page:
-        """Reads a page: the first statements of the range, and the offset up to which they were read."""
+        """Reads the first page of a range of partition 0: its DDL statements, and the offset up to which it
+        was read.
+        """
         if part.records <= 0:
             return _Page([], part.end)
         statements, last = list[DdlStatement](), None
@@ -620,7 +624,9 @@ def with_rows(known: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tu
 
 
 def newest_row_ddl(found: Iterable[RowDdl]) -> tuple[RowDdl, ...]:
-    """Returns the newest statements: at most 50 per table and kind, and at most 5000 in total."""
+    """Returns the newest of the statements that change rows: at most 50 per table and kind, and 5000 in
+    total.
+    """
     count, kept = Counter[tuple[TableId, str]](), list[RowDdl]()
     for one in reversed([*found]):
         count[one.table, one.kind] += 1

@@ -153,7 +153,7 @@ class RowSink(Protocol):
     """
 
     def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
-        """Stage the rows, and return their number and files. A task attempt may call this several times."""
+        """Stage rows, and return their number and files. A task attempt may call this several times."""
 
 
 @dataclass(frozen=True)

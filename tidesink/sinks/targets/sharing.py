@@ -209,7 +209,7 @@ def also_of(error: SchemaRefusedError, place: str, shards: Iterable[str]) -> Sch
 
 
 def shown(names: Iterable[str]) -> str:
-    """Return the first shard names and the number of the other shards, for a message."""
+    """Return the first shard names and the number of the other shards, as a text for a message."""
     found = sorted(names)
     return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 

@@ -68,7 +68,9 @@ class Bounds(Protocol):
         """
 
     def after(self, bound: int) -> int:
-        """Return the bound after ``bound``, whose cut is done; ``bound`` itself if none is later yet."""
+        """Return the bound that follows ``bound``, whose cut is done; ``bound`` itself if there is no later
+        one yet.
+        """
 
     def tries_again(self) -> bool:
         """Return True if it is time to retry a cut that could not be written, at the same bound."""
@@ -120,11 +122,13 @@ class WatermarkBounds:
         self._tasks, self._seen = tasks, seen
 
     def next(self, *, above: int | None, least: int | None) -> int:
-        """Return the newest scheduled commit_ts that is above the last cut and not below ``least``."""
+        """Return the newest commit_ts on the schedule of cuts that is above the last cut and not below
+        ``least``.
+        """
         return next_bound(self._newest(), every=self._every, above=above, least=least)
 
     def after(self, bound: int) -> int:
-        """Return the newest scheduled commit_ts that is above ``bound``."""
+        """Return the newest commit_ts on the schedule of cuts that is above ``bound``."""
         return self.next(above=bound, least=bound)
 
     def tries_again(self) -> bool:

@@ -494,11 +494,13 @@ class Pauses:
 
     @property
     def is_law_broken(self) -> bool:
-        """Return True if event counts of a batch did not add up, and no user has accepted that."""
+        """Return True if a batch's event counts did not add up, and no user has accepted that fault."""
         return self._broken is not None
 
     def state_is(self, state: TableState) -> None:
-        """Record the table's new state. If it is not PAUSED, forget the schema changes that waited."""
+        """Record the table's new state. Forget the schema changes that the table waited for, unless it is
+        PAUSED.
+        """
         if state != "PAUSED":
             self._pending = ()
 

@@ -107,7 +107,7 @@ class Cuts:
         return self.bound != before
 
     def lead(self, task: TableTask) -> None:
-        """Tell the task of a table, which is not running a batch, the current bound."""
+        """Set the current bound in the task of a table that is not running a batch."""
         task.bound, task.ends = self.bound, self._bounds.ends(task.topic)
         if task.ends is not None and task.held is not None:
             task.marks = marks_at(task.held.progress, task.topic, self.bound, task.ends)
@@ -149,7 +149,9 @@ class Cuts:
             self._done = None
 
     def _blocked(self, tasks: Iterable[TableTask], seen: Look) -> dict[TableTask, str]:
-        """Return, for each table, what keeps it from reaching the bound, or an empty text if it has."""
+        """Return, for each table, the reason why it has not reached the bound; an empty text for a table that
+        has.
+        """
         return {one: _obstacle(one, seen.found.get(one.topic), self.bound) for one in tasks}
 
     def _publish(self, tasks: Sequence[TableTask], bound: int, *, without: Collection[TableId]) -> None:
@@ -273,7 +275,7 @@ def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask]
 
 
 def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) -> str:
-    """Return what keeps a table from reaching ``bound``, or an empty text if it has reached it."""
+    """Return the reason why a table has not reached ``bound``, or an empty text if it has reached it."""
     if task.obstacle:
         return task.obstacle
     if found is None:

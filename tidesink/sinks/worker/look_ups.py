@@ -138,12 +138,14 @@ class FirstRowTables:
         self._looked: dict[str, tuple[str, dict[int, int]]] = {}
 
     def known(self, topic: str) -> tuple[TableId, ...]:
-        """Return the topic's table if the config names it or a row was found; empty otherwise."""
+        """Return the topic's table, if the config names it or a row of it was found; empty otherwise."""
         table = self._context.config.named_table_of_topic(topic) or self._tables.get(topic)
         return () if table is None else (table,)
 
     def look(self, found: TopicOffsets, _read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
-        """Search the records that were not searched before for a row, in increasingly large parts."""
+        """Search records that were not searched before for the topic's first row, in increasingly large
+        parts.
+        """
         topic_id, looked = self._looked.get(found.topic, ("", {}))
         if topic_id != found.topic_id:
             looked = {}
@@ -377,7 +379,9 @@ class QuietTables:
         self._again = 0.0
 
     def tables(self) -> tuple[tuple[str, TableId], ...]:
-        """Return topic and name of each table that was found; list the database's tables if it is time."""
+        """Return topic and name of each table that was found. If it is time, also list the database's tables
+        again.
+        """
         config = self._context.config
         if self._looks and self._look is None and time.monotonic() >= self._again:
             self._again = time.monotonic() + _TABLES_SECONDS
@@ -390,7 +394,9 @@ class QuietTables:
 
     @property
     def under_way(self) -> Future[Sequence[TableId]] | None:
-        """The future of the query for the database's tables whose result was not collected yet, or None."""
+        """The future of the query that lists the database's tables, if its result was not collected yet, or
+        None.
+        """
         return self._look
 
     def collect(self) -> None:

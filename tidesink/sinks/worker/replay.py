@@ -270,7 +270,7 @@ class ReplayTask(TableTask):
         return done
 
     def _save_batch(self) -> None:
-        """Save the number of the replay's batch in the status, so that a restore from a backup is noticed."""
+        """Save the number of the replay's batch in the table's status, so that a later restore is noticed."""
         store = self._context.store
         held = self._hold.table.committed() if self._hold else None
         status = store.status_of(self._context.config.pipeline, self.table)
@@ -522,7 +522,9 @@ class ReplayBatch(Batch):
         return Reduction(plan, replace(found, read=KafkaRead(0, 0)))
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """Return the task with ``was_read``: its records were read before, so watermarks do not limit it."""
+        """Return the batch's task, without a limit by watermarks, because its records were read before
+        (``was_read``).
+        """
         return replace(super()._range_task(plan), was_read=True)
 
     def _examined(self, task: RangeTask) -> LetterReader:

@@ -358,7 +358,9 @@ class Worker:
         return {table_task for table_task in followed if table_task.topic in alone}
 
     def _is_settled(self, table_task: TableTask, seen: Look) -> bool:
-        """Return True if the task had no work when it was last asked, and its input has not changed since."""
+        """Return True if the task had no work when it was last checked, and nothing has changed
+        since then.
+        """
         known = self._settled.get(table_task)
         return (
             known is not None
@@ -444,7 +446,9 @@ class Worker:
         return seen
 
     def _look_once(self) -> Look:
-        """Look up the topics' offsets, twice if topics are missing, and create tasks for new tables."""
+        """Look up the topics' offsets, and create tasks for new tables. If topics are missing, look up once
+        more.
+        """
         seen = self._ends_now()
         if self._table_tasks.missed(seen) - self._missed:
             if self._context.stop.wait(SECOND_LOOK_SECONDS):
@@ -457,7 +461,7 @@ class Worker:
         return seen
 
     def _note_silence(self, seen: Look) -> None:
-        """Update ``_failed`` with topics that were refused, or did not answer for ``retry.for`` seconds."""
+        """Record in ``_failed`` the topics that were refused, or did not answer for ``retry.for`` seconds."""
         now, patience = time.monotonic(), self._context.config.retry.for_
         self._silent = {topic: self._silent.get(topic, now) for topic in seen.unanswered}
         self._failed = {

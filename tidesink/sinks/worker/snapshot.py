@@ -308,7 +308,9 @@ class SourceDatabase:
         return max(self.at_once, min(self.at_once * rounds, self.records // self.rows_of(stored)))
 
     def rows_of(self, stored: StoredTable) -> int:
-        """Return the number of rows in one range of a table, from the limits and the estimated row size."""
+        """Return the number of rows in a key range of a table, from the limits and the estimated size of a
+        row.
+        """
         size = max(1, stored.bytes // max(1, stored.rows))
         return max(1, min(self.rows, self.bytes // size))
 
@@ -459,7 +461,9 @@ class Snapshot:
         return asked.deletes and not asked.limited and asked.started > max(begun, asked.cancelled)
 
     def is_outrun(self, progress: Progress) -> bool:
-        """Return True if the requested snapshot can never begin: its number is below the last one's."""
+        """Return True if the requested snapshot can never begin, because its number is below the last
+        snapshot's.
+        """
         found, asked = progress.snapshot, self.asked
         return found is not None and asked.is_asked and asked.started < found.number
 
@@ -873,7 +877,9 @@ class SnapshotBatch(Batch):
         return reduction
 
     def _rules(self) -> EventRules:
-        """Return the batch's rules without a bound: cuts leave out a table whose snapshot is unfinished."""
+        """Return the batch's rules without a cut's bound, because cuts leave out a table with an unfinished
+        snapshot.
+        """
         return replace(super()._rules(), bound=None)
 
     @property

@@ -98,7 +98,9 @@ class SourceDdl:
         return tuple(one for one in self._topic.of(self._settings.table) if one.ddl.offset >= decided)
 
     def _progress(self, progress: Progress) -> DdlProgress:
-        """Return the table's progress in the DDL topic; from offset 0 if the topic is new or was replaced."""
+        """Return the table's progress in the DDL topic. It is at offset 0 if the topic is new or was
+        replaced.
+        """
         topic_id = self._topic.topic_id if self._topic is not None else ""
         known = progress.ddl
         return known if known is not None and known.topic_id == topic_id else DdlProgress(topic_id, 0)

@@ -212,7 +212,9 @@ def _spelt(name: str) -> str:
 
 
 def is_ranged(source: ColumnType, kind: str, text: str) -> bool:
-    """Return True if Spark compares values of type ``kind`` with the bound ``text`` as the source does."""
+    """Return True if Spark compares values of the type ``kind`` with the bound ``text`` as the source
+    database does.
+    """
     return (_sort(source), kind.partition("(")[0]) in _RANGED and _fits(text, kind)
 
 
@@ -386,7 +388,9 @@ def _text(text: str | None, column: KeyColumn) -> str:
 
 
 def askable(keys: Iterable[KeyTexts], columns: Sequence[KeyColumn]) -> Iterator[KeyTexts]:
-    """Yield keys of the target as canal-json's texts; skip keys that the source's columns cannot hold."""
+    """Yield keys of the target as canal-json's texts of the source's values. Skips keys that the source
+    cannot hold.
+    """
     for key in keys:
         with suppress(ValueOutOfRangeError):
             yield tuple(_text(key[one.at], one) for one in columns)

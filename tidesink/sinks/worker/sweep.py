@@ -83,7 +83,7 @@ class KeyDecoder(NumberedDecoder):
 
 
 def deletes_plan(plan: DecodePlan) -> DecodePlan:
-    """Return the decode plan for records of ``KeyDecoder``: the keys are columns of the target already."""
+    """Return the decode plan for records of ``KeyDecoder``, whose keys are columns of the target already."""
     shape = plan.shape
     own = {column.name: column.name for column in shape.key_columns}
     rows = TargetRows(shape, target=shape, sources=own, metadata=plan.rows.metadata)
@@ -162,7 +162,9 @@ class SweepBatch(SnapshotBatch):
             return super()._outcome()
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """Return the Spark task that deletes the keys that only the target has, after looking them up."""
+        """Return the Spark task that looks up keys of the target in the source, and deletes those that are
+        missing there.
+        """
         table_plan = self._table_plan()
         deletes = deletes_plan(table_plan)
         names = tuple(column.name for column in deletes.shape.key_columns)

@@ -189,7 +189,9 @@ class TableTask:
         return self.lag if self.seen is None else waiting_records(self.seen, self._known_offsets(self.seen))
 
     def _known_offsets(self, seen: TopicOffsets) -> dict[int, int]:
-        """Return the next offset per partition. If the table is not open, it comes from the state store."""
+        """Return the next offset per partition. For a table that is not open, reads it from the
+        state store.
+        """
         stored = self._stored_progress() if self._hold is None else None
         if stored is None or is_other_topic(stored.topic_id, seen.topic_id):
             return self._next_offsets()
@@ -207,7 +209,7 @@ class TableTask:
 
     @property
     def owes_commit(self) -> bool:
-        """Return True if a commit is due, since records were skipped without one for the maximum time."""
+        """Return True if records were skipped so long ago that the table must commit its offsets now."""
         return self._passed.owe_commit
 
     def has_work(self, found: TopicOffsets | None) -> bool:
@@ -241,7 +243,9 @@ class TableTask:
 
     @property
     def _may_read(self) -> bool:
-        """Return True unless cuts prevent a batch: the bound is not chosen, or below the table's own."""
+        """Return True unless cuts forbid a batch now: the bound is not chosen yet, or is below the table's
+        own bound.
+        """
         fits = self.bound is not None and (self.least_bound or 0) <= self.bound
         return fits or self._context.config.cuts is None
 
@@ -295,7 +299,9 @@ class TableTask:
 
     @property
     def obstacle(self) -> str:
-        """State and error of a paused or failing table, which does not reach a cut's bound; else empty."""
+        """The state and the error of a paused or failing table, which keep it from a cut's bound;
+        else empty.
+        """
         return f"{self.state}: {self._error}" if self.state in ("PAUSED", "FAILING") else ""
 
     def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
@@ -439,7 +445,9 @@ class TableTask:
 
     @property
     def awaits_topic(self) -> bool:
-        """Return True if a missing topic would make the task fail: it is not stopped, or its retry is due."""
+        """Return True if a missing topic is an error for the task now: it is not stopped, or its retry is
+        due.
+        """
         return self.state not in ("PAUSED", "FAILING") or self.cooldown.over
 
     def is_short(self, found: TopicOffsets) -> bool:
@@ -780,7 +788,10 @@ class TableTask:
         ]
 
     def _pass_by(self, plan: BatchPlan, reader: RecordReader, progress: TopicProgress | None) -> bool:
-        """If the plan's records contain nothing for this table, skip them without a commit. True if so."""
+        """Skip the plan's records without a commit if they contain nothing for this table.
+
+        Returns True if they were skipped.
+        """
         if progress is None or not isinstance(reader, TableRecords) or reader.commits:
             return False
         try:

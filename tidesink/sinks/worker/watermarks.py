@@ -68,7 +68,9 @@ def codec_of(source: SourceSettings, registry: SchemaRegistry | None) -> Codec:
 def watermark_reader(
     source: SourceSettings, registry: SchemaRegistry | None
 ) -> Callable[[Message], int | None]:
-    """Return a function that returns a record's newest watermark, or None if it has anything else."""
+    """Return a function that returns a record's newest watermark, or None if the record is not only
+    watermarks.
+    """
     # The registry, which may be slow, is not needed: watermarks of flat-avro have no schema.
     codec = codec_of(source, MemorySchemaRegistry() if source.protocol == "flat-avro" else registry)
 
@@ -139,7 +141,9 @@ class _Followed:
         return all(self.starts[number] <= at for number, at in standing.starts.items())
 
     def is_seen(self, standing: Standing) -> bool:
-        """Return True if all unread records were received, or a record that is not a watermark was found."""
+        """Return True if the table's unread records are known: all were received, or one is not a
+        watermark.
+        """
         return self._is_seen_to(self._ends(standing), standing)
 
     def note(self, standing: Standing, now: float) -> None:

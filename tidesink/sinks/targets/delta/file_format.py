@@ -67,7 +67,9 @@ class Statistics:
 
 
 def _range(values: pa.ChunkedArray) -> tuple[str | None, str | None]:
-    """Return a column's least and greatest value as JSON; None for a value without statistics in Delta."""
+    """Return a column's least and greatest value as JSON; None for a value for which Delta has no
+    statistics.
+    """
     kind = values.type
     if pa.types.is_boolean(kind) or pa.types.is_binary(kind) or values.null_count == len(values):
         return None, None
@@ -93,7 +95,10 @@ def _words(value: pa.Scalar) -> str | None:
 
 
 def _instant(value: pa.Scalar) -> str:
-    """Format a timestamp, cut to milliseconds. Readers expect this for the greatest value too."""
+    """Format a timestamp for statistics, with its digits after the milliseconds cut off.
+
+    Readers expect this for the greatest value too.
+    """
     moment = value.cast(pa.timestamp("us")).as_py()
     text = moment.isoformat(timespec="milliseconds")
     return f'"{text}Z"' if value.type.tz else f'"{text}"'
@@ -131,7 +136,9 @@ def _prefix(text: str) -> str:
 
 
 def _upper_bound(text: str) -> str | None:
-    """Return a short text that is not less than ``text``; None if every such text exceeds Delta's limit."""
+    """Return a short text that is not less than ``text``, as an upper bound; None if Delta allows no such
+    text.
+    """
     head = _prefix(text)
     while len(head.encode("utf-16-le")) // 2 <= _LIMIT:
         if head == text:

@@ -249,7 +249,9 @@ class FileWriter:
 
     @cached_property
     def _operation(self) -> Any:
-        """Delta's operation of the commit: a MERGE, so that Delta detects the same conflicts."""
+        """Delta's operation of the commit. It is a MERGE, so that Delta detects the same conflicts as for a
+        MERGE.
+        """
         jvm: Any = self.session._jvm
         none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
         return getattr(self._delta, "DeltaOperations$Merge")(*[none] * 4, *[self._java([])] * 3)

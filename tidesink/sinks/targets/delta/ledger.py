@@ -170,7 +170,7 @@ class Ledger:
         return None
 
     def shards(self) -> tuple[str, ...]:
-        """Return the names of the table's other shards, which are those that ever claimed it."""
+        """Return the names of the other shards that ever claimed the table."""
         first = f"{APPLICATION}/"
         return tuple(
             name.removeprefix(first)
@@ -284,7 +284,9 @@ class Ledger:
         return latest, entries
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
-        """Return the error for a worker after another worker claimed the table with ``entry``."""
+        """Return the error for this worker if another worker has claimed the table with the ledger entry
+        ``entry``.
+        """
         return StaleProgressError(
             f"Another worker holds this table since version {entry.commit.version} (epoch {entry.epoch}, "
             f"pipeline {entry.pipeline!r}). Run only one worker per table. This worker wrote nothing and "
@@ -404,7 +406,9 @@ def read_entry(commit: Commit) -> Entry | None:
 
 
 def application_of(application: str, shard: Shard | None) -> str:
-    """Return the application name for a shard's transaction version, or for a table that is not shared."""
+    """Return the application name of a shard's transaction version; ``application`` itself without
+    a shard.
+    """
     return application if shard is None else f"{application}/{shard.value}"
 
 
@@ -446,7 +450,9 @@ def moved_within(move: Commit, version: int, *, path: str, table: str) -> StaleP
 
 
 def moved_unseen(move: Commit, *, path: str, table: str) -> StaleProgressError:
-    """Return the error for a commit ``move`` that replaced rows, if Delta has removed the ledger's commit."""
+    """Return the error for a commit ``move`` that replaced rows, if Delta has removed tidesink's newest
+    commit.
+    """
     return StaleProgressError(
         f"{move.operation} at version {move.version} changed rows after the committed progress, and Delta "
         "has removed the commits from its log that show what is still applied. Continuing might leave a gap. "

@@ -231,7 +231,7 @@ class DeltaTarget:
         return table_path(self.root, self.template, table)
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> DeltaTable:
-        """Open a target table with the columns and key of ``shape``, and create it if missing."""
+        """Open a target table for rows with the columns and key of ``shape``, and create it if missing."""
         session, path = open_session(self.spark, self.settings), self.path_of(shape.table)
         with long_names_refused(path.split("/"), shape.table):
             table = DeltaTable(
@@ -262,7 +262,9 @@ class DeltaTarget:
         )
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> DeltaReader | None:
-        """Return a reader of the target table of ``shape``; None if the table does not exist."""
+        """Return a reader of the target table whose columns and key ``shape`` describes; None if it does not
+        exist.
+        """
         path = self.path_of(shape.table)
         own = open_session(session, self.settings)
         found = DeltaReader(own, path, shape, pipeline=pipeline, history=self.history)
@@ -299,7 +301,9 @@ class DeltaReader(TableReader):
             return schema.present_columns(self._log)
 
     def committed(self) -> Progress | None:
-        """Return the progress in the metadata of the table's commits; None if no batch was ever applied."""
+        """Return the progress in the user metadata of the table's commits; None if no batch was
+        ever applied.
+        """
         with translating(reading_error, self._shape.source):
             return self._ledger.committed()
 
@@ -367,7 +371,9 @@ class DeltaTable(DeltaColumns):
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
-        """Return the progress in the metadata of the table's commits; None if no batch was ever applied."""
+        """Return the progress in the user metadata of the table's commits; None if no batch was
+        ever applied.
+        """
         with self._translating(reading_error):
             return self._ledger.committed()
 
@@ -468,7 +474,7 @@ class DeltaTable(DeltaColumns):
         self._files.discard(paths_of(parts))
 
     def horizon(self) -> int | None:
-        """Return the commit_ts up to which tombstones may have been removed; None if none were."""
+        """Return the commit_ts up to which tombstones may be missing; None if none were removed."""
         with self._translating(reading_error):
             return ledger.horizon_of(self._log)
 
@@ -634,7 +640,7 @@ class DeltaTable(DeltaColumns):
         held = self._holding()
         if progress.epoch != held.epoch:
             raise StaleProgressError(
-                f"This worker holds epoch {held.epoch}, but the batch is of epoch {progress.epoch}.",
+                f"This worker holds epoch {held.epoch}, but the batch has epoch {progress.epoch}.",
                 table=str(self._table),
             )
         entries = [*self._entries_of(held.epoch), held]
@@ -649,7 +655,7 @@ class DeltaTable(DeltaColumns):
         return done
 
     def _entries_of(self, epoch: int) -> list[Entry]:
-        """Return the ledger's entries since the last call, newest first.
+        """Return the ledger's entries that were committed since the last call, newest first.
 
         Raises:
             StaleProgressError: another worker claimed the table, or the table was restored or replaced.

@@ -179,8 +179,8 @@ class DeltaShard:
             raise also_of(exc, self._ledger.path, others) if others else exc from None
 
     def grows(self, shape: TableShape) -> bool:
-        """Return True if the shard's rows do not have all columns of ``shape`` yet, even if the table has
-        them.
+        """Return True if the shard's rows lack a column of ``shape``, whether or not the shared
+        table has it.
         """
         return bool(new_columns(shape, self._known))
 

@@ -131,7 +131,7 @@ class FilePlan(NamedTuple):
 
 
 class _NewRows(NamedTuple):
-    """The task that writes a batch's rows, and the fields of the table's partition specs."""
+    """The task that writes a batch's rows to files, and the fields of the table's partition specs."""
 
     rows: RowsTask
     specs: Specs

@@ -39,7 +39,7 @@ class TableState:
 
     @property
     def uuid(self) -> str:
-        """The table's id. A table that is created again under the same name has another id."""
+        """The table's UUID. A table that is created again under the same name has another UUID."""
         return str(self.metadata.uuid())
 
     @property
@@ -159,11 +159,15 @@ class JvmTable:
         base.table.operations().commit(base.metadata, builder.build())
 
     def branch_at(self, snapshot: int, *, keep: int) -> Any:
-        """Return a branch reference to a snapshot, with ``keep`` as the least number of snapshots to keep."""
+        """Return Java's reference for a branch at a snapshot, with ``keep`` as the least number of snapshots
+        to keep.
+        """
         return self.java.SnapshotRef.branchBuilder(snapshot).minSnapshotsToKeep(keep).build()
 
     def tag_at(self, snapshot: int, *, age: int) -> Any:
-        """Return a tag reference that keeps a snapshot from expiry until it is ``age`` milliseconds old."""
+        """Return Java's reference for a tag that protects a snapshot until the snapshot is ``age``
+        milliseconds old.
+        """
         return self.java.SnapshotRef.tagBuilder(snapshot).maxRefAgeMs(age).build()
 
     def columns(self, state: TableState) -> dict[str, str]:

@@ -187,7 +187,9 @@ class IcebergLedger:
         return replace(applied, snapshot=snapshot, result=result)
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
-        """Return the error for a worker after another worker claimed the table with ``entry``."""
+        """Return the error for this worker if another worker has claimed the table with the ledger entry
+        ``entry``.
+        """
         return StaleProgressError(
             f"Another worker holds this table (epoch {entry.epoch}, pipeline {entry.pipeline!r}). Run only "
             "one worker per table. This worker wrote nothing and must stop.",
@@ -268,7 +270,9 @@ def branches_of(shard: str | None) -> str:
 
 
 def _with_parents(state: TableState) -> Iterator[tuple[Any, Any]]:
-    """Yield the visible snapshot and its ancestors, each with its parent; None if that does not exist."""
+    """Yield the snapshot that readers see and its ancestors, each with its parent, or None if it has no
+    parent.
+    """
     snapshots = state.lineage()
     current = next(snapshots, None)
     while current is not None:
@@ -517,7 +521,7 @@ class Holder:
         return True
 
     def _landed(self, entry: Entry) -> bool:
-        """Return True if the commit of an entry happened although Java raised; False if it did not or is
+        """Return True if an entry is in the ledger although its commit raised an error; False if not, or if
         unknown.
         """
         try:

@@ -327,7 +327,9 @@ def sequenced_result(
 
 
 def grown_by(summary: Mapping[str, int]) -> int:
-    """Return the number of rows that a snapshot has more than its parent; ``summary``: its numbers."""
+    """Return by how many rows a snapshot has more than its parent; ``summary``: the numbers in its
+    summary.
+    """
     marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
     return summary.get("added-records", 0) - summary.get("deleted-records", 0) - marked
 

@@ -27,7 +27,7 @@ Hashes = npt.NDArray[np.uint32]
 
 
 class PartitionField(NamedTuple):
-    """A field of a table's partition spec; ``column``: the name in files of the column that it transforms."""
+    """A field of a table's partition spec; ``column``: the name that its source column has in data files."""
 
     id: int
     name: str
@@ -124,7 +124,9 @@ def _truncated_decimals(values: pa.Array, width: int) -> pa.Array:
 
 
 def _calendar(unit: str) -> _Transform:
-    """Return the transform to years or months since 1970, by numpy's calendar, which covers any year."""
+    """Return a function for Iceberg's transform to years or months since 1970. numpy's calendar covers any
+    year.
+    """
 
     def counted(values: pa.Array, _: int) -> pa.Array:
         moments = _days(values).astype("M8[D]").astype(f"M8[{unit}]")

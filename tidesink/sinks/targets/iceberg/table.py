@@ -201,7 +201,7 @@ class IcebergTarget:
     def open_table(
         self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
     ) -> IcebergTable:
-        """Open a target table with the columns and key of ``shape``, and create it if missing."""
+        """Open a target table for rows with the columns and key of ``shape``, and create it if missing."""
         session = open_session(self.spark, self.catalog, self.properties)
         location = self.location_of(shape.table)
         with long_names_refused(table_names(self.template, shape.table), shape.table):
@@ -241,7 +241,9 @@ class IcebergTarget:
         )
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> IcebergReader | None:
-        """Return a reader of the target table of ``shape``; None if the table does not exist."""
+        """Return a reader of the target table whose columns and key ``shape`` describes; None if it does not
+        exist.
+        """
         own = open_session(session, self.catalog, self.properties)
         found = IcebergReader(own, self.location_of(shape.table), shape, pipeline=pipeline)
         return found if found.exists else None
@@ -417,7 +419,7 @@ class IcebergTable(IcebergColumns):
                 self._files.discard(paths, self._table.state())
 
     def horizon(self) -> int | None:
-        """Return the commit_ts up to which tombstones may have been removed; None if none were."""
+        """Return the commit_ts up to which tombstones may be missing; None if none were removed."""
         with self._translating(reading_error):
             return merge.horizon_of(self._table.state())
 
@@ -518,8 +520,8 @@ class IcebergTable(IcebergColumns):
         return True
 
     def _evolve(self, shape: TableShape) -> EvolveResult:
-        """Commit the columns that ``shape`` needs. Their defaults are recorded, but not written into rows
-        yet.
+        """Add the columns that ``shape`` needs. Their defaults are recorded, and written into existing rows
+        later.
         """
         for _ in range(ATTEMPTS):
             state = self._holder.current()

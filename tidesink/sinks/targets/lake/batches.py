@@ -153,7 +153,9 @@ def _written(
 
 
 def new_paths(batch: ReducedBatch, lines: Iterable[WrittenFile]) -> tuple[str, ...]:
-    """Return the paths of files written for one attempt to commit a batch, without files staged earlier."""
+    """Return the paths of the files that tasks wrote for this attempt to commit, without files staged
+    earlier.
+    """
     staged = {line.path for part in batch.staged or () for line in part.files}
     return tuple(one.path for one in lines if one.path is not None and one.path not in staged)
 

@@ -150,7 +150,7 @@ class CutLog:
         return [_cut(commit_ts, cuts[commit_ts]) for commit_ts in sorted(cuts, reverse=True)]
 
     def tag_of(self, table: CutTable) -> str | None:
-        """Return the Iceberg tag that protects a cut's version of a table from expiry; None if there is none.
+        """Return the Iceberg tag that protects a cut's version of a table from expiry; None without a tag.
 
         Raises:
             TargetError: the table cannot be read.
@@ -256,7 +256,7 @@ class CutReader(TableReader):
 
 
 def likely_lost(files: Sequence[str], now: Iterable[str]) -> list[str]:
-    """Choose files of a version whose existence is checked. Those that may have been removed come first.
+    """Choose the files of a version whose existence is checked. Files that may have been removed come first.
 
     Programs that remove old versions only remove files that the newest version does not have. They remove all
     such files that left the table before some time, so a sample is enough.
@@ -272,7 +272,10 @@ def likely_lost(files: Sequence[str], now: Iterable[str]) -> list[str]:
 
 
 def _lost(session: SparkSession, files: Iterable[str], *, encoded: bool) -> str | None:
-    """Return the first file that does not exist; None if all exist. ``encoded``: the names are URIs."""
+    """Return the first of a version's files that does not exist; None if all exist.
+
+    ``encoded``: True if the names are URIs.
+    """
     jvm: Any = session._jvm
     conf = session._jsparkSession.sessionState().newHadoopConf()
     path_of = jvm.org.apache.hadoop.fs.Path

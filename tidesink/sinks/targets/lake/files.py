@@ -96,7 +96,7 @@ class FileRefusedError(NotAsFilesError):
 
 
 class WrittenFile(NamedTuple):
-    """A task's line about a written file, with the columns of ``FILE_DDL``.
+    """A task's report about a written file, called a line, with the columns of ``FILE_DDL``.
 
     ``path`` is None in a line that only has keys, stored values or counts.
     """
@@ -304,7 +304,9 @@ class RowsTask:
         return self.write(self.rules.changed(self.columns, versions), number)
 
     def is_like(self, other: RowsTask) -> bool:
-        """Return True if both tasks write the same files apart from names, for rows without stored values."""
+        """Return True if both tasks would write the same files apart from their names, without
+        stored values.
+        """
         mine, theirs = (
             (one.columns, one.split, one.files.compression, one.files.describe, one.files.metadata)
             for one in (self, other)
@@ -344,7 +346,7 @@ class FileSink:
     rows: RowsTask
 
     def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
-        """Write the rows to files, and return the lines. On a failure, return its reason instead."""
+        """Write rows to files, and return the lines about them. On a failure, return its reason instead."""
         # A task may reduce several ranges one after the other, so each gets its own file names.
         task = replace(self.rows, files=self.rows.files.renamed(uuid4().hex), packed=False)
         try:
@@ -391,7 +393,7 @@ class LocateTask:
     ``columns``: the columns of the table's files.
     ``marks``: writes the positions of the found rows.
     ``rows_at_once``: number of stored rows whose keys a task holds in memory at the same time. A file with
-        more rows is read alone.
+        more rows is read by itself.
     ``stored``: columns whose stored values are returned for the rows that need them.
     ``ends``: for a history, the task that writes the versions that end; their values are then not returned.
     """
@@ -552,7 +554,7 @@ def _repeated(value: pa.Scalar | None, kind: pa.DataType, count: int) -> pa.Arra
 
 
 def _rows_of(parquet: pq.ParquetFile, names: Sequence[str], rows: Places | None) -> pa.Table:
-    """Read columns of the rows at the positions ``rows``, or of all rows if it is None."""
+    """Read columns of a Parquet file at the row positions ``rows``; of all rows if it is None."""
     if rows is None:
         return parquet.read(columns=names)
     parts, first = list[pa.RecordBatch](), 0
@@ -583,7 +585,7 @@ class _Stored:
         self.ended, self._parts, self._size = list[pa.Table](), list[pa.Table](), 0
 
     def add(self, part: pa.Table) -> None:
-        """Add rows with keys and stored values.
+        """Add stored rows with their keys and the values that the batch needs.
 
         Raises:
             NotAsFilesError: the batch needs too many stored values.

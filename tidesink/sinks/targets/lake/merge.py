@@ -570,7 +570,9 @@ def insert_statement(location: str, view: str, batch: ReducedBatch, present: Map
 
 
 def history_merge_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """Return the MERGE statement that carries out the operations on a history; ``view``: their view."""
+    """Return the MERGE statement that carries out operations on a history; ``view``: the view of the
+    operations.
+    """
     known = _known(batch, present)
     values = _version_values(batch, known)
     names = [column.name for column in batch.shape.key_columns] + [FROM_COLUMN]
@@ -610,7 +612,9 @@ def history_result(
 
 
 def _relevant(batch: ReducedBatch, known: Mapping[str, str]) -> list[str]:
-    """Return SQL conditions for the stored rows that a batch may change, by their end and key range."""
+    """Return SQL conditions that select the stored rows that a batch may change, by their end and
+    key range.
+    """
     until = quote_path(TARGET, TO_COLUMN)
     terms = [] if batch.since is None else [f"({until} IS NULL OR {until} >= {batch.since}L)"]
     for name, (least, greatest) in batch.key_range.items():

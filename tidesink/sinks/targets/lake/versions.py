@@ -196,7 +196,7 @@ def rules_of(batch: ReducedBatch) -> RowRules | VersionRules:
 
 
 def _events_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
-    """Return a table of the rows' key columns, with their commit_ts as the last column."""
+    """Return a table of the key columns of the rows, with the rows' commit_ts as the last column."""
     return keys_of(rows, columns).append_column(COMMIT_TS, rows[COMMIT_TS])
 
 
@@ -223,7 +223,9 @@ class Spans(NamedTuple):
 
     @classmethod
     def of(cls, rows: pa.Table, begin: str, end: str, read: str) -> Spans:
-        """Return the spans of a table's rows; ``begin``, ``end``, ``read``: names of its columns."""
+        """Return the time spans of a table's rows; ``begin``, ``end``, ``read``: the names of their
+        columns.
+        """
         flags = pc.fill_null(rows[read], False)
         return cls(numbers_of(rows[begin]), numbers_of(rows[end]), np.asarray(flags, bool))
 
@@ -245,7 +247,7 @@ class Spans(NamedTuple):
 
 
 class Near(NamedTuple):
-    """How a batch's events change stored rows of a history. Each array has one value per stored row.
+    """Changes that a batch's events make to stored rows of a history. Each array has one value per row.
 
     ``near``: True if ``changes`` needs the row.
     ``by``: commit_ts of the event or read that changes the row; -1 if none does.
@@ -452,7 +454,9 @@ class _Moments:
 
 
 def spans_of(rows: pa.Table, spans: Spans, by: Places, wanted: Mask) -> pa.Table:
-    """Return the rows that ``wanted`` selects, with their spans and the event that changes each."""
+    """Return the rows that ``wanted`` selects, with time spans, and the commit_ts ``by`` of what changes
+    them.
+    """
     columns = {
         FROM_COLUMN: _optional(spans.begin),
         TO_COLUMN: _optional(spans.end),

@@ -91,12 +91,16 @@ class Merge:
 
     @property
     def own(self) -> dict[str, str]:
-        """tidesink's own target columns, with the SQL of each column's new value. The position comes last."""
+        """tidesink's own target columns, each with the SQL expression of its new value. The position comes
+        last.
+        """
         found = {self.mark: "s.t_delete = 1", self.sequence: "s.t_seq"}
         return {name: value for name, value in found.items() if name is not None}
 
     def rows(self, *, deletes: bool) -> str:
-        """SQL condition that a staged row ``s`` of ``attempts`` is a delete, or with False an upsert."""
+        """SQL condition that is true if a staged row ``s`` of ``attempts`` is a delete, or an upsert if
+        ``deletes`` is False.
+        """
         return f"s.t_delete = {int(deletes)} AND {self.counted}"
 
 
@@ -162,11 +166,13 @@ class Dialect(Protocol):
 
     @property
     def insert_missing(self) -> str:
-        """Template of an INSERT that does nothing if the key exists; ``{}``: table, columns and VALUES."""
+        """Template of an INSERT that does nothing if the key exists. ``{}`` stands for table, columns and
+        VALUES.
+        """
 
     @property
     def hex_prefix(self) -> str:
-        """The prefix of the hex digits of bytes in the CSV lines that are loaded."""
+        """The prefix that the database expects before the hex digits of bytes in loaded CSV lines."""
 
     @property
     def nul_refused(self) -> bool:
@@ -441,8 +447,8 @@ class Connections:
             raise self.error(fault, table=table, committing=committing) from None
 
     def error(self, fault: Fault, *, table: str, committing: bool = False) -> TidesinkError:
-        """Return the error to raise for a fault. If a privilege is missing, the message has the grants to
-        run.
+        """Return the error to raise for a fault. If a privilege is missing, the message has the GRANT
+        statements.
         """
         place = self._places.get(table)
         lacks = place is not None and self.dialect.is_of_rights(fault.code)

@@ -128,7 +128,7 @@ class SqlLedger:
         cursor.execute(statement, (*self._values(entry), *self._own.values()))
 
     def others(self, cursor: Any) -> dict[str, bool]:
-        """Return the names of the table's other shards, with True for shards that have applied progress."""
+        """Return the names of the table's other shards, each with True if the shard has applied progress."""
         if not self.dialect.present(cursor, replace(self.place, name=SHARDS)):
             return {}
         own = self.place.shard.value if self.place.shard else None
@@ -140,7 +140,7 @@ class SqlLedger:
         return {str(shard): bool(applied) for shard, applied in cursor.fetchall() if shard != own}
 
     def loaded(self, cursor: Any) -> bool:
-        """Return True if the ledger has progress of this table, or of another shard of it."""
+        """Return True if the ledger has progress of this table, or of any shard of it."""
         entry = self.read(cursor)
         if entry is not None and entry.progress is not None:
             return True

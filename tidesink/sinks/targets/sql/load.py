@@ -368,7 +368,9 @@ _LARGE: Final = pa.large_string()
 
 
 def _lines(attempt: str, columns: list[Any], quoted: tuple[bool, ...], *, first: bool) -> memoryview:
-    """Return a record batch's CSV lines. Each begins with a line end, except the first line of the task."""
+    """Return the CSV lines of a record batch. Each begins with a line end, except the first line of
+    the task.
+    """
     words = [_words(column, in_quotes) for column, in_quotes in zip(columns, quoted, strict=True)]
     joined = pc.binary_join_element_wise(
         pa.scalar(attempt, _LARGE),

@@ -99,7 +99,9 @@ def merge_of(
 
 
 def native_name(at: int) -> str:
-    """Return the staging column with the values of ``staged_name(at)`` cast to the target's type."""
+    """Return the name of the staging column for values of ``staged_name(at)`` that are cast to the target's
+    type.
+    """
     return f"n{at}"
 
 

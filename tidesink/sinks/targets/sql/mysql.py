@@ -375,7 +375,8 @@ class MysqlDialect:
         widened: Mapping[str, str],
         keys: frozenset[str],
     ) -> list[str]:
-        """Return an ALTER that adds and changes all columns, and one that removes the new columns' defaults.
+        """Return an ALTER that adds and changes all columns, and an ALTER that drops the new columns'
+        defaults.
 
         The defaults fill existing rows.
         """

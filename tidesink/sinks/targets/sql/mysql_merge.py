@@ -129,7 +129,9 @@ def _values(merge: Merge, alias: str) -> dict[str, str]:
 
 
 def _written(merge: Merge, column: MergeColumn, alias: str) -> str:
-    """Return the SQL of a column's new value. A soft delete changes only the columns of ``on_delete``."""
+    """Return the SQL expression of a column's new value. A soft delete changes only the columns of
+    ``on_delete``.
+    """
     stays = merge.sequence and merge.soft and column not in merge.on_delete
     value = f"s.{column.staged}"
     return f"IF(s.t_delete = 1, {alias}.{column.target}, {value})" if stays else value
@@ -289,7 +291,7 @@ def only_unique(cursor: Any, place: Place, keys: Collection[str]) -> bool:
 
 
 def _indexed(column: str | None, length: int | None) -> str:
-    """Return an index part's column, quoted and in lower case; "" for an expression or a prefix."""
+    """Return the column of an index part, quoted and in lower case; "" if it is an expression or a prefix."""
     return fold_name(quote_mysql(column)) if column and length is None else ""
 
 

@@ -383,7 +383,8 @@ class PostgresDialect:
         widened: Mapping[str, str],
         keys: frozenset[str],  # noqa: ARG002  (key columns stay NOT NULL)
     ) -> list[str]:
-        """Return an ALTER that adds and changes all columns, and one that removes the new columns' defaults.
+        """Return an ALTER that adds and changes all columns, and an ALTER that drops the new columns'
+        defaults.
 
         A constant default fills existing rows without rewriting them.
         """

@@ -144,7 +144,9 @@ def _not_newer(cursor: Any, merge: Merge) -> int:
 
 
 def _written(merge: Merge, column: MergeColumn) -> str:
-    """Return the SQL of a column's new value. A soft delete changes only the columns of ``on_delete``."""
+    """Return the SQL expression of a column's new value. A soft delete changes only the columns of
+    ``on_delete``.
+    """
     stays = merge.sequence and merge.soft and column not in merge.on_delete
     value = f"EXCLUDED.{column.target}"
     return f"CASE WHEN EXCLUDED.{merge.mark} THEN t.{column.target} ELSE {value} END" if stays else value
@@ -505,7 +507,7 @@ def fault_of(exc: BaseException) -> Fault | None:
 
 
 def _named(diag: Any) -> str:
-    """Return the table, column and constraint of an error, from its separate fields, such as ``column
+    """Return the names of table, column and constraint in an error's separate fields, such as ``column
     total``.
     """
     found = {name: getattr(diag, f"{name}_name", None) for name in _FIELDS}

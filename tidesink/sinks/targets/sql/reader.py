@@ -57,7 +57,7 @@ class ReadTask:
     table: str
 
     def __call__(self, _batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the query. The batches that Spark passes in are ignored."""
+        """Yield the rows of the task's query. The batches that Spark passes in are ignored."""
         for _ in _batches:
             pass
         names = [f"c{at}" for at in range(self.columns)]
@@ -122,7 +122,7 @@ class SqlReader(TableReader):
         return entry.progress if entry else None
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return a lazy frame of the current rows.
+        """Return a lazy frame of the table's current rows.
 
         They are read from the database when Spark runs the task.
         """

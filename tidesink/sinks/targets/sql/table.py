@@ -276,7 +276,9 @@ class SqlTable:
         )
 
     def horizon(self) -> int | None:
-        """Return the commit_ts up to which tombstones may have been removed, from the ledger."""
+        """Return the commit_ts up to which tombstones may be missing, from the ledger; None if none were
+        removed.
+        """
         with self._transaction(writes=False) as cursor:
             entry = self._ledger.read(cursor)
         return entry.horizon if entry else None
@@ -337,7 +339,9 @@ class SqlTable:
         self._created = True
 
     def _grown(self, shape: TableShape, *, created: bool) -> EvolveResult:
-        """Add and widen the columns that ``shape`` needs, planned again while the ledger row is locked."""
+        """Add and widen the columns that ``shape`` needs. Plans the changes again while the ledger row is
+        locked.
+        """
         with self._altering() as (cursor, entry):
             if self._gathers:  # the side table first, so an interrupted change is repeated
                 self._change(cursor, self._gathered.growing(cursor, shape))
@@ -413,7 +417,7 @@ class SqlTable:
 
     @contextmanager
     def _altering(self) -> Iterator[tuple[Any, Entry]]:
-        """Yield a transaction's cursor and the ledger row, which is locked while the columns are changed."""
+        """Lock the ledger row while columns are changed, and yield the transaction's cursor and the row."""
         with self._turns.mine(), self._transaction() as cursor:
             entry = self._held(cursor, self._claimed_epoch())
             self._changing = True
@@ -706,7 +710,9 @@ class SqlView:
         return self.dialect.view_statements(self.place.beside(self.name), query)
 
     def in_the_way(self, cursor: Any) -> tuple[list[str], list[ForView]]:
-        """Return the statements to run before and after column types change, so that the view allows it."""
+        """Return the statements to run before and after a change of column types, so that the view does not
+        prevent it.
+        """
         text = self.dialect.view_text(cursor, self.place, self.name)
         if text is None or _MARK not in text:
             return [], []

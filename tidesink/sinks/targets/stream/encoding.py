@@ -288,7 +288,7 @@ class Encoder:
             )
 
     def _deleted(self, key: Row) -> Row:
-        """Return the before image of a delete, of which only the key is known."""
+        """Return the before image of a deleted row, of which only the key is known."""
         return (
             {column.name: key.get(column.name) for column in self._schema.columns}
             if self._fills_deletes

@@ -549,7 +549,10 @@ _LET_IN: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 
 def admin_error(exc: KafkaException, topic: str | None, brokers: str = "") -> TargetError:
-    """Return the error to raise for a failed request about a topic; ``brokers``: the brokers' addresses."""
+    """Return the error to raise for a failed request to the brokers about a topic.
+
+    ``brokers``: the brokers' addresses.
+    """
     error: KafkaError = exc.args[0]
     if error.code() == KafkaError._SSL:
         # A certificate may be renewed at the broker.
