@@ -674,7 +674,7 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
         definitions.apply(statement.sql, statement.database, since=statement.since, about=about)
     except ConfigError as exc:
         yield DdlWarning(
-            f"A DDL event of topic {topic} cannot be parsed ({exc.message}), so its changes are not applied.",
+            f"A DDL event of topic {topic} cannot be read ({exc.message}), so its changes are not applied.",
             statement.about,
         )
         return

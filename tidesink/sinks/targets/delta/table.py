@@ -678,7 +678,8 @@ class DeltaTable(DeltaColumns):
     def _holding(self) -> Entry:
         if self._held is None:
             raise StaleProgressError(
-                "The table is not claimed. Call `claim` before `apply`.", table=str(self._table)
+                "The table must be claimed before a batch is applied. Call `claim` first.",
+                table=str(self._table),
             )
         return self._held
 

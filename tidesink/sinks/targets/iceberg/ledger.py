@@ -358,7 +358,8 @@ class Holder:
         """
         if self._held is None:
             raise StaleProgressError(
-                "The table is not claimed. Call `claim` before `apply`.", table=str(self._name)
+                "The table must be claimed before a batch is applied. Call `claim` first.",
+                table=str(self._name),
             )
         return self._held
 

@@ -639,7 +639,7 @@ class SqlTable:
     def _claimed_epoch(self) -> int:
         if self._epoch is None:
             raise StaleProgressError(
-                "The table is not claimed. Call `claim` before `apply`.", table=self._table
+                "The table must be claimed before a batch is applied. Call `claim` first.", table=self._table
             )
         return self._epoch
 
