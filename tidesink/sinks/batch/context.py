@@ -138,10 +138,10 @@ def _after_the_first_failure(seconds: float) -> Callable[[RetryCallState], bool]
 
 
 class Cooldown:
-    """The pause of a failing table in an endless run.
+    """The pause of a failing table in a run that has no end.
 
-    After ``retry.for`` is over, the worker does nothing for the table for the same time (at least 15
-    seconds), then tries it again.
+    Once a step has failed for the time ``retry.for``, the worker does nothing for its table for the same time
+    again (at least 15 seconds), and then tries once more.
     """
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -352,11 +352,12 @@ class WorkerContext:
         seconds: float | None = None,
         passes: Callable[[BaseException], bool] = may_pass,
     ) -> RetryPolicy:
-        """Returns a retry policy.
+        """Returns a policy that tries a failed step again.
 
-        It records each failure for ``table`` and reports each retry to the listeners.
+        The policy records each failure for ``table``, and reports each retry to the listeners.
 
-        ``table``: None for a step that all tables share. ``seconds``: by default the config's ``retry.for``.
+        ``table``: None for a step that all tables share. ``seconds``: how long to try again; by default the
+        config's ``retry.for``.
         """
 
         def tell(error: TidesinkError, pause: float) -> None:

@@ -173,7 +173,7 @@ class BatchSummary:
 
     @property
     def is_to_learn(self) -> bool:
-        """True if the driver must check the decode plan after the batch.
+        """True if the driver must check, after the batch, whether the decode plan still fits the records.
 
         This is so if records are unplanned or bad, or if the batch reports which writer schemas its rows
         have.
@@ -286,7 +286,7 @@ class Account:
         )
 
     def _check_filtered_out(self, numbers: str, table: str) -> None:
-        """Raises AccountingError if ``filtered_out`` is impossible.
+        """Raises AccountingError if the count ``filtered_out`` is impossible.
 
         A row that does not match the table's filter is a delete, so it must be applied or superseded.
         """

@@ -75,7 +75,7 @@ def _read_to(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
 
 
 def _ddl_above(found: DecodedRecords, bound: int) -> Iterator[int]:
-    """Yields the offsets of DDL events with a commit time above the bound. They wait, as rows do.
+    """Yields the offsets of DDL events with a commit time above the bound. These events wait, as rows do.
 
     An event with an impossible commit time is not yielded, because no bound would ever reach that time.
     """

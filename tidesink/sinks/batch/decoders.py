@@ -86,7 +86,7 @@ class DecodePlan:
         return replace(self, rows=replace(self.rows, shape=shape))
 
     def for_batch(self, number: int, rules: EventRules, *, marks_deletes: bool) -> DecodePlan:
-        """Returns the plan for the batch with this number.
+        """Returns a copy of the plan for the batch with the number ``number``.
 
         ``rules``: the batch's conditions on its events. ``marks_deletes``: True if a deleted row stays in the
         target and is marked as deleted.
@@ -129,7 +129,8 @@ class RegisteredSchemas:
     values: SideSchemas
 
     def unplanned(self, records: pa.RecordBatch, *, first: str = "key") -> Iterator[Unplanned]:
-        """Yields the records whose key or value has a schema id without a usable schema.
+        """Yields the records that cannot be decoded, because their key or value has a schema id without a
+        usable schema.
 
         ``first``: the side (``key`` or ``value``) whose error is reported if both sides have one.
         """

@@ -138,7 +138,8 @@ class RowFilterRule:
 
 
 def condition(row_filter: RowFilter, shape: TableShape) -> str:
-    """Returns the filter in Spark SQL, with the columns of ``shape`` as members of a struct ``_row``.
+    """Returns the filter as a Spark SQL condition, with the columns of ``shape`` as members of a struct
+    ``_row``.
 
     The filter is on its own lines, because it may end with a comment.
     """
@@ -196,7 +197,7 @@ def _tried(text: str) -> str:
 def decoded_chunk(
     wanted: FetchRange, found: DecodedRecords | TidesinkError, rule: RowFilterRule, rows: TargetRows
 ) -> pa.RecordBatch:
-    """Returns a chunk as rows for Spark: one row per row change, and at least one row.
+    """Returns a chunk of decoded records as rows for Spark: one row per row change, and at least one row.
 
     The first row contains the whole chunk, pickled. ``found``: the decoded records, or the error that
     decoding raised.
@@ -210,7 +211,7 @@ def decoded_chunk(
 
 
 def verdicts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Verdicts]:
-    """Yields each chunk with the verdicts on its row changes.
+    """Yields each chunk of decoded records with Spark's verdicts on its row changes.
 
     A chunk begins at each row that contains one, so it does not matter how Spark divided the rows into
     batches.

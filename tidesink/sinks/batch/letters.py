@@ -179,7 +179,7 @@ def keep_ddl(
 
 
 def _pages(ddl: DataFrame) -> Iterator[DataFrame]:
-    """Yields the DDL events in Kafka's order, in pages of at most 64 MiB.
+    """Yields DDL events in Kafka's order, in pages of at most 64 MiB.
 
     A larger event is a page of its own.
     """

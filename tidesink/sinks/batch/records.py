@@ -180,7 +180,7 @@ class EventRules:
     bound: int | None = None
 
     def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
-        """Yields the index and the error of each change that violates a condition.
+        """Yields the index and the error of each change that violates one of these rules.
 
         If a change has several errors, the caller uses the last one.
         """
@@ -543,7 +543,7 @@ def _decode(
 
 
 def _row_by_row_records(decoded: DecodedBatch, decoder: TableDecoder) -> int:
-    """Returns the number of records with rows that the columnar decoder left to the row codec.
+    """Returns the number of records with rows that the slower row codec had to decode.
 
     Control events that the columnar decoder never decodes are not counted.
     """

@@ -243,7 +243,7 @@ def _struct_of(columns: Sequence[pa.Array], keys: Sequence[str]) -> pa.StructArr
 
 @dataclass(frozen=True)
 class _Rows:
-    """All writes and deletes of all tables, including deletes of old keys.
+    """All writes and deletes of a reduction, from all its tables, including deletes of old keys.
 
     Each array has one element per row.
 
@@ -292,7 +292,9 @@ def _all_rows(
 
 @dataclass(frozen=True)
 class _TableRows:
-    """The writes and deletes of one table, including deletes of old keys. Each array has one element per row.
+    """The writes and deletes from one table of a reduction, including deletes of old keys.
+
+    Each array has one element per row.
 
     ``row``: the index of the row's change in the table.
     """

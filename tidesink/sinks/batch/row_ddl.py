@@ -69,7 +69,7 @@ class TableEmptiesError(Exception):
 def decide_rows(
     found: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
 ) -> RowDecision:
-    """Decides on the statements that change a table's existing rows.
+    """Decides on DDL statements that change a table's existing rows, such as TRUNCATE.
 
     ``found``: the statements known so far, or None if the protocol has no DDL.
     """

@@ -298,7 +298,7 @@ def _renames(event: DdlEvent) -> Iterator[RowChange]:
 
 
 def _conversions(event: DdlEvent) -> Iterator[RowChange]:
-    """Yields a change for each table with redefined columns, because their values may have changed.
+    """Yields a change for each table whose columns were redefined, because values in them may have changed.
 
     The record does not contain the old definitions, so it is not known whether the values fit.
     """

@@ -489,7 +489,7 @@ def _distinct_renames(reported: SourceColumns, present: Mapping[str, str]) -> It
 
 
 def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:
-    """Decides on a rename.
+    """Decides how a renamed column is handled in the target.
 
     Returns:
         ``apply``: rename the target's column. ``read``: read values under the old name as values of the new
@@ -590,7 +590,8 @@ class KnownColumns:
 
 
 def _columns_of(kept: Mapping[str, Any] | None, progress: Progress) -> frozenset[str]:
-    """Returns the stored columns. Empty if their batch number is higher than that of the target's progress.
+    """Returns the stored source columns; empty if their batch number is higher than that of the target's
+    progress.
 
     Then they belong to other rows: the table was loaded again, or the target is an old backup.
     """

@@ -332,7 +332,7 @@ class ProjectedDecoding:
             check_renames(self._layout, self._decoding.columns().shape, reported.renames)
 
     def _at_source(self, held: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Yields the target's columns that the source dropped or renamed.
+        """Yields those of the target's columns that the source has dropped or renamed.
 
         Each one is its folded name at the source and its Spark type in the target.
         """

@@ -268,7 +268,7 @@ def _key_places(heads: Sequence[Any]) -> list[tuple[tuple[str, int], bytes]]:
 
 
 def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:
-    """Returns the result rows of a task as a lazy frame.
+    """Runs a task on its ranges with Spark, and returns its result rows as a lazy frame.
 
     With a row filter, Spark evaluates the filter between the two halves of the task, in the same stage.
     """

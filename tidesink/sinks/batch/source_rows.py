@@ -461,7 +461,8 @@ class SourceRows:
 def numbered_records(
     wanted: FetchRange, start: int, rows: pa.Array, *, commit_ts: int | None = None
 ) -> pa.RecordBatch:
-    """Returns rows as records without key and value.
+    """Converts rows of the source database to records without key and value, which get offsets from ``start``
+    on.
 
     Only decoders for such records can read them (``rows_of``).
 

@@ -292,7 +292,8 @@ class TargetRows:
         return _as_type(values, self.shape.by_name[self.shape.fold(name)])
 
     def unfit(self, changes: ChangeTable, *, before: bool = False) -> dict[int, SchemaMismatchError]:
-        """Returns the errors of changes with a value that does not fit its column's type, by index.
+        """Returns the errors of changes that have a value which does not fit its column's type, by the
+        change's index.
 
         ``before``: True to check the old rows too.
         """
@@ -468,7 +469,7 @@ class TargetRows:
 
 
 def event_words(ops: pa.Array, deleted: pa.Array) -> pa.Array:
-    """Returns the last operation of each row as a word.
+    """Returns the last operation of each row as a word: ``insert``, ``update``, ``upsert`` or ``delete``.
 
     It is ``insert`` or ``update`` if the record distinguishes them, else ``upsert``, and ``delete`` for a
     deleted row.

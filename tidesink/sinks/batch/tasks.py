@@ -233,7 +233,8 @@ class RangeTask:
         return reduced_schema(self.plan)
 
     def chunks(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the chunks of a range, for a plan with a filter. This is the first half of the task.
+        """Yields the chunks of decoded records of a range, for a plan with a filter. This is the first half
+        of the task.
 
         A chunk has the decoded records and the rows on which Spark evaluates the filter.
         """

@@ -194,7 +194,7 @@ class _Unread(NamedTuple):
 
 
 class _Page(NamedTuple):
-    """The first statements of a range.
+    """The first part of a range of partition 0, with its DDL statements.
 
     ``end``: the offset up to which they were read. ``last``: the last record before ``end``, if it has a
     leader epoch.
@@ -442,7 +442,7 @@ class TopicDdl:
             raise
 
     def _take(self, page: _Page, topic_id: str, unread: _Unread) -> _Unread:
-        """Applies the statements of a page and stores the new state.
+        """Applies the statements of a page to the definitions, and stores the new state.
 
         Returns the part that is still to be read.
 
@@ -552,7 +552,7 @@ class TopicDdl:
 
 
 def _marked_page(most_bytes: int, records: Iterator[pa.RecordBatch]) -> tuple[MarkedDdl, LastRecord | None]:
-    """Returns the DDL events in the records, and the last record before the page's end.
+    """Returns the DDL events in the records of a page, and the last record before the page's end.
 
     The last record is None if no record has a leader epoch.
     """

@@ -304,7 +304,8 @@ class ApplyResult:
 
 @dataclass(frozen=True)
 class EvolveResult:
-    """The result of ``TargetTable.evolve``: column names by kind of change, and warnings for the user.
+    """The column changes that ``TargetTable.evolve`` made, as column names by kind, and warnings for the
+    user.
 
     ``created``: the table was created.
     ``backfilled``: columns whose default was written into existing rows.
@@ -564,7 +565,7 @@ class TableReader(Protocol):
         """
 
     def compared_rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return the frame of ``rows`` for a comparison with the source.
+        """Return the frame of ``rows`` in the form that ``tidesink diff`` compares with the source.
 
         It may have one more column at the end, ``spark.digests.ODD``: the texts of values that do not fit
         their column's Spark type.

@@ -20,7 +20,7 @@ NAME: Final = "_tidesink_cuts"
 
 
 def tag_prefix(pipeline: str) -> str:
-    """Return the prefix of the names of the tags that keep the table versions of a pipeline's cuts.
+    """Return the prefix of the tags (in Iceberg) that protect the table versions of a pipeline's cuts.
 
     The commit_ts of the cut follows the prefix. The prefix contains the pipeline's name because a table can
     be shared by several pipelines, whose cuts can have the same commit_ts.
@@ -29,7 +29,7 @@ def tag_prefix(pipeline: str) -> str:
 
 
 class CutTable(NamedTuple):
-    """A table's entry in a cut.
+    """A target table's entry in a cut.
 
     ``place``: the table's location, as readers of its format name it.
     ``version``: the version of the table that belongs to the cut.
@@ -43,7 +43,7 @@ class CutTable(NamedTuple):
 
 
 class TableVersion(NamedTuple):
-    """A table's location and version.
+    """A target table's location and version.
 
     ``place``: the location as readers of the table's format name it.
     ``version``: the snapshot id in Iceberg, the table version in Delta, the number of commits in a database.

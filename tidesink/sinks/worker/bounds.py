@@ -55,7 +55,8 @@ class Bounds(Protocol):
     """Chooses the bounds of a pipeline's cuts. Used by the worker's main thread."""
 
     def look(self, tasks: Sequence[TableTask], seen: Look) -> None:
-        """Update the state that bounds are chosen by. Called before ``next`` and ``after``.
+        """Update the information by which bounds are chosen, such as the newest watermarks. Called before
+        ``next`` and ``after``.
 
         ``tasks``: the pipeline's tables. ``seen``: the current offsets of their topics.
         """
@@ -100,7 +101,8 @@ class Bounds(Protocol):
 
 
 class WatermarkBounds:
-    """Chooses commit_ts values that are ``every`` seconds apart as bounds, for topics with watermarks.
+    """Chooses the bounds of cuts for topics with watermarks: commit_ts values that are ``every`` seconds
+    apart.
 
     Prefers the newest of them that the source has passed according to the watermarks. ``watermark_of``:
     returns a record's commit_ts if it is a watermark, else None.
@@ -274,7 +276,7 @@ class ConnectorBounds:
         return bool(self._refused)
 
     def after(self, bound: int) -> int:
-        """Return the next checkpoint after ``bound``, whose cut is done.
+        """Return the connector's next checkpoint after ``bound``, whose cut is done.
 
         Returns ``bound`` until ``every`` seconds have passed since it was chosen, and while the connector has
         no later checkpoint.

@@ -182,7 +182,7 @@ class Cuts:
         _log.info("cut", commit_ts=bound, tables=len(tables))
 
     def _named(self, tasks: Iterable[TableTask], bound: int) -> dict[CutTable, TargetTable] | None:
-        """Return the tables of the cut with their versions, each protected from removal.
+        """Return the tables of the cut with their versions, after protecting each version from removal.
 
         None if the version of a table cannot be looked up. Then the cut is not published.
         """
@@ -235,7 +235,7 @@ class Cuts:
         return {} if waits is None else {"last_time": self._last_time, "waits": waits}
 
     def _show(self, blocked: Mapping[TableTask, str], outside: Iterable[TableTask]) -> None:
-        """Save what ``tidesink status`` shows of cuts in the state store, if it changed.
+        """Save the cut's state, which ``tidesink status`` shows, in the state store if it changed.
 
         ``blocked``: what keeps each table from reaching the bound. ``outside``: tables that the cut leaves
         out.

@@ -105,7 +105,7 @@ class TableTasks:
                 self._refuse(topic, SourceError(_NO_TOPIC, topic=topic))
 
     def _follow_quiet(self, seen: Look) -> None:
-        """Create tasks for tables of the source database of which the topics have no record.
+        """Create tasks for tables of the source database that have no record in the topics.
 
         A topic that the changefeed has not created yet is treated as one without partitions.
         """

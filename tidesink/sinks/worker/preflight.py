@@ -78,7 +78,7 @@ def preflight_of(config: Config, shape: TableShape, theirs: Collection[str]) -> 
 
 
 def _preflight(config: Config, shape: TableShape, theirs: Collection[str]) -> PreflightResult:
-    """Return the target's own check of a table.
+    """Return the result of the target's own check of a table.
 
     If the target refuses the table only because of columns that an existing table would not get (the policy
     ``schema-changes: add`` is not ``apply``), the refusal becomes a warning.

@@ -356,7 +356,8 @@ class FileWriter:
         return tuple(files), found
 
     def _entries(self, snapshot: Any) -> Any:
-        """Return the log's entries (Java) of a snapshot's data files, from its checksum or with a Spark job.
+        """Return the log's entries (Java) of all data files in a snapshot, from its checksum or with a Spark
+        job.
 
         Returns a reason for a MERGE if there are too many files.
         """
@@ -501,7 +502,7 @@ def _stored_version(transaction: Any, application: str) -> int:
 def _may_have(
     statistics: Mapping[str, Any], same: Mapping[str, Any], ranges: Mapping[str, tuple[Any, Any]]
 ) -> bool:
-    """Return True if a data file may contain keys in these ranges.
+    """Return True if a data file may contain keys in the ranges ``ranges``, by its statistics.
 
     ``statistics``: the file's statistics.
     ``same``: the values of the file's partition.

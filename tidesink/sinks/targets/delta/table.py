@@ -492,7 +492,7 @@ class DeltaTable(DeltaColumns):
             self._session.catalog.dropTempView(_VIEW)
 
     def _write(self, batch: ReducedBatch, progress: Progress) -> bool:
-        """Write and commit a batch.
+        """Write and commit a batch, as files or with a MERGE.
 
         Returns True if it was written as files, which checks the skipped rows against the stored rows. After
         a MERGE, they still have to be checked.

@@ -151,7 +151,7 @@ class DeltaShard:
         self._known: tuple[str, ...] | None = None
 
     def claimed(self, entry: Entry, present: Iterable[str]) -> None:
-        """Take over the columns of the shard's rows from the ledger, when the table is claimed.
+        """Load the columns that the shard's rows have from the ledger, when the table is claimed.
 
         ``entry``: the entry of the claim. If Delta has removed the commit that records the columns, all
             columns of the table are assumed.

@@ -253,7 +253,8 @@ class FileWriter:
     def _data_files(
         self, batch: ReducedBatch, state: TableState, storage: Storage
     ) -> tuple[tuple[DataFile, ...], dict[str, OldPartition], dict[str, Any]] | str:
-        """Return the data files that may contain the batch's keys, and these files' partitions and vectors.
+        """Return the data files that may contain the batch's keys, with their partitions and deletion
+        vectors.
 
         Returns a reason for a MERGE if Python cannot read one of the files.
         """
@@ -393,7 +394,7 @@ class FileWriter:
         return change.apply()
 
     def _deletes(self, plan: FilePlan, file: WrittenFile) -> Iterator[Any]:
-        """Yield Java's delete files for a written file.
+        """Yield Java's delete files for a file that the tasks have written.
 
         A position delete file is one delete file. A Puffin file has one for each data file's deletion vector.
         """

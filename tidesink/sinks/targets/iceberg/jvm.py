@@ -148,7 +148,8 @@ class JvmTable:
         return self.java.util.JsonUtil.mapper()
 
     def commit(self, base: TableState, change: Callable[[Any], object]) -> None:
-        """Commit changes of the table's metadata, if the table is still in the state ``base``.
+        """Commit changes of the table's metadata, if the table has not changed since it was in the state
+        ``base``.
 
         ``change``: makes the changes on Java's metadata builder.
 

@@ -183,7 +183,8 @@ class Staging:
         *,
         hidden: bool,
     ) -> tuple[int, ApplyResult]:
-        """Merge a batch into a table that has rows. Returns the id of the new snapshot, and the result.
+        """Merge a batch into a table that has rows. Returns the id of the new snapshot, and the batch's
+        result.
 
         ``hidden``: True if the table has position deletes. A row that they delete counts as deleted once more
             in the summary if its file is rewritten.

@@ -189,7 +189,7 @@ def _hashed_bytes(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
 
 
 def _decimal_bytes(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
-    """Return the hashed bytes of decimals, as ``_hashed_bytes``.
+    """Return the bytes of decimals that Iceberg hashes, in the form that ``_hashed_bytes`` returns.
 
     A value's bytes are its unscaled number, big-endian, in the fewest bytes that hold it with its sign.
     """

@@ -99,7 +99,7 @@ class CutTags:
         return found[max(found)] if found else []
 
     def _age(self, state: TableState, name: str, keep_ms: int) -> int | None:
-        """Return the maximum age in milliseconds to set on a tag; None if it has one already.
+        """Return the maximum age in milliseconds to set on a tag; None if the tag has a maximum age already.
 
         Iceberg counts the age from the time when the snapshot was written.
         """

@@ -302,7 +302,7 @@ class FilesOrMerge:
         return done
 
     def stages(self, rows: RowFormat, *, soft: bool) -> bool:
-        """Return True if the next batch's rows should be written to files by the tasks that reduce them.
+        """Return True if the tasks that reduce the next batch should write its rows to files.
 
         Returns False if the rows depend on stored rows, or if an offset range has so few records that its
         file would be small.

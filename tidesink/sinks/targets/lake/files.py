@@ -574,7 +574,7 @@ def _beside(rows: pa.Table, values: pa.Table) -> pa.Table:
 
 
 class _Stored:
-    """Collects the stored values that a group of files has for a batch.
+    """Collects the stored rows and values that a batch needs from a group of data files.
 
     ``keys``: the batch's keys.
     ``ended``: versions of a history that end, which the task itself writes.

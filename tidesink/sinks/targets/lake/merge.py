@@ -152,7 +152,7 @@ def _events(
 
 
 def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Sequence[str]) -> DataFrame:
-    """Join the batch's events with the events that the stored rows of its keys record.
+    """Join a batch's events with the events that the stored rows of its keys show.
 
     The frame has one row per key and commit_ts. It is partitioned by key, so that later windows need no
     shuffle.
@@ -466,7 +466,7 @@ def _as_target(source: str, column: ShapeColumn, ddl: str) -> str:
 
 
 def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
-    """Return SQL conditions for the match of a batch's row with a stored row.
+    """Return SQL conditions under which a batch's row and a stored row have the same key.
 
     They are the equality of the keys, and the range of the batch's keys, by which Delta skips files.
     """

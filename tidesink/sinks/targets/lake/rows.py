@@ -315,7 +315,7 @@ def _longest(positions: pa.StructArray) -> int:
 
 
 def _numbers(positions: pa.StructArray, longest: int) -> Iterator[npt.NDArray[Any]]:
-    """Yield the columns of numbers by which positions are compared, in order.
+    """Yield the columns of numbers by which positions are compared, the most significant column first.
 
     A list of source numbers is greater than any list that it starts with.
 

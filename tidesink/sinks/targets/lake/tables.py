@@ -255,7 +255,7 @@ def open_session(spark: SparkSession, settings: Mapping[str, str] | None = None)
 
 @contextmanager
 def transaction(session: SparkSession, application: str, version: int) -> Iterator[None]:
-    """Set the transaction version of Delta writes of ``session`` inside the block.
+    """Give all Delta writes of ``session`` inside the block a transaction version.
 
     Delta stores the version with the commit. It silently skips a write whose version is not above the stored
     one.
@@ -313,7 +313,7 @@ def source_of(session: SparkSession, batch: ReducedBatch) -> Iterator[None]:
 
 @contextmanager
 def arrow_batches_of_rows(session: SparkSession) -> Iterator[None]:
-    """Pass rows of ``session`` to Python tasks in large Arrow batches inside the block.
+    """Use large Arrow batches when rows of ``session`` are passed to Python tasks inside the block.
 
     The session's own setting is small, because it is made for payloads of some MiB per row.
     """

@@ -260,7 +260,7 @@ class Near(NamedTuple):
 
 
 class Events:
-    """A batch's events or reads, prepared for a comparison with stored versions.
+    """A batch's events or reads, prepared to be compared with the stored versions of a history.
 
     ``events``: a table of keys, commit_ts and kinds.
     ``names``: the key columns.
@@ -282,7 +282,7 @@ class Events:
         self._places = self._place(number[order], at[order], "left")
 
     def changing(self, keys: Places, spans: Spans) -> Near:
-        """Return how the events change stored rows.
+        """Return how the batch's events change stored rows of a history.
 
         For a delete marker, this is only a candidate: ``changes`` decides, because it also knows the row
         before it.
@@ -426,8 +426,8 @@ class _Moments:
         self.first = np.append(True, self._keys[1:] != self._keys[:-1])[: len(self.at)]
 
     def beside(self, counted: Mask) -> tuple[Places, Places]:
-        """Return two arrays with a value for each moment, about the moments of its key that ``counted``
-        selects.
+        """Return two arrays that describe, for each moment, its neighbours among the selected moments of its
+        key.
 
         They are the commit_ts of the next selected moment, and the index of the previous one; -1 if there is
         none.

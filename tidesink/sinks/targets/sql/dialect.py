@@ -18,7 +18,7 @@ from tidesink.typemap.render_sql import Database
 
 
 class MergeColumn(NamedTuple):
-    """A column of a merge.
+    """A column that a merge writes.
 
     ``target``: the column's quoted name in the target table.
     ``staged``: its name in the staging table.
@@ -83,7 +83,7 @@ class Merge:
 
     @property
     def taken(self) -> str:
-        """SQL condition that a staged row ``s`` is written to the target as a row.
+        """SQL condition that is true if a staged row ``s`` becomes a row of the target.
 
         In the source's order this includes deletes, which are written as tombstones.
         """
@@ -114,7 +114,7 @@ def no_table(place: Place) -> SchemaRefusedError:
 
 
 class Counts(NamedTuple):
-    """Row counts of a merge, with the meanings that ``ApplyResult`` documents.
+    """Row counts of a merge, which have the same meanings as in ``ApplyResult``.
 
     ``stale``: staged rows that were skipped because they were not newer than the stored row.
     ``absent``: set only for a history.
@@ -128,7 +128,7 @@ class Counts(NamedTuple):
 
 
 class ForView(NamedTuple):
-    """A statement that restores a grant or comment of a view that was created again.
+    """A statement that restores a grant or a comment after a view was dropped and created again.
 
     ``column``: run the statement only if the view still has this column; None to run it always.
     """

@@ -453,7 +453,7 @@ class MysqlDialect:
         return merged(cursor, merge, only_key=self._looked_at(cursor, merge))
 
     def _looked_at(self, cursor: Any, merge: Merge) -> bool:
-        """Check the key columns, and return True if the key is the table's only unique index.
+        """Check the target's key columns, and return True if the key is the table's only unique index.
 
         The result stays valid until the commit, because reading the table locks its definition.
         """

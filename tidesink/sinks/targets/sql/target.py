@@ -121,7 +121,7 @@ class SqlTarget:
 
 
 def view_name(template: str | None, place: Place) -> str | None:
-    """Return the name of a target table's view; None if no view is configured.
+    """Return the name of the view of a target table, by a template; None if no view is configured.
 
     The ``{table}`` of the template is the table's name at the target, not at the source.
     """

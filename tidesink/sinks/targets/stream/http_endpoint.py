@@ -181,7 +181,8 @@ class HttpTable(MessageTable):
 
 
 def _in_order(frame: DataFrame, shape: TableShape, tasks: int) -> DataFrame:
-    """Partition and sort the rows by key, so that a batch that is sent again has the same requests.
+    """Return the frame partitioned and sorted by key, so that a batch that is sent again has the same
+    requests.
 
     ``tasks``: number of tasks that send requests in parallel.
     """

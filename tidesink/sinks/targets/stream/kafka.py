@@ -243,7 +243,7 @@ def delivery_error(
 
 
 class Parcel(NamedTuple):
-    """A sent message that is not acknowledged yet.
+    """A message that was sent and is not acknowledged yet.
 
     ``size``: length of key and value in bytes.
     ``place``: topic, partition and offset of the row's event at the source; None if unknown.
