@@ -117,7 +117,7 @@ class DeltaLog:
         return int(found.get()) if found.isDefined() else None
 
     def next_version(self, epoch: int) -> int:
-        """Return a transaction version of the epoch for a commit that is not a batch, such as a claim.
+        """Return a transaction version of the epoch for a commit that is not a batch.
 
         It contains the table's version, so it is greater than those of earlier such commits.
         """

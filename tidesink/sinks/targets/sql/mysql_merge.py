@@ -581,7 +581,7 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         Meaning(
             TargetError,
             "The user {user} lacks a privilege at the target",
-            "Grant it. `tidesink validate --connect` prints the GRANT statements.",
+            "Grant the privilege. `tidesink validate --connect` prints the GRANT statements.",
         ),
     ),
     (
@@ -707,9 +707,8 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         Meaning(
             TargetError,
             "A trigger or a function at the target raises an error",
-            f"{_NOTHING} Its message is not shown, because it may contain row values. Correct the trigger "
-            "or drop "
-            "it.",
+            f"{_NOTHING} The error's message is not shown, because it may contain row values. Correct the "
+            "trigger or drop it.",
         ),
     ),
     (

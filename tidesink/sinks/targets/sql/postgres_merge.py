@@ -379,7 +379,7 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
         "42501",
         TargetError,
         "The user {user} lacks a privilege at the target",
-        "Grant it. `tidesink validate --connect` prints the GRANT statements.",
+        "Grant the privilege. `tidesink validate --connect` prints the GRANT statements.",
     ),
     (
         "42P10",
@@ -425,9 +425,8 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
             state,
             TargetError,
             "A trigger or a function at the target raises an error",
-            "Nothing was written. Its message may contain row values, so it is only in the server's log. "
-            "Correct "
-            "the trigger or drop it.",
+            "Nothing was written. The error's message may contain row values, so only the server's log has it. "
+            "Correct the trigger or drop it.",
         )
         for state in ("P0", "38", "39")
     ),
