@@ -111,8 +111,9 @@ class SideSchemas:
     unknown: Mapping[int, str] = field(default_factory=dict)
 
     def fault(self, schema_id: int, part: str) -> TidesinkError | None:
-        """Returns the error for records whose schema with this id is unusable or not in the registry; None if
-        the id was not looked up yet.
+        """Returns the error for records with this schema id, if the schema is refused or not in the registry.
+
+        Returns None if the id was not looked up yet.
         """
         if schema_id in self.refused:
             return SchemaMismatchError(f"{part}: {self.refused[schema_id]}")

@@ -226,7 +226,7 @@ class Reduction:
 
     @property
     def read(self) -> KafkaRead:
-        """The numbers of records and bytes that Kafka returned."""
+        """The numbers of records and bytes of the batch that Kafka returned."""
         return self.found.read
 
     def release(self) -> None:

@@ -169,8 +169,8 @@ class Topics:
         return {"topic": topic, **({TOPIC_ABSENT: True} if self.tables(topic).absent else {})}
 
     def grown(self, found: TopicOffsets) -> tuple[Ends, ...]:
-        """Returns the records of added partitions: the end offset of each partition, whenever new partitions
-        were noticed.
+        """Returns, for each time that new partitions of a topic were noticed, the end offset of each
+        partition then.
 
         Raises:
             StateStoreError: The state store does not answer.

@@ -196,8 +196,8 @@ def _max_offset(found: DecodedRecords) -> int:
 
 
 def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, object] | None:
-    """Returns the smallest and the greatest value of the rows' first key column; None if its values have no
-    order.
+    """Returns the smallest and the greatest value of the rows' first key column; None if there are no rows or
+    no order.
     """
     first = shape.key_columns[0].name
     keys = [pc.struct_field(one["key"].combine_chunks(), [first]) for one in rows if len(one)]

@@ -233,7 +233,7 @@ class ReducedBatch:
 
     @property
     def row_format(self) -> RowFormat:
-        """The properties of the batch's rows that a row sink needs."""
+        """The properties of the batch's rows that must be known to write them (``RowFormat``)."""
         return RowFormat(self.shape, self.mode, self.sequenced, self.keeps)
 
     @property

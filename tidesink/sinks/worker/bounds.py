@@ -217,7 +217,7 @@ class ConnectorBounds:
 
     @property
     def waits(self) -> str:
-        """The reason why there is no bound for the next cut yet; None if there is one."""
+        """The reason why there is no bound for the next cut yet; empty if no reason is known."""
         return self.reason
 
     def time_of(self, bound: int) -> datetime:  # noqa: ARG002  (a position has no time)

@@ -344,7 +344,7 @@ class KeyedRows:
 
 @dataclass(frozen=True)
 class KeyedTask:
-    """The code of a Spark task that reads the source's rows for its share of the keys.
+    """A Spark task that reads the source's rows for its share of the target's keys.
 
     One query reads up to ``KEYS_A_QUERY`` keys. Raises ValueOutOfRangeError if a value of a key cannot be a
     value of the source's column.

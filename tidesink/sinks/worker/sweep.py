@@ -92,10 +92,10 @@ def deletes_plan(plan: DecodePlan) -> DecodePlan:
 
 @dataclass(frozen=True)
 class KeyTask:
-    """The code of a Spark task that passes its share of the keys to ``work`` as records.
+    """A Spark task that passes its share of the target's keys to ``work``, as records.
 
-    ``names``: names of the key columns. ``wanted``: range that the records' offsets begin at. ``commit_ts``:
-    position of the deletes, or None if they need none.
+    ``names``: names of the key columns. ``wanted``: the range whose first offset the first record gets.
+    ``commit_ts``: position of the deletes, or None if they do not need a position.
     """
 
     names: tuple[str, ...]

@@ -425,8 +425,8 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
             state,
             TargetError,
             "A trigger or a function at the target raises an error",
-            "Nothing was written. The error's message may contain row values, so only the server's log has it. "
-            "Correct the trigger or drop it.",
+            "Nothing was written. The error's message may contain row values, so only the server's log "
+            "has it. Correct the trigger or drop it.",
         )
         for state in ("P0", "38", "39")
     ),
