@@ -142,7 +142,7 @@ class _LoggedTable:
         return self._chosen(self._old, self._old_key, self._key)
 
     def _value(self, column: ShapeColumn) -> pa.Array:
-        """Returns a column's values.
+        """Returns the values that a column has in the log rows.
 
         If only the key of a row is known, a key column's values come from the key.
         """

@@ -374,7 +374,7 @@ class Filtered:
 
 
 def filtered_of(summary: BatchSummary, last_ddl: Mapping[str, Any] | None = None) -> Filtered:
-    """Returns the counts of one batch's events without a row."""
+    """Returns the numbers of one batch's events that have no row, by kind."""
     others = summary.filtered - summary.ddl - summary.watermarks
     return Filtered(summary.ddl, summary.watermarks, others, last_ddl)
 

@@ -363,7 +363,7 @@ class TopicDdl:
             return _Unread(part, self._known, self._known)
 
     def _is_in_doubt(self, found: TopicOffsets) -> bool:
-        """Returns True if the log of partition 0 may have been cut, so that it must be checked without new
+        """Returns True if Kafka may have cut the log of partition 0. Then it is checked even without new
         records.
         """
         last = self._known.last

@@ -45,7 +45,8 @@ class Evolution:
 
 
 def plan_evolution(present: Mapping[str, str], shape: TableShape) -> Evolution:
-    """Compare a target's columns with a shape and return the column changes that the target needs.
+    """Compare a target table's columns with those that it should have (``shape``), and return the changes it
+    needs.
 
     ``present``: the target's columns: Spark DDL type by name. Columns that the shape does not have stay
         unchanged.

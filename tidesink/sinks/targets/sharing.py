@@ -72,7 +72,7 @@ def names_of(shape: TableShape) -> tuple[str, ...]:
 
 
 def new_columns(shape: TableShape, known: Collection[str] | None) -> tuple[ShapeColumn, ...]:
-    """Return the shape's columns that a shard's existing rows do not have.
+    """Return the columns of ``shape`` that a shard's existing rows do not have.
 
     ``known``: columns of the shard's existing rows, from its ledger; None if the shard has no rows.
     """

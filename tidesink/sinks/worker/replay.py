@@ -437,7 +437,7 @@ def standing_of_letter(
 
 
 class LettersToday(NamedTuple):
-    """The contents of the letters, decoded with the current config and schemas.
+    """The contents of the replayed letters, decoded with the current config and schemas.
 
     ``summary``: counts of their events. ``read``: number of letters with records of this table. ``bad``:
     error class and reason of each letter that still cannot be decoded, by partition and offset. ``hashes``:

@@ -107,7 +107,8 @@ class DeltaPreflight(LakePreflight):
 
 
 def check(shape: TableShape, present: Iterable[str] = ()) -> None:
-    """Check that a Delta table can have the columns of a shape together with its columns ``present``.
+    """Check that a Delta table can have the columns of ``shape`` in addition to its existing columns
+    ``present``.
 
     Raises:
         SchemaRefusedError: the shape has no key, or a column whose name is reserved or the same as another's.
@@ -119,7 +120,10 @@ def check(shape: TableShape, present: Iterable[str] = ()) -> None:
 def create_statement(
     location: str, shape: TableShape, *, soft_deletes: bool, properties: Mapping[str, str]
 ) -> str:
-    """Return the CREATE TABLE statement for a shape's columns; ``location``: the table's quoted name."""
+    """Return the CREATE TABLE statement for a table with the columns of ``shape``.
+
+    ``location``: the table's quoted name.
+    """
     given = {**TABLE_PROPERTIES, **dict(map(_GIVEN_BY.__getitem__, _named_by(shape.columns))), **properties}
     return lake_tables.create_statement(
         location, shape, provider="delta", properties=given, soft_deletes=soft_deletes

@@ -77,7 +77,8 @@ class IcebergPreflight(LakePreflight):
 
 
 def check(shape: TableShape, present: Iterable[str] = ()) -> None:
-    """Check that an Iceberg table can have the columns of a shape together with its columns ``present``.
+    """Check that an Iceberg table can have the columns of ``shape`` in addition to its existing columns
+    ``present``.
 
     Raises:
         SchemaRefusedError: the shape has no key, or a column whose name is reserved or the same as another's.
@@ -89,7 +90,10 @@ def check(shape: TableShape, present: Iterable[str] = ()) -> None:
 def create_statement(
     location: str, shape: TableShape, *, soft_deletes: bool, properties: Mapping[str, str]
 ) -> str:
-    """Return the CREATE TABLE statement for a shape's columns; ``location``: the table's quoted name."""
+    """Return the CREATE TABLE statement for a table with the columns of ``shape``.
+
+    ``location``: the table's quoted name.
+    """
     given = {**TABLE_PROPERTIES, **properties}
     return lake_tables.create_statement(
         location, shape, provider="iceberg", properties=given, soft_deletes=soft_deletes

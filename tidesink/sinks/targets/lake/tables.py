@@ -136,7 +136,10 @@ def create_statement(
     properties: Mapping[str, str],
     soft_deletes: bool,
 ) -> str:
-    """Return the CREATE TABLE statement for a shape's columns; ``location``: the table's quoted name."""
+    """Return the CREATE TABLE statement for a table with the columns of ``shape``.
+
+    ``location``: the table's quoted name.
+    """
     columns = [column_words(column) for column in shape.columns]
     if soft_deletes:
         columns.append(soft_delete_column())
@@ -149,7 +152,8 @@ def create_statement(
 
 
 def check_names(shape: TableShape, present: Iterable[str] = ()) -> None:
-    """Check that Spark distinguishes all column names of a shape and of the target's columns ``present``.
+    """Check that Spark distinguishes all names among the columns of ``shape`` and the target's columns
+    ``present``.
 
     Raises:
         SchemaRefusedError: two names are different at the source but the same in Spark.

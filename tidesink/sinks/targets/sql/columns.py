@@ -134,7 +134,8 @@ def natives_of(present: Mapping[str, str], shape: TableShape, database: Database
 def plan_columns(
     present: Mapping[str, str], shape: TableShape, database: Database, mend: Mend | None = None
 ) -> SqlEvolution:
-    """Compare a table's columns with a shape and return the column changes that the table needs.
+    """Compare a target table's columns with those that it should have (``shape``), and return the changes it
+    needs.
 
     ``present``: the table's columns: type by name.
     ``mend``: returns the statements that change a column's type, for the message.
@@ -273,7 +274,7 @@ MYSQL_LIMITS: Final = SqlLimits(
 
 
 def check_sql_shape(shape: TableShape, limits: SqlLimits, quote: Callable[[str], str]) -> None:
-    """Check that the database can store a table with a shape's columns and key.
+    """Check that the database can store a table with the columns and key of ``shape``.
 
     Raises:
         SchemaRefusedError: the shape has no key, too many columns, a column name that the database does not

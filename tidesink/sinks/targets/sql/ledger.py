@@ -263,7 +263,7 @@ PIECE: Final = 100_000
 
 @dataclass(frozen=True)
 class SqlTombstones:
-    """The tombstones of one table, which are the rows that mark a delete.
+    """The tombstones of one table: rows that stay in the target as the memory of a delete.
 
     ``held``: locks and returns the ledger row if this worker still holds the table; raises otherwise.
     """

@@ -157,7 +157,9 @@ class KafkaTable(MessageTable):
             self._registry = None
 
     def _prepare(self, shape: TableShape) -> None:
-        """Register the message schemas of a shape's columns and key at the schema registry, if configured."""
+        """Register the message schemas for the columns and key of ``shape`` at the schema registry, if
+        configured.
+        """
         self._encode_as(shape)
 
     def _send(self, batch: ReducedBatch, stamp: Stamp) -> Sent:
