@@ -77,5 +77,5 @@ def test_a_column_that_may_be_the_excluded_one_waits(
     for config in (early, again):
         (table,) = run(config, until="drained").tables
         assert table.state == "PAUSED"
-        assert "it appeared when phone disappeared" in (table.error or "")
+        assert "because phone disappeared at the same time" in (table.error or "")
     assert lake_rows(tmp_path, "told") == {1: ROWS[1]}

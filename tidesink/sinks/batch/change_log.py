@@ -69,10 +69,11 @@ def log_rows(table: ChangeTable, rows: TargetRows, decoder: TableDecoder, *, kee
 
 
 class _LoggedTable:
-    """The log rows of one table's changes.
+    """Converts one table's changes into rows of its change log.
 
-    ``_at``: the index of each log row's event. ``_old``: True for the preimage of an update. ``_shows_old``:
-    True for the preimage of an update, and for the row that a delete removed.
+    ``_at``: for each log row, the index of its event. ``_old``: True for a log row that is the preimage of an
+    update. ``_shows_old``: True for a log row that shows an old image, which is the preimage of an update or
+    the row that a delete removed.
     """
 
     def __init__(
@@ -119,7 +120,8 @@ class _LoggedTable:
         }
 
     def _row_numbers(self) -> pa.Array:
-        """Returns the numbers of the rows of each record, in the order in which they took effect.
+        """Returns the number of each log row among the rows of its record, in the order in which they took
+        effect.
 
         Each event has two numbers. Only an update uses both: for its preimage and its postimage.
         """
@@ -129,7 +131,9 @@ class _LoggedTable:
 
     @cached_property
     def _image(self) -> pa.StructArray:
-        """The known image of each row as a struct of the target's columns; null if only its key is known."""
+        """The known image of each log row, as a struct of the target's columns; null if only the row's key is
+        known.
+        """
         after = self._changes.rows["after"].combine_chunks()
         return self._chosen(self._shows_old, self._before, self._rows.row(self._changes, after))
 
@@ -138,7 +142,7 @@ class _LoggedTable:
         return self._chosen(self._old, self._old_key, self._key)
 
     def _value(self, column: ShapeColumn) -> pa.Array:
-        """Returns a column's values.
+        """Returns the values that a column has in the log rows.
 
         If only the key of a row is known, a key column's values come from the key.
         """
@@ -148,7 +152,7 @@ class _LoggedTable:
         return pc.if_else(pa.array(self._key_alone), pc.struct_field(self._image_key, [column.name]), found)
 
     def _unavailable(self) -> pa.Array:
-        """JSON lists of the columns whose values the source did not send.
+        """For each log row, the columns whose values the source did not send, as a JSON list.
 
         Null for a row with all its values.
         """
@@ -167,12 +171,14 @@ class _LoggedTable:
         return self._rows.names(names)
 
     def _marked(self, mark: str) -> pa.Array:
-        """Returns for each row the columns that carry ``mark``. Null for old rows."""
+        """Returns the columns of each log row that carry ``mark``; null for a row that shows an old image."""
         lists = self._lists(self._changes.rows[mark].combine_chunks()).take(self._events)
         return pc.if_else(pa.array(self._shows_old), pa.scalar(None, lists.type), lists)
 
     def _chosen(self, first: Flags, one: pa.Array, other: pa.Array) -> pa.Array:
-        """Returns for each log row its event's element in ``one`` if the flag is set, else in ``other``."""
+        """Returns, for each log row, its event's value from ``one`` if ``first`` is True for the row, else
+        from ``other``.
+        """
         return pa.concat_arrays([one, other]).take(pa.array(np.where(first, self._at, self._at + len(one))))
 
     def _taken(self, column: pa.ChunkedArray) -> pa.Array:
@@ -192,7 +198,7 @@ def change_keys(
 ) -> tuple[pa.StructArray, pa.StructArray]:
     """Returns the keys and the old keys of the changes, in the target's columns.
 
-    An old key is null if the key did not change. A truncate has neither.
+    An old key is null if the change does not alter the key. A truncate has neither a key nor an old key.
 
     ``old_keys``: True if an update's old row contains the old key. False if the protocol sends a key change
     as two records.
@@ -207,7 +213,7 @@ def change_keys(
 
 
 def _where(flags: pa.Array, values: pa.Array) -> pa.Array:
-    """Returns the values with null in place of each value whose flag is not set."""
+    """Returns the values, with null in place of each value whose flag in ``flags`` is not set."""
     return pc.if_else(flags, values, pa.scalar(None, values.type))
 
 

@@ -138,10 +138,10 @@ def _after_the_first_failure(seconds: float) -> Callable[[RetryCallState], bool]
 
 
 class Cooldown:
-    """The pause of a failing table in an endless run.
+    """The pause of a failing table in a run that has no end.
 
-    After ``retry.for`` is over, the worker does nothing for the table for the same time (at least 15
-    seconds), then tries it again.
+    Once a step has failed for the time ``retry.for``, the worker does nothing for its table for the same time
+    again (at least 15 seconds), and then tries once more.
     """
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -151,11 +151,11 @@ class Cooldown:
 
     @property
     def seconds(self) -> float:
-        """The length of a pause in seconds."""
+        """The length of a failing table's pause in seconds."""
         return self._seconds
 
     def start(self) -> None:
-        """Start a pause."""
+        """Start a pause of the failing table."""
         self._until = self._clock() + self._seconds
 
     @property
@@ -165,7 +165,7 @@ class Cooldown:
 
     @property
     def running(self) -> bool:
-        """True during a pause."""
+        """True while a pause lasts."""
         return self._until is not None and not self.over
 
     @property
@@ -307,7 +307,7 @@ class WorkerContext:
 
     @property
     def brokers(self) -> KafkaOffsets:
-        """The client that looks up topics (``Topics.brokers``)."""
+        """The client that looks up Kafka topics and their offsets (``Topics.brokers``)."""
         return self.topics.brokers
 
     def offsets_of(self, topic: str, table: TableId, *, may_come: bool = False) -> TopicOffsets:
@@ -324,7 +324,7 @@ class WorkerContext:
         return found if found is not None else TopicOffsets(topic, "", {})
 
     def place_of(self, table: TableId) -> str:
-        """Returns the location of a table in the target as text for messages."""
+        """Returns the location of a table in the target, as a text for messages."""
         return target_module(self.config.target).place_of(
             self.config.target, self.config.destination(table).table
         )
@@ -352,11 +352,12 @@ class WorkerContext:
         seconds: float | None = None,
         passes: Callable[[BaseException], bool] = may_pass,
     ) -> RetryPolicy:
-        """Returns a retry policy.
+        """Returns a policy that tries a failed step again.
 
-        It records each failure for ``table`` and reports each retry to the listeners.
+        The policy records each failure for ``table``, and reports each retry to the listeners.
 
-        ``table``: None for a step that all tables share. ``seconds``: by default the config's ``retry.for``.
+        ``table``: None for a step that all tables share. ``seconds``: how long to try again; by default the
+        config's ``retry.for``.
         """
 
         def tell(error: TidesinkError, pause: float) -> None:

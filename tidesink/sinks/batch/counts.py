@@ -173,7 +173,7 @@ class BatchSummary:
 
     @property
     def is_to_learn(self) -> bool:
-        """True if the driver must check the decode plan after the batch.
+        """True if the driver must check, after the batch, whether the decode plan still fits the records.
 
         This is so if records are unplanned or bad, or if the batch reports which writer schemas its rows
         have.
@@ -187,12 +187,12 @@ class BatchSummary:
 
     @property
     def applied(self) -> int:
-        """The number of row events that are represented by the rows to apply."""
+        """The number of row events whose change is part of the rows to apply."""
         return self.rows - self.split_halves
 
 
 def distinct(found: Iterable[Any]) -> tuple[Any, ...]:
-    """Returns the distinct values in ascending order, without None."""
+    """Returns the distinct values of a sequence in ascending order, without None."""
     return tuple(sorted({one for one in found if one is not None}))
 
 
@@ -202,7 +202,7 @@ def greatest(moments: Iterable[int | None]) -> int | None:
 
 
 def latest(*records: LastRecord | None) -> LastRecord | None:
-    """Returns the record with the greatest offset, or None if all are None."""
+    """Returns the record with the greatest offset, or None if no record is given."""
     return max((one for one in records if one is not None), default=None)
 
 
@@ -247,11 +247,13 @@ class Account:
         return Account(**{name: count + theirs[name] for name, count in mine.items()})
 
     def values(self) -> tuple[int, int, int, int, int]:
-        """Terms of the law: ``read``, ``applied``, ``superseded``, ``without_row``, ``dead_lettered``."""
+        """The terms of the law of counts: ``read``, ``applied``, ``superseded``, ``without_row``,
+        ``dead_lettered``.
+        """
         return self.read, self.applied, self.superseded, self.without_row, self.dead_lettered
 
     def as_counters(self) -> dict[str, int]:
-        """The counts by name."""
+        """Returns the counts as a mapping from counter names to numbers."""
         return asdict(self)
 
     @classmethod
@@ -284,7 +286,7 @@ class Account:
         )
 
     def _check_filtered_out(self, numbers: str, table: str) -> None:
-        """Raises AccountingError if ``filtered_out`` is impossible.
+        """Raises AccountingError if the count ``filtered_out`` is impossible.
 
         A row that does not match the table's filter is a delete, so it must be applied or superseded.
         """
@@ -363,7 +365,7 @@ class Filtered:
 
     @classmethod
     def from_details(cls, details: Mapping[str, Any]) -> Filtered:
-        """Returns the counts of a document that ``as_details`` of this or an earlier version made.
+        """Returns the counts in a JSON document that ``as_details`` of this or an earlier version created.
 
         Missing counts are 0.
         """
@@ -372,7 +374,7 @@ class Filtered:
 
 
 def filtered_of(summary: BatchSummary, last_ddl: Mapping[str, Any] | None = None) -> Filtered:
-    """Returns the counts of one batch's events without a row."""
+    """Returns the numbers of one batch's events that have no row, by kind."""
     others = summary.filtered - summary.ddl - summary.watermarks
     return Filtered(summary.ddl, summary.watermarks, others, last_ddl)
 

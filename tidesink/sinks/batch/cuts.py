@@ -75,7 +75,7 @@ def _read_to(batch: pa.RecordBatch, last: int) -> pa.RecordBatch:
 
 
 def _ddl_above(found: DecodedRecords, bound: int) -> Iterator[int]:
-    """Yields the offsets of DDL events with a commit time above the bound. They wait, as rows do.
+    """Yields the offsets of DDL events with a commit time above the bound. These events wait, as rows do.
 
     An event with an impossible commit time is not yielded, because no bound would ever reach that time.
     """
@@ -86,7 +86,9 @@ def _ddl_above(found: DecodedRecords, bound: int) -> Iterator[int]:
 
 
 def _first_at(found: DecodedRecords, bound: int) -> int | None:
-    """Returns the offset of the first watermark with a commit_ts at or above the bound, or None."""
+    """Returns the offset of the first watermark whose commit_ts is at or above the bound; None if there is no
+    such watermark.
+    """
     marks = (one for one in found.others if one.kind == WATERMARK and one.commit_ts is not None)
     return min((one.offset for one in marks if (one.commit_ts or 0) >= bound), default=None)
 
@@ -169,7 +171,7 @@ def _last_before(following: int, *records: LastRecord | None) -> LastRecord | No
 
 
 def _under(at: PartitionProgress, former: int | None, bound: int | None) -> PartitionProgress:
-    """Returns a partition's progress, which was made under the bound ``former``, for reading under ``bound``.
+    """Converts a partition's progress from an earlier bound (``former``) to a new bound (``bound``).
 
     If the bound changes, rows that waited are read again, and so is the watermark at which reading ended.
     """

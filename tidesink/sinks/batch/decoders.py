@@ -80,11 +80,13 @@ class DecodePlan:
         return log_shape(self.shape) if self.logs else self.shape
 
     def with_rows_in(self, shape: TableShape) -> DecodePlan:
-        """Returns the plan with rows in ``shape``, which has the same columns with other properties."""
+        """Returns a plan whose rows get the columns of ``shape``, which has the same columns with other
+        properties.
+        """
         return replace(self, rows=replace(self.rows, shape=shape))
 
     def for_batch(self, number: int, rules: EventRules, *, marks_deletes: bool) -> DecodePlan:
-        """Returns the plan for the batch with this number.
+        """Returns a copy of the plan for the batch with the number ``number``.
 
         ``rules``: the batch's conditions on its events. ``marks_deletes``: True if a deleted row stays in the
         target and is marked as deleted.
@@ -109,7 +111,10 @@ class SideSchemas:
     unknown: Mapping[int, str] = field(default_factory=dict)
 
     def fault(self, schema_id: int, part: str) -> TidesinkError | None:
-        """Returns the error for records with this schema id, or None if the id was not looked up yet."""
+        """Returns the error for records with this schema id, if the schema is refused or not in the registry.
+
+        Returns None if the id was not looked up yet.
+        """
         if schema_id in self.refused:
             return SchemaMismatchError(f"{part}: {self.refused[schema_id]}")
         if schema_id in self.unknown:
@@ -125,7 +130,8 @@ class RegisteredSchemas:
     values: SideSchemas
 
     def unplanned(self, records: pa.RecordBatch, *, first: str = "key") -> Iterator[Unplanned]:
-        """Yields the records whose key or value has a schema id without a usable schema.
+        """Yields the records that cannot be decoded, because their key or value has a schema id without a
+        usable schema.
 
         ``first``: the side (``key`` or ``value``) whose error is reported if both sides have one.
         """
@@ -151,9 +157,10 @@ class RegisteredSchemas:
 
 
 def in_order(history: Sequence[int], ids: Iterable[int]) -> tuple[int, ...]:
-    """Returns ``ids`` in the order of ``history``, with the repetitions there.
+    """Returns schema ids in the order in which the schemas were in use.
 
-    Ids that are not part of the history follow in ascending order.
+    An id that occurs several times in ``history`` is repeated. Ids that do not occur there follow in
+    ascending order.
     """
     wanted = set(ids)
     return (*(one for one in history if one in wanted), *sorted(wanted - set(history)))
@@ -167,7 +174,7 @@ class KnownSchemas(MemorySchemaRegistry):
         self._known = texts
 
     def schema_by_id(self, schema_id: int) -> str:
-        """Returns the text of a schema.
+        """Returns the text of the schema with this registry id.
 
         Raises:
             SchemaNotFoundError: The id is not known.
@@ -177,7 +184,8 @@ class KnownSchemas(MemorySchemaRegistry):
 
 
 def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str) -> Iterator[Fault]:
-    """Yields the faults. A fault because of a header that workers do not read gets a message about it.
+    """Yields the decoding errors of records, and explains an error that is caused by an unsupported schema
+    header.
 
     Workers read a schema id only from Confluent's header in front of a key or a value. They do not read ids
     from record headers or from AWS Glue's header.
@@ -197,9 +205,9 @@ def named_faults(records: pa.RecordBatch, faults: Iterable[Fault], protocol: str
 
 
 def named_unplanned(records: pa.RecordBatch, found: Iterable[Unplanned]) -> Iterator[Unplanned]:
-    """Yields the records.
+    """Yields the unplanned records ``found``.
 
-    A record with schema ids in its Kafka headers gets an error, as workers do not read them.
+    A record that has its schema ids in Kafka headers becomes an error, because workers do not read ids there.
     """
     for one in found:
         elsewhere = record_ids_in_headers(records, one.record)
@@ -221,7 +229,7 @@ def under_glue(part: str, protocol: str) -> str:
 
 
 def folded_keys(shape: TableShape) -> frozenset[str] | None:
-    """Returns the folded names of the table's key columns, or None if the table has no key."""
+    """Returns the case-folded names of the table's key columns, or None if the table has no key."""
     return frozenset(shape.fold(name) for name in shape.keys) or None
 
 
@@ -236,7 +244,9 @@ def schema_id_of(part: bytes | None) -> int | None:
 
 
 def schema_ids(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Returns the schema id in the Confluent header of each element. An element without one has -1."""
+    """Returns, for each key or value in a column, the schema id in its Confluent header, or -1 without this
+    header.
+    """
     lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
     found = np.full(len(column), _NO_ID, np.int64)
     framed = np.nonzero(lengths >= HEADER_SIZE)[0]

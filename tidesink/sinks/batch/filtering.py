@@ -113,7 +113,9 @@ class RowFilterRule:
     def _applied(
         self, table: ChangeTable, said: pa.Array, rows: TargetRows
     ) -> tuple[ChangeTable, list[OtherRecord]]:
-        """Returns the row changes with the column ``UNMATCHED``, and the bad records."""
+        """Adds the column ``UNMATCHED`` to row changes. Returns the valid row changes and the new bad
+        records.
+        """
         ops = table.rows["op"].combine_chunks().dictionary_decode()
         written = _flags(pc.is_in(ops, pa.array(_ROW_OPS)))
         unsent = written & self._unsent(table, rows)
@@ -127,7 +129,7 @@ class RowFilterRule:
         return replace(table, rows=whole.filter(pa.array(~(unsent | failed)))), bad
 
     def _unsent(self, table: ChangeTable, rows: TargetRows) -> Flags:
-        """Returns True for row changes that omit the value of a column that the filter uses."""
+        """Returns a mask of the row changes that omit the value of a column that the filter uses."""
         lists = rows.source_names(table.rows["unavailable"].combine_chunks())
         found = np.zeros(len(lists), np.bool_)
         needed = _flags(pc.is_in(lists.flatten(), pa.array(self.columns)))
@@ -136,7 +138,8 @@ class RowFilterRule:
 
 
 def condition(row_filter: RowFilter, shape: TableShape) -> str:
-    """Returns the filter in Spark SQL, with the columns of ``shape`` as members of a struct ``_row``.
+    """Returns the filter as a Spark SQL condition, with the columns of ``shape`` as members of a struct
+    ``_row``.
 
     The filter is on its own lines, because it may end with a comment.
     """
@@ -194,7 +197,7 @@ def _tried(text: str) -> str:
 def decoded_chunk(
     wanted: FetchRange, found: DecodedRecords | TidesinkError, rule: RowFilterRule, rows: TargetRows
 ) -> pa.RecordBatch:
-    """Returns a chunk as rows for Spark: one row per row change, and at least one row.
+    """Returns a chunk of decoded records as rows for Spark: one row per row change, and at least one row.
 
     The first row contains the whole chunk, pickled. ``found``: the decoded records, or the error that
     decoding raised.
@@ -208,7 +211,7 @@ def decoded_chunk(
 
 
 def verdicts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Verdicts]:
-    """Yields each chunk with the verdicts on its row changes.
+    """Yields each chunk of decoded records with Spark's verdicts on its row changes.
 
     A chunk begins at each row that contains one, so it does not matter how Spark divided the rows into
     batches.

@@ -85,7 +85,7 @@ def write_bad_records(
 
 @dataclass(frozen=True)
 class LetterTask:
-    """Writes the dead letters for rows that consist of a record's location and its error."""
+    """Writes dead letters. Its input is rows with the location and the error of a bad record."""
 
     fetch: Fetch
     topic: LetterTopic
@@ -112,7 +112,10 @@ class LetterTask:
 
 
 def faults_by_place(batches: Iterable[pa.RecordBatch]) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """Returns the rows by topic, partition and offset. If a record has several rows, the last one counts."""
+    """Indexes the rows of bad records by the record's topic, partition and offset.
+
+    If a record has several rows, the last row is used.
+    """
     rows = (row for batch in batches for row in batch.to_pylist())
     return {(row["topic"], row["partition"], row["offset"]): row for row in rows}
 
@@ -176,7 +179,7 @@ def keep_ddl(
 
 
 def _pages(ddl: DataFrame) -> Iterator[DataFrame]:
-    """Yields the DDL events in Kafka's order, in pages of at most 64 MiB.
+    """Yields DDL events in Kafka's order, in pages of at most 64 MiB.
 
     A larger event is a page of its own.
     """
@@ -265,7 +268,7 @@ class SortedLetters(NamedTuple):
 
     @property
     def first(self) -> dict[int, int]:
-        """The offset of the first ``ready`` letter in each partition."""
+        """Returns, for each partition, the offset of the first letter that can be replayed."""
         newest_first = sorted(self.ready, key=lambda letter: -letter.offset)
         return {letter.partition: letter.offset for letter in newest_first}
 
@@ -319,12 +322,12 @@ class EventKeys:
 
     @property
     def columns(self) -> tuple[ShapeColumn, ...]:
-        """The key columns. They are the first columns of the result."""
+        """The key columns, which are the first columns of the rows that this task returns."""
         return self.plan.shape.key_columns
 
     @property
     def ddl(self) -> str:
-        """The columns of the result, as Spark DDL."""
+        """The columns of the rows that this task returns, as Spark DDL."""
         keys = (f"{quoted(f'c{at}')} {one.spark}" for at, one in enumerate(self.columns))
         return ", ".join([*keys, "partition int", "offset bigint", "commit_ts bigint"])
 
@@ -362,7 +365,9 @@ class LetterFetch:
 
     @classmethod
     def of(cls, topic: LetterTopic, letters: Iterable[Letter]) -> LetterFetch:
-        """Returns a ``LetterFetch`` for letters of one topic."""
+        """Returns an object that reads the records of ``letters``, which are all in the dead-letter topic
+        ``topic``.
+        """
         places: dict[int, set[int]] = {}
         for letter in letters:
             places.setdefault(letter.partition, set()).add(letter.at)
@@ -426,7 +431,7 @@ class LetterRows:
     own: Mapping[int, Offsets]
 
     def of(self, found: DecodedRecords, plan: DecodePlan) -> DecodedRecords:
-        """Returns the decoded records without other rows. The counts of records do not change."""
+        """Removes events of other rows from the decoded records. The counts of records do not change."""
         rows, old_keys = plan.rows, plan.decoder.old_keys
         masks = (
             changes_of_keys(one, self.hashes, rows.keys, convert=rows.key_values, old_keys=old_keys)
@@ -480,9 +485,9 @@ def faults_in(reduced: DataFrame) -> dict[tuple[int, int], tuple[str, str]]:
 
 
 def event_places(reduced: DataFrame) -> list[tuple[int, int]]:
-    """Returns partition and offset of the event of each row to apply.
+    """Returns, for each row to apply, the partition and offset of its event.
 
-    A key change is listed once, not twice.
+    An event that changes a key has two rows, but is listed once.
     """
     rows = reduced.where(F.col("_op").isin(*ROW_KINDS) & ~F.col("_half"))
     return [(row[0], row[1]) for row in rows.select("_partition", "_offset").collect()]
@@ -509,9 +514,9 @@ class LetterReader:
         return self.whole.over(session, ranges, work, ddl)
 
     def of_some(self, topic: LetterTopic, chosen: tuple[Letter, ...]) -> LetterReader:
-        """Returns a reader of only the letters ``chosen``, and of the same later records.
+        """Returns a reader of only the letters ``chosen``, and of the same later Kafka records.
 
-        Without letters, of none.
+        If no letters are chosen, the reader reads no later records either.
         """
         found, letters = self.whole.fetch, LetterFetch.of(topic, chosen)
         assert isinstance(found, FollowedFetch)  # noqa: S101  (``of`` makes it)
@@ -528,7 +533,8 @@ class LetterReader:
         every: Iterable[Letter],
         following: Sequence[FetchRange],
     ) -> LetterReader:
-        """Returns a reader.
+        """Returns a reader of the letters of a replay, and of later Kafka records with changes of the same
+        rows.
 
         Args:
             source: Reads Kafka records.

@@ -20,27 +20,29 @@ _log = structlog.get_logger("tidesink.worker")
 
 @dataclass(frozen=True)
 class Waiting:
-    """The worker is starting. ``what`` names what it waits for: jars, Spark, or Kafka's first answer."""
+    """Event: the worker is starting. ``what``: what it waits for, such as jars, Spark or Kafka."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Turned:
-    """The worker begins the next turn of its loop, in which it looks up the topics' offsets."""
+    """Event: the worker begins the next turn of its loop, in which it looks up the topics' offsets."""
 
 
 @dataclass(frozen=True)
 class StillAtWork:
-    """A slow step is still running. Sent every second, so that observers can see that the worker is alive."""
+    """Event: a slow step is still running. Sent every second, so that observers can see that the worker is
+    alive.
+    """
 
 
 @dataclass(frozen=True)
 class BatchStarted:
-    """The offsets of a batch are fixed.
+    """Event: the offsets of a batch are fixed, and the batch begins.
 
-    ``records``: the number of offsets in the batch. ``left``: the number of records in the topic after the
-    batch, when the topic was last looked up.
+    ``records``: the number of offsets in the batch. ``left``: the number of unread records that the topic has
+    after the batch, by the last look-up of the topic.
     """
 
     table: TableId
@@ -51,7 +53,7 @@ class BatchStarted:
 
 @dataclass(frozen=True)
 class BatchApplied:
-    """A batch and its progress are committed in the target.
+    """Event: a batch and its progress are committed in the target.
 
     ``seconds``: the duration of each step in seconds, in the order of the steps. ``doubted``: the number of
     rows that were applied with a warning. ``doubts``: for each partition, its first row with a warning.
@@ -70,7 +72,7 @@ class BatchApplied:
 
 @dataclass(frozen=True)
 class StepRetried:
-    """A step failed and will be tried again after ``pause`` seconds.
+    """Event: a step failed and will be tried again after ``pause`` seconds.
 
     ``table``: None for a step that all tables share.
     """
@@ -82,7 +84,7 @@ class StepRetried:
 
 @dataclass(frozen=True)
 class TableChanged:
-    """The status of a table changed."""
+    """Event: the status of a table changed."""
 
     status: TableStatus
 
@@ -97,7 +99,7 @@ class Listener(Protocol):
     """
 
     def hear(self, event: WorkerEvent) -> None:
-        """Handle an event."""
+        """Handle an event of the worker."""
 
 
 class Listeners:
@@ -111,7 +113,7 @@ class Listeners:
         self.hear(StepRetried(table, error, pause))
 
     def hear(self, event: WorkerEvent) -> None:
-        """Report an event to all listeners."""
+        """Report an event of the worker to all listeners."""
         for listener in self._listeners:
             try:
                 listener.hear(event)
@@ -193,22 +195,24 @@ class MetricsListener:
             return Counter(f"tidesink_{name}", words, ("table", *labels), registry=place)
 
         self._events = counter("events", "Row events by outcome", "fate")
-        self._filtered_out = counter("filtered_out", "Events whose row a filter removed")
-        self._row_by_row = counter("row_by_row_records", "Records decoded one by one")
+        self._filtered_out = counter("filtered_out", "Row events whose row does not match the filter")
+        self._row_by_row = counter("row_by_row_records", "Records decoded by the slower row codec")
         self._batches = counter("batches", "Batches applied")
         self._bytes = counter("read_bytes", "Bytes read from Kafka")
         self._doubted = counter("doubted_rows", "Rows applied with a warning about their checksum or key")
-        self._retries = counter("retries", "Steps that failed and were tried again")
+        self._retries = counter("retries", "Retries of failed steps, such as reads and commits")
         one = ("table",)
         self._seconds = Histogram("tidesink_batch_seconds", "Seconds per batch", one, registry=place)
         self._commit_ts = Gauge("tidesink_commit_ts", "Greatest commit_ts applied", one, registry=place)
         about = ("table", "state")
         turned = "tidesink_last_turn_timestamp_seconds"
-        self._turned = Gauge(turned, "When the worker last looked up the topics", registry=place)
-        self._state = Gauge("tidesink_table_state", "1 for a table's current state", about, registry=place)
+        self._turned = Gauge(turned, "Time of the last look-up of the topics' offsets", registry=place)
+        self._state = Gauge(
+            "tidesink_table_state", "1 for the table's current state, else 0", about, registry=place
+        )
 
     def hear(self, event: WorkerEvent) -> None:
-        """Update the metrics with an event."""
+        """Update the Prometheus metrics by an event of the worker."""
         if isinstance(event, Turned):
             self._turned.set_to_current_time()
         elif isinstance(event, BatchApplied):
@@ -330,11 +334,9 @@ EVERY_FAILURE_SECONDS: Final = 1.0
 class Heartbeat:
     """Stores the heartbeat of a pipeline's worker in the state store.
 
-    Each event that it hears is a sign of life.
-
-    So a worker that keeps retrying, for example because Kafka does not answer, does not count as dead. The
-    heartbeat also contains the current failure of a step that all tables share. ``clock`` returns seconds
-    since 1970.
+    Each event of the worker counts as a sign of life. So a worker that keeps retrying, for example because
+    Kafka does not answer, does not count as dead. The heartbeat also contains the current failure of a step
+    that all tables share. ``clock`` returns seconds since 1970.
     """
 
     def __init__(
@@ -390,7 +392,7 @@ ALIVE_SECONDS: Final = 60.0
 
 
 def is_alive(seconds: float | None) -> TypeGuard[float]:
-    """Returns True if a worker is running. ``seconds``: the result of ``seconds_since_beat``."""
+    """Returns True if a worker is running, by the time since its last heartbeat (``seconds_since_beat``)."""
     return seconds is not None and seconds <= ALIVE_SECONDS
 
 

@@ -118,9 +118,8 @@ def _opened_batches(most: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
 
 
 def opened(records: Iterable[pa.RecordBatch], most: int | None) -> Iterator[pa.RecordBatch]:
-    """Returns the records with decompressed values (``opened_values``).
-
-    None for ``most``: without decompression.
+    """Returns the records with decompressed values (``opened_values``). If ``most`` is None, values stay
+    compressed.
     """
     return iter(records) if most is None else _opened_batches(most, records)
 
@@ -270,10 +269,10 @@ def _records_in(payloads: Iterable[tuple[Any, Any, Any]]) -> Iterator[pa.RecordB
 
 
 def full_name(table: TableId) -> str:
-    """Returns the text that identifies a table in the payloads of ``SplitByTable``."""
+    """Returns a table's name as the text that identifies the table in the payloads of ``SplitByTable``."""
     return _BETWEEN.join(table)
 
 
 def table_of(name: str) -> TableId:
-    """Returns the table of a text that ``full_name`` made."""
+    """Returns the table that ``name``, a text made by ``full_name``, identifies."""
     return TableId(*name.split(_BETWEEN))

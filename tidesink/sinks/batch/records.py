@@ -74,7 +74,7 @@ FILTERED_KINDS: Final = (DDL, WATERMARK, MESSAGE)
 COUNTED_KINDS: Final = (WATERMARK, MESSAGE)
 
 UNNAMED_DELETE: Final = (
-    "The table has no key, and the delete does not contain the deleted row. Have the producer write it "
+    "The table has no key, and the delete event lacks the deleted row. Have the producer write the row "
     "(TiCDC: canal-json, or avro-include-before-value; Debezium: REPLICA IDENTITY FULL)."
 )
 _SCATTERED_TRUNCATE: Final = (
@@ -180,7 +180,7 @@ class EventRules:
     bound: int | None = None
 
     def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
-        """Yields the index and the error of each change that violates a condition.
+        """Yields the index and the error of each change that violates one of these rules.
 
         If a change has several errors, the caller uses the last one.
         """
@@ -232,7 +232,7 @@ class TableDecoder(ABC):
     @property
     @abstractmethod
     def _codec(self) -> Codec:
-        """The codec. Subclasses define it as a ``cached_property``."""
+        """The codec of the protocol, which decodes records. Subclasses define it as a ``cached_property``."""
 
     @property
     @abstractmethod
@@ -272,7 +272,9 @@ class TableDecoder(ABC):
 
     @property
     def old_keys(self) -> bool:
-        """True if an update's old row contains the old key. False if a key change is sent as two records."""
+        """True if the old row of an update contains the old key. False if the protocol sends a key change as
+        two records.
+        """
         return True
 
     @property
@@ -282,7 +284,7 @@ class TableDecoder(ABC):
 
     @property
     def warns(self) -> bool:
-        """True if the method ``warnings`` may return a warning."""
+        """True if the decoder may warn about changes, so that its method ``warnings`` must be called."""
         return False
 
     @property
@@ -292,11 +294,11 @@ class TableDecoder(ABC):
 
     @property
     def uses_headers(self) -> bool:
-        """True if the decoder uses the records' headers."""
+        """True if the decoder needs the Kafka headers of records, so that tasks must fetch them."""
         return False
 
     def usable(self, _records: pa.RecordBatch) -> Flags | None:
-        """Returns True for each record that belongs to this table, or None if all do.
+        """Returns a mask of the records that belong to this table; None if all records do.
 
         Records of other tables in the topic are skipped and are not counted as read.
         """
@@ -311,7 +313,7 @@ class TableDecoder(ABC):
         return 0
 
     def unplanned(self, _records: pa.RecordBatch) -> Sequence[Unplanned]:
-        """Returns the records whose writer schemas are not part of the plan or cannot be used."""
+        """Returns the records whose writer schemas are missing in the decode plan or cannot be used."""
         return ()
 
     def lacking(self, changes: ChangeTable, rows: TargetRows) -> tuple[str, ...]:
@@ -322,11 +324,11 @@ class TableDecoder(ABC):
         return tuple(rows.new_columns(c.name for c in changes.schema.columns if not c.virtual))
 
     def holds(self, changes: ChangeTable) -> bool:
-        """Returns True if the changes belong to this decoder's table."""
+        """Returns True if the changes are changes of this decoder's table."""
         return changes.table == self.table
 
     def wrong(self, _changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
-        """Yields the index and the error of each change that contradicts the protocol."""
+        """Yields the index and the error of each change that breaks a rule of the protocol."""
         return iter(())
 
     def other_table(self, changes: ChangeTable) -> TidesinkError:
@@ -364,14 +366,15 @@ class TableDecoder(ABC):
 
     @property
     def tells_dropped(self) -> bool:
-        """True if the plan is informed when the source drops a column."""
+        """True if the decode plan can learn of a dropped column: by DDL, or by the schema of a later row."""
         return True
 
     @property
     def rows_tell_dropped(self) -> bool:
-        """True if there is no DDL, so that a dropped column is noticed only in a later row.
+        """True if the protocol has no DDL events, so a dropped column is noticed only when a row without it
+        arrives.
 
-        Such a row may never arrive.
+        If the table's rows do not change, no such row arrives.
         """
         return False
 
@@ -386,7 +389,7 @@ class TableDecoder(ABC):
         return False
 
     def refusal(self, _changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
-        """Returns the error if no row with this writer schema can be a row of the table, else None."""
+        """Returns an error if rows with this writer schema can never be rows of the table, else None."""
         return None
 
     def schema_id(self, _part: bytes | None) -> int | None:
@@ -414,7 +417,7 @@ class TableDecoder(ABC):
 
 
 def _with_old_key(event: Event, keys: Collection[str]) -> Event:
-    """Returns the event. An update's old row keeps only the columns ``keys``."""
+    """Removes all columns except ``keys`` from an update's old row, and returns the event."""
     if not isinstance(event, ChangeEvent) or event.op is Op.DELETE or event.before is None:
         return event
     return event._replace(
@@ -465,7 +468,7 @@ class DecodedRecords:
         return rows + sum(len(one.key or b"") + len(one.value or b"") for one in self.others)
 
     def add(self, other: DecodedRecords) -> None:
-        """Add the events and counts of later records."""
+        """Add the events and counts of records that come later in the range."""
         self.tables += other.tables
         self.others += other.others
         self.silent += other.silent
@@ -540,7 +543,7 @@ def _decode(
 
 
 def _row_by_row_records(decoded: DecodedBatch, decoder: TableDecoder) -> int:
-    """Returns the number of records with rows that the columnar decoder left to the row codec.
+    """Returns the number of records with rows that the slower row codec had to decode.
 
     Control events that the columnar decoder never decodes are not counted.
     """
@@ -552,7 +555,7 @@ def _row_by_row_records(decoded: DecodedBatch, decoder: TableDecoder) -> int:
 def _take(
     records: pa.RecordBatch, decoded: DecodedBatch, validation: _Validation, whole: DecodedRecords
 ) -> None:
-    """Adds the decoded events, validated, to ``whole``. Faults are added by the caller."""
+    """Validates the decoded events, and adds them to ``whole``. The caller adds the decoding errors."""
     silent = np.ones(records.num_rows, np.bool_)
     for table in decoded.tables:
         silent[table.rows["record"].to_numpy()] = False
@@ -579,20 +582,24 @@ def _take(
 
 
 class _Places:
-    """Creates the ``OtherRecord`` of a record from the record's index in the batch."""
+    """Creates ``OtherRecord`` objects for records of a batch, which are given by their index."""
 
     def __init__(self, records: pa.RecordBatch, decoder: TableDecoder) -> None:
         self._records = records
         self._decoder = decoder
 
     def bad(self, record: int, index: int, error: TidesinkError) -> OtherRecord:
-        """Returns a bad record: it cannot be decoded, or its row cannot be applied."""
+        """Returns a bad record (``OtherRecord``) for a record that cannot be decoded, or whose row cannot be
+        applied.
+        """
         column = error.context.get("column")
         reason = error.message if column is None else f"column {column!r}: {error.message}"
         return self._with_bytes(record, index, BAD, error=type(error).__name__, reason=reason)
 
     def unplanned(self, one: Unplanned) -> OtherRecord:
-        """Returns an unplanned record, or a bad record if no later plan could decode it either."""
+        """Returns an unplanned record (``OtherRecord``), or a bad record if no later decode plan could decode
+        it either.
+        """
         if one.fault is not None:
             return self._with_bytes(
                 one.record, 0, BAD, error=type(one.fault).__name__, reason=one.fault.message
@@ -607,13 +614,17 @@ class _Places:
         )
 
     def lacking(self, record: int, index: int, fields: tuple[str, ...]) -> OtherRecord:
-        """Returns an unplanned record whose row has columns that the plan does not have."""
+        """Returns an unplanned record (``OtherRecord``) whose row has columns that the decode plan does not
+        have.
+        """
         return self._at(
             record, UNPLANNED, index=index, reason="the row has a column that is new", fields=fields
         )
 
     def control(self, record: int, event: ControlEvent) -> OtherRecord:
-        """Returns the ``OtherRecord`` of a DDL event, a watermark or another message without rows."""
+        """Returns the ``OtherRecord`` that describes a DDL event, a watermark or another message without
+        rows.
+        """
         index = event.position.index
         if isinstance(event, DdlEvent):
             moment = _signed(event.commit_ts)
@@ -657,11 +668,13 @@ class _Validation:
         self.rows, self.places, self.rules = rows, places, rules
 
     def may_be_old(self, error: TidesinkError) -> bool:
-        """Returns True if the invalid value may be in an old row, and old rows are not needed."""
+        """Returns True if an invalid value can be ignored: it may be in an update's old row, which is not
+        needed.
+        """
         return isinstance(error, ValueOutOfRangeError) and not self._logs
 
     def void_and_waiting(self, changes: ChangeTable, records: pa.RecordBatch) -> tuple[Flags, Flags]:
-        """Returns two flags per change: void, and waiting.
+        """Returns two masks over the changes: changes that are void, and changes that wait.
 
         A change is void if DDL emptied the table after it. A change waits if its commit_ts is above the
         bound.
@@ -678,7 +691,9 @@ class _Validation:
         return void, waits & ~void
 
     def of(self, changes: ChangeTable) -> tuple[ChangeTable | None, list[OtherRecord]]:
-        """Returns the valid changes, or None if all are invalid, and the bad or unplanned records."""
+        """Checks changes. Returns the valid ones, or None if all are invalid, and the bad or unplanned
+        records.
+        """
         error = self._refusal(changes)
         if error is not None:
             return None, [self.places.bad(*place, error) for place in _places(changes)]
@@ -696,7 +711,9 @@ class _Validation:
         return (replace(changes, rows=rows) if rows.num_rows else None), bad
 
     def with_warnings(self, changes: ChangeTable) -> ChangeTable:
-        """Returns the changes. If the decoder may warn, they have a column with its warnings."""
+        """Adds a column with the decoder's warnings to the changes, if the decoder may warn, and returns
+        them.
+        """
         if not self._decoder.warns:
             return changes
         found = self._decoder.warnings(changes)

@@ -155,7 +155,7 @@ def reduce_tables(
 
 
 def named_rows(changes: ChangeTable, keys: Sequence[str]) -> Flags:
-    """Returns True for changes with a value in each key column, and for truncates."""
+    """Returns a mask of the changes that have a value in each key column, and of the truncates."""
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
     ops = _op_codes(changes)
     found = _none_null(
@@ -182,7 +182,7 @@ def changes_of_keys(
     convert: ConvertKey,
     old_keys: bool = True,
 ) -> Flags:
-    """Returns True for changes whose key or old key has one of the hashes, and for truncates.
+    """Returns a mask of the changes whose key or old key has one of the hashes, and of the truncates.
 
     Each change must have a value in each key column.
 
@@ -243,7 +243,7 @@ def _struct_of(columns: Sequence[pa.Array], keys: Sequence[str]) -> pa.StructArr
 
 @dataclass(frozen=True)
 class _Rows:
-    """All writes and deletes of all tables, including deletes of old keys.
+    """All writes and deletes of a reduction, from all its tables, including deletes of old keys.
 
     Each array has one element per row.
 
@@ -292,7 +292,9 @@ def _all_rows(
 
 @dataclass(frozen=True)
 class _TableRows:
-    """The writes and deletes of one table, including deletes of old keys. Each array has one element per row.
+    """The writes and deletes from one table of a reduction, including deletes of old keys.
+
+    Each array has one element per row.
 
     ``row``: the index of the row's change in the table.
     """
@@ -346,7 +348,7 @@ def _rows_of(changes: ChangeTable, keys: Sequence[str], convert: ConvertKey, *, 
 
 
 def unmatched_rows(changes: ChangeTable) -> Flags:
-    """Returns True for rows that do not match the table's filter."""
+    """Returns a mask of the row changes that do not match the table's filter."""
     if UNMATCHED not in changes.rows.column_names:
         return np.zeros(len(changes.rows), np.bool_)
     found: Flags = changes.rows[UNMATCHED].to_numpy()
@@ -377,14 +379,19 @@ def _new_key(
 def _first_value(
     images: Mapping[str, pa.StructArray], name: str, order: Sequence[str], convert: ConvertKey
 ) -> pa.Array:
-    """Returns a column's values, converted by ``convert``. Each is from the first image that has it."""
+    """Returns a column's values, each from the first image of the row that has the column.
+
+    ``convert``: converts the values of the column.
+    """
     found = [convert(name, one) for image in order if (one := _member(images[image], name)) is not None]
     count = len(images["after"])
     return pc.coalesce(*found) if found else pa.nulls(count)
 
 
 def _member(image: pa.StructArray, name: str) -> pa.Array | None:
-    """Returns a column of an image, or None if the image does not have it. Names ignore case, as in MySQL."""
+    """Returns the column ``name`` of an image, or None if the image does not have it. Names ignore case, as
+    in MySQL.
+    """
     names = [member.name for member in image.type]
     exact = name if name in names else next((one for one in names if fold_name(one) == fold_name(name)), None)
     return None if exact is None else pc.struct_field(image, [exact])
@@ -474,9 +481,9 @@ def _moments(commit_ts: pa.Array) -> Longs:
 
 
 def _pairs(first: Longs, second: Longs) -> Longs:
-    """Returns a number for each pair of numbers.
+    """Returns a code for each pair of codes. Equal pairs get equal codes.
 
-    The results are dense, so that repeated calls cannot overflow.
+    The new codes are consecutive numbers from 0, so that combining more key columns cannot overflow.
     """
     if not len(first):
         return first
@@ -498,7 +505,7 @@ def _order(rows: _Rows, order: Order) -> Longs:
 
 
 def _in_order(rows: _Rows) -> bool:
-    """Returns True if the rows are already in Kafka's order, with one row per record."""
+    """Returns True if the rows are sorted in Kafka's order already, and no record has several rows."""
     steps = np.diff(rows.offset) > 0
     return bool(steps.all()) and not np.diff(rows.partition).any()
 
@@ -512,7 +519,9 @@ def _version_order(rows: _Rows) -> Longs:
 
 
 def _sorted(least_first: Sequence[npt.NDArray[Any]]) -> Longs:
-    """Returns the indices that sort the rows. The last column is the most significant."""
+    """Returns the indices that sort the rows by several columns, of which the last one is the most
+    significant.
+    """
     order: Longs = np.lexsort(least_first)
     return order
 
@@ -536,7 +545,7 @@ def _source_numbers(source: pa.ListArray) -> list[Longs]:
 
 
 def _last(codes: Longs, order: Longs) -> Longs:
-    """Returns the index of the last row (in ``order``) of each code. The result is sorted."""
+    """Returns, for each key code, the index of its last row in ``order``. The indices are sorted."""
     last = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
     last[codes[order]] = order
     return np.sort(last)
@@ -602,11 +611,13 @@ class _StoredValues:
     def completed(
         self, members: dict[str, pa.Array], winners: Longs
     ) -> tuple[dict[str, pa.Array], pa.Array, Flags]:
-        """Fills in the values that the winning rows omit.
+        """Fills in the values that the winning rows omit, from earlier rows of their keys.
 
-        Returns:
-            The columns with the values that were found. The lists of columns that a row still omits. And True
-                for a row that still omits columns and whose key was deleted earlier in the range.
+        Returns three values:
+
+        - the columns of the winning rows, with the values that were found;
+        - for each winning row, the list of columns that it still omits;
+        - for each winning row, True if it still omits columns and its key was deleted earlier in the range.
         """
         left = []
         for name in self._names:
@@ -624,7 +635,7 @@ class _StoredValues:
         return members, name_lists(flags, self._names), after_delete
 
     def _lacks(self, name: str) -> Flags:
-        """Returns True for rows without a value in the column, because the source did not send it."""
+        """Returns a mask of the rows that have no value in the column because the source did not send it."""
         lists = self._rows.unavailable
         parents = pc.list_parent_indices(lists).to_numpy()
         found = np.zeros(len(lists), np.bool_)
@@ -662,7 +673,9 @@ class _StoredValues:
         return pc.if_else(pa.array(mask), values, column)
 
     def _greatest(self, wanted: Flags) -> Longs:
-        """Returns for each key the rank in the order of its last row with the flag ``wanted``, or -1."""
+        """Returns, for each key, the rank of its last row that ``wanted`` selects, or -1 if no row is
+        selected.
+        """
         found = np.full(int(self._rows.codes.max(initial=-1)) + 1, -1, np.int64)
         np.maximum.at(found, self._rows.codes[wanted], self._rank[wanted])
         return found
@@ -680,7 +693,7 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
 
 
 def name_lists(flags: npt.NDArray[np.bool_], names: Sequence[str]) -> pa.Array:
-    """Returns for each row the list of the names whose flags are set, or null if none is set."""
+    """Returns, for each row, the list of the names whose flags are set, or null if no flag is set."""
     counts = flags.sum(axis=1)
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
     values = pa.array(names, pa.string()).take(pa.array(np.nonzero(flags)[1]))

@@ -45,12 +45,12 @@ _IGNORED: Final = "if the statement is ignored, {}"
 
 @dataclass(frozen=True)
 class RowDecision:
-    """The decision on the DDL that must be handled before a batch.
+    """The decision on DDL that changes existing rows, made before a batch.
 
-    ``pending``: statements that wait for a person. The batch is not applied until all of them are decided.
-    ``empties``: if the table must be emptied before the batch: the TSO up to which its rows are void, else
-    None. ``decided``: the value of ``Progress.decided`` after the batch, which is the newest commit time
-    among the known statements.
+    ``pending``: statements that wait for a person's decision. The batch is not applied until all of them are
+    decided. ``empties``: if DDL empties the table, the TSO up to which its rows are void, else None. The
+    table is emptied before the batch. ``decided``: the value of ``Progress.decided`` after the batch, which
+    is the newest commit time among the known statements.
     """
 
     pending: tuple[Pending, ...] = ()
@@ -69,7 +69,7 @@ class TableEmptiesError(Exception):
 def decide_rows(
     found: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
 ) -> RowDecision:
-    """Decides on the statements that change a table's existing rows.
+    """Decides on DDL statements that change a table's existing rows, such as TRUNCATE.
 
     ``found``: the statements known so far, or None if the protocol has no DDL.
     """
@@ -91,9 +91,9 @@ def decide_rows(
 
 
 def up_to(found: Sequence[RowDdl] | None, bound: int | None) -> Sequence[RowDdl] | None:
-    """Returns the statements with a commit time up to ``bound``, or without one.
+    """Returns the statements whose commit time is at or below ``bound``, and those without a commit time.
 
-    Later statements wait, as rows do.
+    Later statements wait for a higher bound, as later rows do.
     """
     if found is None or bound is None:
         return found
@@ -117,7 +117,7 @@ def is_decided(one: RowDdl, progress: Progress, topic: str) -> bool:
 def unfollowed(
     found: Sequence[RowDdl] | None, policies: Policies, progress: Progress, topic: str
 ) -> Iterator[str]:
-    """Yields warnings about statements that were not applied, so that the target still has the old rows."""
+    """Yields a warning for each statement, such as TRUNCATE, that was not applied to the target's rows."""
     for one in found or ():
         passed_over = not policies.follows or one.moment is None or is_decided(one, progress, topic)
         void = policies.follows and one.moment is not None and one.moment <= (progress.emptied or 0)

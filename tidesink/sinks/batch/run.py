@@ -221,12 +221,12 @@ class Reduction:
 
     @property
     def summary(self) -> BatchSummary:
-        """The counts that the tasks returned."""
+        """The counts of the batch that the tasks returned."""
         return self.found.summary
 
     @property
     def read(self) -> KafkaRead:
-        """The numbers of records and bytes that Kafka returned."""
+        """The numbers of records and bytes of the batch that Kafka returned."""
         return self.found.read
 
     def release(self) -> None:
@@ -423,7 +423,10 @@ class Batch:
 
     @property
     def _checkpoints(self) -> bool:
-        """True if Spark must not recompute the packed rows, because the target reads them more than once."""
+        """True if the reduced rows are stored as a checkpoint, because the target reads them more than once.
+
+        Spark never recomputes a checkpoint, so each read returns the same rows.
+        """
         return self._context.target.capabilities.rereads
 
     def _check_counted(self, found: RangeFrame) -> None:
@@ -478,7 +481,9 @@ class Batch:
         return self._decoding.row_ddl() != self._row_ddl or self._must_stage_again(reduction)
 
     def _must_stage_again(self, reduction: Reduction) -> bool:
-        """Returns True if the rows were staged with columns that differ from those the target will get."""
+        """Returns True if tasks staged the rows with other columns than the target gets by this batch's
+        schema decision.
+        """
         if reduction.found.staged is None:
             return False
         decision = self._schema_decision(self._shape())
@@ -503,7 +508,7 @@ class Batch:
             raise MixedPartitionsError(mixed_message(summary.mixed_keys), table=str(self._settings.table))
 
     def _cut_short(self, reduction: Reduction) -> Reduction:
-        """Reads the batch again, in each partition up to its first bad record."""
+        """Reads the batch's ranges again, in each partition only up to its first bad record."""
         first = {(bad.place.topic, bad.place.partition): bad.offset for bad in reduction.summary.bad_records}
         plan = replace(reduction.plan, ranges=cut_before(reduction.plan.ranges, first))
         bad = reduction.summary.bad_records[0]
@@ -513,7 +518,7 @@ class Batch:
         return self._reduced(plan, bad)
 
     def _cut_at_truncate(self, reduction: Reduction) -> Reduction:
-        """Reads the batch again up to its truncate.
+        """Reads the batch's ranges again, but only up to the batch's truncate.
 
         If the truncate is the first record, reads only this record.
         """
@@ -529,7 +534,10 @@ class Batch:
     # 5 to 9
 
     def _emptied(self, row_decision: RowDecision) -> BatchOutcome:
-        """Empties the table because of DDL, in a batch without records. The next batch reads the records."""
+        """Empties the target table because of DDL such as TRUNCATE, in a batch without records.
+
+        The next batch reads the records.
+        """
         if self._staged:
             self._forget_staged()
         decision = self._schema_decision(self._shape())
@@ -584,7 +592,7 @@ class Batch:
             return self._evolved(decision)
 
     def _applied(self, reduction: Reduction) -> BatchOutcome:
-        """Runs the steps from 5 to 9, after deciding on schema changes."""
+        """Applies a reduced batch: decides on schema changes, and then runs the steps from 5 to 9."""
         context, summary = self._context, reduction.summary
         progress = self._next_progress(reduction)
         if not self._follows(progress):
@@ -687,7 +695,7 @@ class Batch:
         return account
 
     def _schema_decision(self, shape: TableShape) -> SchemaDecision:
-        """Returns the decision on the differences between the target's columns and ``shape``."""
+        """Returns the decision on the differences between the target's columns and those of ``shape``."""
         reported = source_columns_of(self._decoding, self._policies)
         gap = self._hold.table.gap(kept_shape(shape, self._settings))
         schema_decision, known = decide_changes(gap, shape, self._policies, reported), self._hold.known
@@ -734,7 +742,7 @@ class Batch:
         return tuple(name for name in names if shape.find(name) is not None)
 
     def _frame(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame:
-        """Returns the rows to write, with the columns that the target gets."""
+        """Returns a frame of the rows to write, without the columns that the schema decision excludes."""
         rows = rows_to_write(reduction.frame, reduction.summary.rows, self._settings)
         return omitting(rows, schema_decision)
 
@@ -742,12 +750,12 @@ class Batch:
         return self._decoding.columns().packed_shape
 
     def _reject(self, reduction: Reduction, progress: Progress) -> int:
-        """Writes the bad records as dead letters.
+        """Writes the batch's bad records to the dead-letter topic.
 
-        Returns the number of bad events in letters that Kafka acknowledged.
+        Returns the number of bad events whose letters Kafka acknowledged.
 
-        If the batch is tried again, the letters are written again. Readers of the dead-letter topic use each
-        letter only once.
+        If the batch is tried again, the letters are written again. Readers of the dead-letter topic skip such
+        duplicates.
         """
         if not reduction.summary.bad:
             return 0

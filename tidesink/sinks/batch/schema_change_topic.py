@@ -180,7 +180,7 @@ class SchemaChangeTopic:
             self._keep([*self._known, *read], end)
 
     def _is_short(self, latest: int) -> bool:
-        """Returns True the first time that the topic's end is below the offset up to which it was read.
+        """Returns True if the topic ends below the offset up to which it was read, for the first time.
 
         A broker can return an outdated end once. If the end is still too low at the next look-up, Kafka has
         lost records. Any of the remaining records may have been replaced too, so the topic is read again from
@@ -197,18 +197,20 @@ class SchemaChangeTopic:
         return False
 
     def _follow_cut(self, found: TopicOffsets) -> None:
-        """Continues from the offset at which the topic's log was cut, if it was.
+        """If Kafka lost the end of the topic's log, continues to read at the offset from which records are
+        missing.
 
-        The DDL that was lost is not known.
+        The DDL in the lost records is not known.
         """
         cut = self._logs.cuts(found, self._last).get(PARTITION)
         if cut is not None:
             self._step_back(min(self._next, cut))
 
     def _step_back(self, offset: int) -> None:
-        """Continues from an earlier offset, because records were lost.
+        """Sets the next offset to read to an earlier one, because Kafka lost records of the topic.
 
-        The offset is stored with the next page. After a restart before that, the loss is detected again.
+        The offset is stored with the next page that is read. If the worker restarts before that, the loss is
+        detected again.
         """
         self._lacks, self._next, self._last = True, offset, {}
 
@@ -296,7 +298,7 @@ def _renames(event: DdlEvent) -> Iterator[RowChange]:
 
 
 def _conversions(event: DdlEvent) -> Iterator[RowChange]:
-    """Yields a change for each table with redefined columns, because their values may have changed.
+    """Yields a change for each table whose columns were redefined, because values in them may have changed.
 
     The record does not contain the old definitions, so it is not known whether the values fit.
     """

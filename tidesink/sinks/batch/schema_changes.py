@@ -54,7 +54,7 @@ class SchemaChange(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """A hash that identifies this change among all changes of the table."""
+        """A hash of the change, which differs from the hashes of all other changes of the table."""
         reported = list(self) if self.at else list(self)[:4]
         if self.kind == "add" and self.before:
             # ``before`` has the excluded columns that the new column may be. A person decides on this once,
@@ -150,7 +150,7 @@ class Policies:
 
     @classmethod
     def of(cls, settings: TableConfig, accepted: Accepted, capabilities: Capabilities) -> Policies:
-        """Returns the policies for a table's settings."""
+        """Creates the policies of a table from its settings and from people's decisions (``accepted``)."""
         names = names_of(settings)
         return cls(
             settings.schema_changes,
@@ -190,7 +190,7 @@ class Policies:
         return policy
 
     def accepted_as(self, change: SchemaChange) -> ChangePolicy | None:
-        """Returns a person's decision on a change, or None."""
+        """Returns a person's decision on a schema change, or None if no person has decided."""
         found = self.accepted.get(change.digest)
         if found is None and self.accepted.get(change._replace(at="").digest) == "ignore":
             # This decision was stored by a version without ``at``, so it may be about an earlier drop of the
@@ -285,8 +285,8 @@ _OMITTED = (
     "values are not stored."
 )
 _DOUBTED = (
-    "it appeared when {} disappeared, which except_column_list names: if the new column is that column under "
-    "a new name, add the new name to except_column_list"
+    "it may be an excluded column under a new name, because {} disappeared at the same time: if it is that "
+    "column, add the new name to except_column_list"
 )
 _READDED = (
     "the column was dropped and added again, and rows written before the drop cannot be distinguished from "
@@ -317,7 +317,9 @@ def _decided_growth(
 
 
 def doubt_of(column: ShapeColumn, layout: Layout) -> str:
-    """Returns the reason why a column waits that may be an excluded column under a new name."""
+    """Returns the reason why a new column waits for a person: it may be an excluded column under a
+    new name.
+    """
     return _DOUBTED.format(", ".join(layout.doubted(column.instead_of)))
 
 
@@ -336,7 +338,7 @@ def _grown(gap: SchemaGap, shape: TableShape, layout: Layout) -> Iterator[Schema
 
 
 def _added(column: ShapeColumn, layout: Layout) -> SchemaChange:
-    """Returns the change of a new column.
+    """Returns the schema change for a column that is new at the source.
 
     ``before`` lists the excluded columns that the new column may be.
     """
@@ -347,7 +349,7 @@ def _added(column: ShapeColumn, layout: Layout) -> SchemaChange:
 def _dropped(
     gap: SchemaGap, shape: TableShape, policies: Policies, reported: SourceColumns
 ) -> Iterator[DecidedChange]:
-    """Yields decisions on columns that the source dropped, and that the target or an older row still has."""
+    """Yields decisions on columns that the source dropped, if the target or an older row still has them."""
     there = {fold_name(name) for name in gap.columns} - policies.own
     for column in reported.former:
         if fold_name(column.name) in there | (shape.by_name.keys() - policies.own):
@@ -415,7 +417,9 @@ class ChangesWaitError(Exception):
 
 
 def source_columns_of(decoding: Decoding, policies: Policies) -> SourceColumns | None:
-    """Returns the columns as reported by DDL; None without DDL, or if the target's rows cannot follow it."""
+    """Returns the source's columns as reported by DDL; None without DDL, or if the target cannot
+    follow it.
+    """
     return decoding.reported() if policies.follows else None
 
 
@@ -457,7 +461,10 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
 
 
 def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozenset[str]) -> Pending | None:
-    """Returns a waiting rename if the target has the column, and its old or new name is a key column."""
+    """Returns a waiting decision if a renamed key column is in the target under its old name, else None.
+
+    A column counts as a key column if its old or its new name is in ``keys``.
+    """
     was, name = new.was or old, new.target or new.name
     if fold_name(was) not in present or keys.isdisjoint((fold_name(was), fold_name(name))):
         return None
@@ -482,7 +489,7 @@ def _distinct_renames(reported: SourceColumns, present: Mapping[str, str]) -> It
 
 
 def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:
-    """Decides on a rename.
+    """Decides how a renamed column is handled in the target.
 
     Returns:
         ``apply``: rename the target's column. ``read``: read values under the old name as values of the new
@@ -554,7 +561,7 @@ class KnownColumns:
         )
 
     def applied(self, decoding: Decoding, progress: Progress) -> None:
-        """Remember the source's columns after a batch was applied. ``keep`` stores them."""
+        """Remember the source's columns as of an applied batch, only in memory. ``keep`` stores them."""
         plan, reported = decoding.columns(), decoding.reported()
         shape, fold = plan.shape, plan.rows.shape.fold
         # If a dropped column is added again, it is a new column.
@@ -576,14 +583,15 @@ class KnownColumns:
             self._kept, self._unkept = self._unkept, None
 
     def _source(self, name: str, fold: NameFold) -> str:
-        """Returns the folded source name of a target column."""
+        """Returns the source's name of a target column, case-folded."""
         if name in self._rename:
             return fold(self._rename[name])
         return fold(self._folded.get(fold_name(name), name) if fold is fold_name else name)
 
 
 def _columns_of(kept: Mapping[str, Any] | None, progress: Progress) -> frozenset[str]:
-    """Returns the stored columns. Empty if their batch number is higher than that of the target's progress.
+    """Returns the stored source columns; empty if their batch number is higher than that of the target's
+    progress.
 
     Then they belong to other rows: the table was loaded again, or the target is an old backup.
     """

@@ -37,11 +37,11 @@ class RowSpan(NamedTuple):
 
     @classmethod
     def of(cls, row: RowPosition) -> RowSpan:
-        """Returns the span of one row."""
+        """Returns the span that consists of one row."""
         return cls(row, row)
 
     def joined(self, other: RowSpan) -> RowSpan:
-        """Returns the span of the rows of both spans."""
+        """Returns the span of all rows of this span and another one."""
         firsts = zip(self.first, other.first, strict=True)
         lasts = zip(self.last, other.last, strict=True)
         return RowSpan(
@@ -51,7 +51,9 @@ class RowSpan(NamedTuple):
 
 
 def span_of(rows: pa.Table) -> RowSpan:
-    """Returns the span of row changes. They must be of one partition, and there must be at least one."""
+    """Returns the span (first and last position) of a non-empty table of row changes, which are all of one
+    partition.
+    """
     ends = pc.min_max(rows["offset"]).as_py()
     sources = rows["source"].combine_chunks().drop_null()
     return RowSpan(
@@ -76,7 +78,7 @@ class FirstRows(NamedTuple):
     are_comparable: bool = True
 
     def joined(self, other: FirstRows) -> FirstRows:
-        """Returns the first rows of both sets of schemas."""
+        """Returns the first rows of both objects together."""
         return FirstRows(
             _least(self.offsets, other.offsets),
             extreme(min, self.source, other.source),
@@ -109,10 +111,7 @@ class FirstRows(NamedTuple):
 
 
 def first_rows_of(rows: pa.Table) -> FirstRows:
-    """Returns the first rows among row changes.
-
-    They must be of one partition, and there must be at least one.
-    """
+    """Returns the first positions in a non-empty table of row changes, which are all of one partition."""
     offset, number = pc.min(rows["offset"]).as_py(), rows["partition"][0].as_py()
     source = _extreme(rows["source"].combine_chunks().drop_null(), "min")
     return FirstRows({number: offset}, source, {} if source is None else {number: source})
@@ -124,14 +123,18 @@ def _least(one: Mapping[int, Any], other: Mapping[int, Any]) -> dict[int, Any]:
 
 
 def extreme(choose: Any, *values: Any) -> Any:
-    """Returns ``choose`` (``min`` or ``max``) of the values that are not None, or None if all are None."""
+    """Returns the minimum or the maximum of the values that are not None; None if all values are None.
+
+    ``choose``: ``min`` or ``max``.
+    """
     return choose((one for one in values if one is not None), default=None)
 
 
 def _extreme(sources: pa.ListArray, kind: str) -> tuple[int, ...] | None:
-    """Returns the smallest or greatest of lists of numbers, or None if there are no lists.
+    """Returns the smallest or the greatest of the source positions (lists of numbers); None without
+    positions.
 
-    ``kind``: ``min`` or ``max``. Lists are compared member by member.
+    ``kind``: ``min`` or ``max``. Positions are compared number by number.
     """
     if not len(sources):
         return None
@@ -149,7 +152,9 @@ def _extreme(sources: pa.ListArray, kind: str) -> tuple[int, ...] | None:
 
 
 def _are_less(sources: pa.ListArray, limit: tuple[int, ...]) -> pa.BooleanArray:
-    """Returns True for lists of numbers that are less than ``limit``, and null for null lists."""
+    """Returns a mask of the source positions (lists of numbers) that are less than ``limit``; null for a
+    null.
+    """
     if _size(sources.drop_null()) != len(limit):
         found = (None if one is None else tuple(map(int, one)) < limit for one in sources.to_pylist())
         return pa.array(found, pa.bool_())
@@ -163,6 +168,6 @@ def _are_less(sources: pa.ListArray, limit: tuple[int, ...]) -> pa.BooleanArray:
 
 
 def _size(sources: pa.ListArray) -> int | None:
-    """Returns the length that all lists have, or None if their lengths differ or a member is null."""
+    """Returns the common length of the source positions (lists); None if lengths differ or one is null."""
     sizes = pc.min_max(pc.list_value_length(sources)).as_py()
     return sizes["min"] if sizes["min"] == sizes["max"] and not sources.flatten().null_count else None

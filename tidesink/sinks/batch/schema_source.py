@@ -31,7 +31,7 @@ _TWO_MEANINGS: Final = (
 
 
 class Missed(NamedTuple):
-    """A batch for which the plan did not have all schemas or columns.
+    """A batch that could not be decoded completely, because the decode plan lacked schemas or columns.
 
     ``summary``: its counts, with the missing ids and columns. ``ranges``: its ranges. ``found``: the topic's
     offsets and id when the batch was planned.
@@ -89,11 +89,11 @@ class SourceColumns:
 
 
 class Decoding(Protocol):
-    """The decoding of a table's records. Only one thread uses the object at a time."""
+    """Decodes a table's records. Only one thread uses the object at a time."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about the table's types."""
+        """Warnings for the user about column types of the table."""
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
         """Reads as many records as are needed to find out the table's columns and key.
@@ -118,7 +118,7 @@ class Decoding(Protocol):
         """
 
     def columns(self) -> DecodePlan:
-        """Returns the current decode plan."""
+        """Returns the decode plan for the table's columns as they are known now."""
 
     def reported(self) -> SourceColumns | None:
         """Returns the table's columns as reported by DDL, or None if the protocol has no DDL."""
@@ -143,14 +143,14 @@ class Decoding(Protocol):
         """
 
     def meet_others(self, missed: Missed) -> None:
-        """Handles rows of unknown tables in a batch.
+        """Handles rows of tables that are unknown, which a batch has found in the topic.
 
         Raises:
             ConfigError, RegistryError, SourceError: For the same reasons as ``prepare``.
         """
 
     def learn(self, missed: Missed) -> bool:
-        """Looks up schemas and columns that the plan did not have for a batch.
+        """Looks up the schemas and columns that the decode plan lacked for a batch.
 
         Returns True if the plan changed.
 
@@ -159,7 +159,9 @@ class Decoding(Protocol):
         """
 
     def take_ddl(self, missed: Missed) -> bool:
-        """Reads DDL, because a batch has DDL events. Returns True if the plan changed."""
+        """Reads the topic's new DDL, after a batch was found to contain DDL events. Returns True if the
+        decode plan changed.
+        """
 
 
 def declared_table(definition: Definition | None, table: TableId) -> TableSchema | None:
@@ -183,7 +185,7 @@ def declared_table(definition: Definition | None, table: TableId) -> TableSchema
 
 @dataclass(frozen=True)
 class _Holders:
-    """The source's columns that the target has, according to a projection (``Layout``)."""
+    """Finds which target column holds a source column, according to a projection (``Layout``)."""
 
     layout: Layout
     current: tuple[TableColumn, ...]
@@ -198,14 +200,16 @@ class _Holders:
 def projected(
     decoding: Decoding, table: TableId, layout: Layout, destination: Destination, session: SparkSession
 ) -> Decoding:
-    """Returns a decoding into the target's columns, or ``decoding`` itself if nothing is projected."""
+    """Returns a decoding into the target's columns, or ``decoding`` itself if the config sets no
+    projection.
+    """
     if layout.plain and destination == Destination(table):
         return decoding
     return ProjectedDecoding(decoding, layout, destination, session)
 
 
 class ProjectedDecoding:
-    """A decoding into the columns and names of the target."""
+    """Decodes a table's records into the columns and names that the target has."""
 
     def __init__(
         self, decoding: Decoding, layout: Layout, destination: Destination, session: SparkSession
@@ -275,7 +279,7 @@ class ProjectedDecoding:
         return replace(plan, rows=replace(plan.rows, target=routed_shape(plan.shape, self._destination)))
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
-        """Reads schemas or DDL for the ranges (``Decoding.catch_up``).
+        """Reads schemas or DDL that must be known before the ranges are decoded (``Decoding.catch_up``).
 
         Raises:
             SchemaRefusedError: The projection excludes a renamed column under only some of its names.
@@ -299,7 +303,7 @@ class ProjectedDecoding:
         self._decoding.meet_others(missed)
 
     def learn(self, missed: Missed) -> bool:
-        """Looks up what the plan did not have for a batch (``Decoding.learn``).
+        """Looks up the schemas and columns that the decode plan lacked for a batch (``Decoding.learn``).
 
         Raises:
             SchemaRefusedError: The projection excludes a renamed column under only some of its names.
@@ -309,7 +313,7 @@ class ProjectedDecoding:
         return changed
 
     def take_ddl(self, missed: Missed) -> bool:
-        """Reads DDL, because a batch has DDL events (``Decoding.take_ddl``).
+        """Reads the topic's new DDL, after a batch was found to contain DDL events (``Decoding.take_ddl``).
 
         Raises:
             SchemaRefusedError: The projection excludes a renamed column under only some of its names.
@@ -328,7 +332,7 @@ class ProjectedDecoding:
             check_renames(self._layout, self._decoding.columns().shape, reported.renames)
 
     def _at_source(self, held: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Yields the target's columns that the source dropped or renamed.
+        """Yields those of the target's columns that the source has dropped or renamed.
 
         Each one is its folded name at the source and its Spark type in the target.
         """

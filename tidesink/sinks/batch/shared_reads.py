@@ -110,7 +110,9 @@ class Topics:
         *,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Topics:
-        """Returns the topics of a config. ``is_stopped``: returns True after a stop was requested."""
+        """Creates the shared state of all topics of a config. ``is_stopped``: returns True after a stop
+        request.
+        """
 
         def ask() -> KafkaOffsets:
             return KafkaOffsets(config.source.confluent_properties())
@@ -140,7 +142,7 @@ class Topics:
             return self._brokers
 
     def ddl(self, topic: str) -> TopicDdl:
-        """Returns the table definitions from the DDL in a topic."""
+        """Returns the topic's table definitions, which come from its DDL events."""
         with self._lock:
             if topic not in self._ddl:
                 self._ddl[topic] = TopicDdl(
@@ -154,7 +156,7 @@ class Topics:
             return self._ddl[topic]
 
     def tables(self, topic: str) -> TopicTables:
-        """Returns the tables that have records in a topic."""
+        """Returns the object that records which tables have records in a topic."""
         with self._lock:
             if topic not in self._tables:
                 self._tables[topic] = TopicTables(
@@ -167,7 +169,8 @@ class Topics:
         return {"topic": topic, **({TOPIC_ABSENT: True} if self.tables(topic).absent else {})}
 
     def grown(self, found: TopicOffsets) -> tuple[Ends, ...]:
-        """Returns the end offset of each partition at every moment the pipeline noticed new partitions.
+        """Returns, for each time that new partitions of a topic were noticed, the end offset of each
+        partition then.
 
         Raises:
             StateStoreError: The state store does not answer.
@@ -217,7 +220,7 @@ Offsets = Mapping[int, int]
 
 
 class Kept(Protocol):
-    """The stored records of a shared read."""
+    """The records that Spark stores for a shared read."""
 
     def release(self) -> None:
         """Release the records. Never raises."""
@@ -286,14 +289,14 @@ class _Place:
     away: bool = False
 
     def may_come(self, starts: Offsets) -> bool:
-        """Returns True if the table may read from these offsets in the future."""
+        """Returns True if the table's next read may begin at the offsets ``starts``."""
         stands = self.heading or self.at
         return not self.away and (stands is None or stands == starts)
 
 
 @dataclass
 class _Open(Generic[K]):
-    """A shared read.
+    """A shared read that has not ended.
 
     ``users``: the tables whose batch uses it now. ``closed``: True if no other table can join it.
     """
@@ -487,7 +490,7 @@ class KeptRead:
             return in_session(self._frame, session)
 
     def concerns(self, table: TableId, session: SparkSession) -> bool:
-        """Returns True if a record that is not a watermark names this table or no table.
+        """Returns True if one of the records names this table or no table. Watermarks do not count.
 
         Raises:
             SourceError, StateStoreError: For the same reasons as ``frame``.
@@ -609,12 +612,12 @@ class PassedRecords:
         self.last = {**self.last, **(last or {})}
 
     def behind(self, committed: Mapping[int, int]) -> dict[int, int]:
-        """Returns the offset after the committed and the skipped records, for each partition."""
+        """Returns, for each partition, the first offset after the committed and the skipped records."""
         known = {**self._ends, **committed}
         return {number: max(at, self._ends.get(number, at)) for number, at in known.items()}
 
     def step_back(self) -> None:
-        """Have the last skipped record read again, so that a batch commits the table's offsets."""
+        """Record one skipped record less, so that the next batch reads it and commits the table's offsets."""
         self._ends[next(iter(self._ends))] -= 1
 
     def clear(self) -> None:

@@ -55,7 +55,7 @@ _RECORDS_A_SHUFFLE_TASK: Final = 25_000
 
 
 class KafkaRead(NamedTuple):
-    """The amounts of data that were read from Kafka.
+    """Numbers of records and bytes that a batch read from Kafka.
 
     Attributes:
         records: The number of records.
@@ -73,7 +73,7 @@ class KafkaRead(NamedTuple):
 
 
 class RecordReader(Protocol):
-    """Reads the records of ranges in Spark tasks."""
+    """Interface: reads the records of ranges in Spark tasks."""
 
     def over(self, session: SparkSession, ranges: Sequence[FetchRange], work: Work, ddl: str) -> DataFrame:
         """Returns a lazy frame with the results of ``work`` on each range."""
@@ -131,7 +131,7 @@ class KafkaSource:
 
 
 def fit_shuffle(session: SparkSession, records: int) -> None:
-    """Set the session's number of shuffle tasks for a batch of this number of records."""
+    """Set the number of shuffle tasks of a Spark session, for a batch with ``records`` records."""
     tasks = max(1, min(2 * session.sparkContext.defaultParallelism, records // _RECORDS_A_SHUFFLE_TASK))
     session.conf.set("spark.sql.shuffle.partitions", str(tasks))
 
@@ -182,7 +182,9 @@ class RangeFrame:
 
     @property
     def payloads(self) -> DataFrame | None:
-        """The packed rows. None if the rows are staged, or if several ranges were reduced together."""
+        """The packed rows of the tasks. None if the rows are staged, or if several ranges were reduced
+        together.
+        """
         as_packed = self.over_ranges is None and self.staged is None
         return self.stored.select("payload", "error") if as_packed else None
 
@@ -193,7 +195,7 @@ class RangeFrame:
 
     @property
     def hashes(self) -> npt.NDArray[np.uint64]:
-        """The hashes of all keys (``reduce.key_hashes``)."""
+        """The hashes (``reduce.key_hashes``) of the keys of all rows to apply."""
         return np.frombuffer(b"".join(found for _, found in _key_places(self.heads)), np.uint64)
 
     def release(self) -> None:
@@ -261,12 +263,12 @@ def _staged(heads: Sequence[Any]) -> tuple[StagedPart, ...] | None:
 
 
 def _key_places(heads: Sequence[Any]) -> list[tuple[tuple[str, int], bytes]]:
-    """Returns the hashes of the keys in each payload, with its topic and partition."""
+    """Returns, for each payload, its topic and partition and the hashes of its keys."""
     return [((head["topic"], head["partition"]), bytes(head["hashes"])) for head in heads if head["hashes"]]
 
 
 def _packed(session: SparkSession, task: RangeTask, reader: RecordReader) -> DataFrame:
-    """Returns the result rows of a task as a lazy frame.
+    """Runs a task on its ranges with Spark, and returns its result rows as a lazy frame.
 
     With a row filter, Spark evaluates the filter between the two halves of the task, in the same stage.
     """
@@ -293,7 +295,7 @@ def checkpointed(frame: DataFrame, kept: ExitStack, **context: ContextValue) -> 
 
 
 def release_stored(stored: DataFrame) -> None:
-    """Free the memory and disk blocks of a frame that ``reduced_ranges`` stored."""
+    """Free the memory and disk blocks in which Spark stores a frame of ``reduced_ranges``."""
     plan: Any = stored._jdf.queryExecution().analyzed()
     if plan.getClass().getSimpleName() == "LogicalRDD":  # a checkpoint, which ``unpersist`` does not free
         plan.rdd().unpersist(False)
@@ -347,9 +349,8 @@ def _mixed_keys(frame: DataFrame) -> tuple[str, ...]:
 def _last_of_all(
     frame: DataFrame, summary: BatchSummary, *, by: Sequence[str], order: str
 ) -> tuple[DataFrame, BatchSummary]:
-    """Returns the greatest row in ``order`` of each group, and the counts of these rows.
-
-    ``by``: the columns by which rows are grouped.
+    """Groups rows by the columns ``by``, and returns each group's last row in ``order``, with the counts of
+    these rows.
     """
     whole = F.struct(*frame.columns)
     groups = frame.where(F.col("key").isNotNull()).groupBy(*by)
@@ -393,7 +394,7 @@ def _marked(rows: DataFrame, mark: str, of_ranges: Mapping[str, int]) -> dict[st
 
 
 def omitting(frame: DataFrame, schema_decision: SchemaDecision) -> DataFrame:
-    """Returns the rows of a reduced frame without the columns that the target does not get."""
+    """Removes columns that the target does not get from the rows of a reduced frame, and returns the rows."""
     if not schema_decision.omitted:
         return frame
     after = F.col("after")

@@ -272,7 +272,9 @@ class SourceRows:
     def _of_set(
         self, wanted: FetchRange, columns: Sequence[str], keys: Sequence[KeyTexts]
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows with these keys. A key that is not a valid value of its columns is skipped."""
+        """Yields the source's rows that have one of the keys. Skips keys that the types of their columns
+        cannot hold.
+        """
         if not keys:
             return
         try:
@@ -304,13 +306,13 @@ class SourceRows:
             )
         except SourceUnavailableError as error:
             if is_of_value(error.__cause__):
-                raise ValueOutOfRangeError("A key is not a valid value of its columns.") from error
+                raise ValueOutOfRangeError("A key has a value that the column's type cannot hold.") from error
             raise
 
     def _among(
         self, columns: Sequence[str], keys: Sequence[KeyTexts], dialect: SourceDialect
     ) -> ColumnElement[bool]:
-        """Returns the SQL condition that a row has one of the keys.
+        """Returns an SQL condition that selects the rows with the given keys.
 
         It is written so that the database can use an index.
         """
@@ -376,7 +378,7 @@ class SourceRows:
             engine.dispose()
 
     def _hold_back(self, rows: int, began: float) -> None:
-        """Sleeps until ``rows_per_second`` allows this number of rows.
+        """Sleeps until the limit ``rows_per_second`` allows the number of rows that were read.
 
         ``began``: when reading the range began, by ``time.monotonic``.
         """
@@ -459,7 +461,8 @@ class SourceRows:
 def numbered_records(
     wanted: FetchRange, start: int, rows: pa.Array, *, commit_ts: int | None = None
 ) -> pa.RecordBatch:
-    """Returns rows as records without key and value.
+    """Converts rows of the source database to records without key and value, which get offsets from ``start``
+    on.
 
     Only decoders for such records can read them (``rows_of``).
 
@@ -480,7 +483,7 @@ def numbered_records(
 
 
 def rows_of(records: pa.RecordBatch) -> pa.Array:
-    """Returns the rows of records that ``numbered_records`` made."""
+    """Returns the source rows in records that ``numbered_records`` made."""
     return records.column(_ROW)
 
 
@@ -525,7 +528,9 @@ class MatchingRows:
     """
 
     def of(self, found: DecodedRecords, _plan: DecodePlan) -> DecodedRecords:
-        """Returns the decoded records unchanged. Rows that do not match are removed after the reduction."""
+        """Returns the decoded records unchanged, because rows that do not match the filter are removed after
+        the reduction.
+        """
         return found
 
     def rows(self, reduction: Reduction) -> Reduction:
@@ -537,7 +542,7 @@ class MatchingRows:
 
 
 class ReadColumn(NamedTuple):
-    """A column to read.
+    """A column of the source table to read.
 
     ``stored``: the column in the database. ``recorded``: the same column in Kafka records.
     """
@@ -576,11 +581,11 @@ class SourceDecoder(NumberedDecoder):
 
     @property
     def stored(self) -> TableSchema:
-        """The columns to read, as they are in the database."""
+        """The columns to read, with their types in the source database."""
         return TableSchema(self.table, tuple(column.stored for column in self.columns))
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """Returns one change per row: an upsert."""
+        """Decodes rows of the source database into changes, one upsert per row."""
         count = records.num_rows
         schema = self._schema
         types = RowTypes(schema, self.keys, self.values)
@@ -608,7 +613,7 @@ class SourceDecoder(NumberedDecoder):
 
     @cached_property
     def _schema(self) -> TableSchema:
-        """The columns to read, as they are in Kafka records."""
+        """The columns to read, with their types in the table's Kafka records."""
         return TableSchema(self.table, tuple(column.recorded for column in self.columns))
 
     def _readers(self, types: RowTypes) -> Iterator[_ColumnReader]:
@@ -648,11 +653,11 @@ class _ColumnReader(NamedTuple):
     policies: TimePolicies
 
     def of(self, rows: pa.StructArray) -> pa.Array:
-        """Returns the column's values as the database returned them."""
+        """Returns a column's values as the source database returned them."""
         return rows.field(self.column.stored.name)
 
     def read(self, rows: pa.StructArray) -> ColumnResult:
-        """Returns the column's values as Kafka records would have them."""
+        """Returns a column's values in the form that Kafka records of the table have."""
         selected_values = self.of(rows)
         if self.convert is None:
             read = from_text if pa.types.is_string(selected_values.type) else from_value
@@ -692,7 +697,7 @@ class _ColumnReader(NamedTuple):
 
 
 def _in_zone(convert: Convert | None, zone: tzinfo, value: Value) -> Value:
-    """Converts a TIMESTAMP that the target stores as text into the changefeed's time zone."""
+    """Converts a TIMESTAMP, which the target stores as text, to the time zone of the changefeed."""
     found = value if convert is None else convert(value)
     if not isinstance(found, str) or found.startswith("0000-00-00"):
         return found
@@ -765,7 +770,9 @@ def source_plan(plan: DecodePlan, stored: StoredTable) -> tuple[DecodePlan, Colu
 
 
 def _called(plan: DecodePlan, names: Iterable[str]) -> dict[str, str]:
-    """Returns the columns' names in Kafka records by their names in the database. Avro names may differ."""
+    """Maps names of columns in the database to their names in Kafka records, which differ if Avro restricts
+    them.
+    """
     there = [*names]
     found = {name: own for own, name in plan.rows.written(there).items()}
     fold = plan.rows.shape.fold
@@ -778,7 +785,9 @@ def _called(plan: DecodePlan, names: Iterable[str]) -> dict[str, str]:
 
 
 def _gone(plan: DecodePlan) -> frozenset[str]:
-    """Returns the table's columns, in lower case, that the source no longer has."""
+    """Returns the names of columns, in lower case, that the table's decode plan has and the source has
+    dropped.
+    """
     sources = plan.rows.sources
     if sources is None:
         return plan.gone

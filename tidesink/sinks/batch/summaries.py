@@ -139,7 +139,7 @@ def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
 
 
 def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
-    """Returns the truncates in the tables, in Kafka's order."""
+    """Returns the truncate events among the changes of ``tables``, in Kafka's order."""
     names = ["topic", "partition", "offset", "index", "commit_ts"]
     found = []
     for one in tables:
@@ -151,7 +151,10 @@ def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
 
 
 def _moments(tables: Iterable[ChangeTable], *, apart: Sequence[OtherRecord]) -> Iterator[pa.Table]:
-    """Yields operation and commit_ts of the changes, without truncates if ``apart`` is not empty."""
+    """Yields the operation and commit_ts of each change.
+
+    ``apart``: truncates that are counted separately. If there are any, truncates are not yielded.
+    """
     for one in tables:
         found = one.rows.select(["op", "commit_ts"])
         yield found.filter(pc.not_equal(found["op"].cast(pa.string()), Op.TRUNCATE.value)) if apart else found
@@ -193,7 +196,9 @@ def _max_offset(found: DecodedRecords) -> int:
 
 
 def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, object] | None:
-    """Returns the smallest and the greatest value of the first key column; None if not comparable."""
+    """Returns the smallest and the greatest value of the rows' first key column; None if there are no rows or
+    no order.
+    """
     first = shape.key_columns[0].name
     keys = [pc.struct_field(one["key"].combine_chunks(), [first]) for one in rows if len(one)]
     try:
@@ -208,7 +213,7 @@ def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, obj
 def _marked(
     rows: Sequence[pa.Table], mark: str, shape: TableShape, types: Collection[str]
 ) -> Mapping[str, int]:
-    """Returns the number of rows to apply that carry a mark, by column.
+    """Returns, by column, the number of rows to apply that carry a mark such as ``zero_dates``.
 
     Only columns of these Spark types count.
     """
@@ -225,7 +230,7 @@ def _counted(several: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _doubted(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yields tables with offset and warning of the rows that are applied with a warning."""
+    """Yields tables with the offset and the warning of each row that is applied with a warning."""
     for one in rows:
         reasons = pc.struct_field(one["_detail"].combine_chunks(), ["reason"])
         if reasons.null_count < len(reasons):
@@ -234,13 +239,13 @@ def _doubted(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _first_doubt(place: Place, rows: Iterable[pa.Table]) -> tuple[Doubt, ...]:
-    """Returns the first row with a warning, or nothing."""
+    """Returns the first row that is applied with a warning, in a tuple; an empty tuple without such a row."""
     found = [tuple(one.values()) for table in _doubted(rows) for one in table.to_pylist()]
     return (Doubt(place, *min(found)),) if found else ()
 
 
 def _first(place: Place, others: Iterable[OtherRecord]) -> tuple[BadRecord, ...]:
-    """Returns the first bad record, or nothing."""
+    """Returns the first bad record in a tuple; an empty tuple without bad records."""
     bad = min((one for one in others if one.kind == BAD), key=_offset, default=None)
     if bad is None:
         return ()

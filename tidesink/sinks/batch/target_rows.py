@@ -45,7 +45,7 @@ class Dropped(Protocol):
         """
 
     def in_range(self, tables: Sequence[ChangeTable], /) -> Dropped:
-        """Returns an object for one range of a partition. ``tables``: all rows of the range."""
+        """Returns the object for one range of a partition, all of whose rows are in ``tables``."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,15 @@ class DroppedByWriter(ABC, Generic[W]):
 
     @property
     def can_return(self) -> bool:
-        """True if some schema lacks a column that another has, so that it matters which schema is in use."""
+        """True if some writer schema lacks a column that another one has.
+
+        Only then can the table return to an earlier schema, so that the schema in use must be known.
+        """
         return any(self.later.values()) or any(self.columns.values())
 
     @abstractmethod
     def _writer(self, changes: ChangeTable) -> W | None:
-        """Returns the identity of the writer schema of these rows, or None if it is not known."""
+        """Returns the key in ``columns`` of these rows' writer schema, or None if it is not known."""
 
     def __call__(self, changes: ChangeTable) -> Mapping[str, pa.Int64Array]:
         writer = self._writer(changes)
@@ -265,17 +268,17 @@ class TargetRows:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The table's own names of the key columns."""
+        """The key columns, under the table's own names."""
         return tuple(column.name for column in self.shape.key_columns)
 
     @property
     def value_sources(self) -> dict[str, str]:
-        """The table's own names of the columns that are not part of the key, by their names in the target."""
+        """Maps the target's names of non-key columns to the table's own names."""
         others = (column.name for column in self.target_shape.columns if not column.key)
         return {name: own for name in others if (own := self._own_name(name)) is not None}
 
     def new_columns(self, names: Iterable[str]) -> list[str]:
-        """Returns those of a row's column names that ``shape`` does not have."""
+        """Returns those of ``names``, a row's columns, that the table's shape does not have."""
         there = [*names]
         read = self.written(there).values()
         return [name for name in there if name not in read]
@@ -289,7 +292,8 @@ class TargetRows:
         return _as_type(values, self.shape.by_name[self.shape.fold(name)])
 
     def unfit(self, changes: ChangeTable, *, before: bool = False) -> dict[int, SchemaMismatchError]:
-        """Returns the errors of changes with a value that does not fit its column's type, by index.
+        """Returns the errors of changes that have a value which does not fit its column's type, by the
+        change's index.
 
         ``before``: True to check the old rows too.
         """
@@ -320,7 +324,7 @@ class TargetRows:
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=keys.is_null())
 
     def in_range(self, tables: Sequence[ChangeTable]) -> TargetRows:
-        """Returns the conversion for one range of a partition. ``tables``: all rows of the range."""
+        """Returns the conversion for one range of a partition, all of whose rows are in ``tables``."""
         return replace(self, dropped=self.dropped.in_range(tables))
 
     def row(
@@ -355,9 +359,9 @@ class TargetRows:
     def source_row(
         self, changes: ChangeTable, rows: pa.StructArray, names: Container[str] | None = None
     ) -> pa.StructArray:
-        """Converts rows into the table's own columns.
+        """Converts rows of a writer schema into the table's own columns.
 
-        ``names``: the columns, or None for all that are needed.
+        ``names``: the columns to convert, or None for all columns whose values are needed.
         """
         own = (one for one in self.shape.columns if one.name not in self.unread)
         columns = tuple(one for one in own if names is None or one.name in names)
@@ -418,7 +422,7 @@ class TargetRows:
     def _read(
         self, changes: ChangeTable, rows: pa.StructArray, offsets: pa.ChunkedArray | None = None
     ) -> Callable[[ShapeColumn], pa.Array]:
-        """Returns a function that returns the values of one of the table's own columns."""
+        """Returns a function that takes one of the table's own columns and returns its values in the rows."""
         written = self.written([member.name for member in rows.type])
         dropped = self.dropped(changes)
 
@@ -445,7 +449,9 @@ class TargetRows:
         return pa.array(found, lists.type)
 
     def written(self, names: Iterable[str]) -> dict[str, str]:
-        """Returns a row's column names by the names in ``shape``, in the order of ``shape``."""
+        """Maps the names of ``shape``'s columns to their names in a row of a writer schema, in the order of
+        ``shape``.
+        """
         listed = tuple(names)
         fold = folding(listed, (column.name for column in self.shape.columns))
         there = {fold(name): name for name in listed}
@@ -463,7 +469,7 @@ class TargetRows:
 
 
 def event_words(ops: pa.Array, deleted: pa.Array) -> pa.Array:
-    """Returns the last operation of each row as a word.
+    """Returns the last operation of each row as a word: ``insert``, ``update``, ``upsert`` or ``delete``.
 
     It is ``insert`` or ``update`` if the record distinguishes them, else ``upsert``, and ``delete`` for a
     deleted row.
@@ -478,7 +484,9 @@ def source_texts(source: pa.Array) -> pa.Array:
 
 
 def _default(column: ShapeColumn, shape: TableShape) -> TargetValue:
-    """Returns the column's value in rows written before it was added; None (NULL) if this is not known."""
+    """Returns the value of a column in rows from before it was added; None (NULL) if this value is
+    not known.
+    """
     try:
         return default_value(column, shape)
     except ValueOutOfRangeError:
@@ -486,12 +494,12 @@ def _default(column: ShapeColumn, shape: TableShape) -> TargetValue:
 
 
 def key_type(shape: TableShape) -> pa.StructType:
-    """Returns the Arrow struct type of a key."""
+    """Returns the Arrow struct type for the key of ``shape``."""
     return pa.struct(_fields(shape.key_columns))
 
 
 def row_type(shape: TableShape) -> pa.StructType:
-    """Returns the Arrow struct type of a row."""
+    """Returns the Arrow struct type for a row with the columns of ``shape``."""
     return pa.struct(_fields(shape.columns))
 
 

@@ -173,7 +173,7 @@ class RangeTooLargeError(ConfigError):
 
     @classmethod
     def of(cls, wanted: FetchRange, most_bytes: int) -> RangeTooLargeError:
-        """Returns the error for the range ``wanted``."""
+        """Returns the error for a range whose decoded records have more than ``most_bytes`` bytes."""
         return cls(
             f"A batch has more than {most_bytes >> 20} MiB of one partition. Lower batch.max-bytes.",
             topic=wanted.topic,
@@ -188,7 +188,7 @@ class Restriction(Protocol):
         """Returns the selected events of the decoded records. The counts of records do not change."""
 
     def rows(self, reduction: Reduction) -> Reduction:
-        """Returns the selected rows after the reduction."""
+        """Removes rows that are not selected from a reduction, and returns it."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,8 @@ class RangeTask:
         return reduced_schema(self.plan)
 
     def chunks(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the chunks of a range, for a plan with a filter. This is the first half of the task.
+        """Yields the chunks of decoded records of a range, for a plan with a filter. This is the first half
+        of the task.
 
         A chunk has the decoded records and the rows on which Spark evaluates the filter.
         """
@@ -331,7 +332,9 @@ def _distinct(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _with_error(
     wanted: FetchRange, found: Iterable[DecodedRecords]
 ) -> Iterator[DecodedRecords | TidesinkError]:
-    """Yields the decoded records. If a ``TidesinkError`` is raised, it is yielded as the last element."""
+    """Yields the decoded records of a range. An error (``TidesinkError``) of decoding becomes the last
+    element.
+    """
     try:
         yield from found
     except TidesinkError as error:
@@ -349,7 +352,9 @@ def _failed(wanted: FetchRange) -> RuntimeError:
 
 
 def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterator[pa.RecordBatch]:
-    """Yields the result rows of a range, at least one. The first row has the counts of the range."""
+    """Yields the task's result rows (``PACKED_DDL``) for a range, at least one. The first one has the
+    range's counts.
+    """
     joined = joined_tables(found.tables)
     task = replace(task, plan=replace(task.plan, rows=task.plan.rows.in_range(joined)))
     plan = task.plan
@@ -421,7 +426,9 @@ def _is_same(one: ChangeTable, other: ChangeTable) -> bool:
 def _reduced(
     tables: Sequence[ChangeTable], task: RangeTask, schema: pa.Schema
 ) -> tuple[Reduction, list[pa.Table]]:
-    """Returns the reduction to one row per key, and its rows in the columns of the reduced frame."""
+    """Reduces row changes to one row per key. Returns the reduction, and its rows in the columns of the
+    reduced frame.
+    """
     plan, only = task.plan, task.only
     rows = plan.rows
     if plan.ignores_nulls:
@@ -458,7 +465,9 @@ def _without_nulls(changes: ChangeTable, plan: DecodePlan) -> ChangeTable:
 def _logged(
     tables: Sequence[ChangeTable], plan: DecodePlan, schema: pa.Schema
 ) -> tuple[Reduction, list[pa.Table]]:
-    """Returns the rows of a change log in Kafka's order, one per image of an event, and their counts."""
+    """Returns changes as rows of a change log in Kafka's order, one row per image of an event, and their
+    counts.
+    """
     parts = [_log_rows(one, plan, schema) for one in tables]
     rows = pa.concat_tables(parts) if parts else schema.empty_table()
     if len(parts) > 1:
@@ -486,13 +495,13 @@ def _log_rows(table: ChangeTable, plan: DecodePlan, schema: pa.Schema) -> pa.Tab
 
 
 def _origin(rows: pa.Table) -> dict[str, Any]:
-    """Returns the columns with topic, partition, offset and commit_ts of the rows' events."""
+    """Returns the topic, partition, offset and commit_ts of each row's event, as columns."""
     names = ("partition", "offset", "commit_ts")
     return {"_topic": rows["topic"].cast(pa.string()), **{f"_{name}": rows[name] for name in names}}
 
 
 def _warnings(rows: pa.Table) -> pa.Array:
-    """Returns the column ``_detail`` of rows to apply: the warning, or null."""
+    """Returns the column ``_detail`` of rows to apply, which has a row's warning or null."""
     if WARNING not in rows.column_names:
         return pa.nulls(rows.num_rows, _DETAIL)
     reasons = rows[WARNING].combine_chunks()
@@ -528,7 +537,9 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, schema: pa.Schema) -> p
 
 
 def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
-    """Returns the positions of the winning events, in the columns of ``targets.base.SEQUENCE_DDL``."""
+    """Returns, for each row, the source position of its winning event, in the columns of
+    ``targets.base.SEQUENCE_DDL``.
+    """
     moments = rows["commit_ts"].combine_chunks().cast(pa.int64())
     offsets = pa.array(np.arange(len(moments) + 1), pa.int32())
     place = [rows[name].combine_chunks() for name in ("partition", "offset", "index")]
@@ -538,13 +549,15 @@ def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
 
 
 def _marked(table: ReducedTable, mark: str, deleted: pa.Array) -> pa.Array:
-    """Returns for each row the columns, under the writer's names, that carry ``mark``. Null for a delete."""
+    """Returns, for each row, the list of columns that carry ``mark``, under the writer schema's names; null
+    for a delete.
+    """
     lists = table.rows[mark].combine_chunks()
     return pc.if_else(deleted, pa.scalar(None, lists.type), lists)
 
 
 def _line(one: OtherRecord) -> dict[str, Any]:
-    """Returns an event that is not a row to apply as a row of the reduced frame."""
+    """Converts an event that is not a row to apply, such as a bad record, to a row of the reduced frame."""
     return {
         "_op": one.kind,
         "_topic": one.topic,

@@ -194,7 +194,7 @@ class _Unread(NamedTuple):
 
 
 class _Page(NamedTuple):
-    """The first statements of a range.
+    """The first part of a range of partition 0, with its DDL statements.
 
     ``end``: the offset up to which they were read. ``last``: the last record before ``end``, if it has a
     leader epoch.
@@ -261,12 +261,12 @@ class TopicDdl:
         return tuple(warning.text for warning in about if not (defined and warning.unreported))
 
     def get(self, table: TableId) -> TableSchema | None:
-        """Returns a table as defined by the DDL read so far, or None."""
+        """Returns a table's definition by the DDL read so far, or None if it is not defined there."""
         with self._lock:
             return self._known.definitions.get(table)
 
     def former(self, table: TableId) -> tuple[Column, ...]:
-        """Returns a table's dropped columns, with the types that they had."""
+        """Returns the columns that DDL dropped from a table, with the types that they had."""
         with self._lock:
             return self._known.definitions.former(table)
 
@@ -363,12 +363,15 @@ class TopicDdl:
             return _Unread(part, self._known, self._known)
 
     def _is_in_doubt(self, found: TopicOffsets) -> bool:
-        """Returns True if it must be checked whether the log was cut, even without new records."""
+        """Returns True if Kafka may have cut the log of partition 0. Then it is checked even without new
+        records.
+        """
         last = self._known.last
         return last is not None and self._logs.is_due(found, {DDL_PARTITION: last})
 
     def _behind_cut(self, found: TopicOffsets) -> _Unread | None:
-        """Returns the part of partition 0 to read again if the log was cut, or None.
+        """Returns the range of partition 0 to read again if the partition's log was cut; None if it was not
+        cut.
 
         Raises:
             SourceUnavailableError: No broker answers.
@@ -439,7 +442,7 @@ class TopicDdl:
             raise
 
     def _take(self, page: _Page, topic_id: str, unread: _Unread) -> _Unread:
-        """Applies the statements of a page and stores the new state.
+        """Applies the statements of a page to the definitions, and stores the new state.
 
         Returns the part that is still to be read.
 
@@ -504,10 +507,10 @@ class TopicDdl:
 
     @staticmethod
     def _is_cut(found: TopicOffsets) -> bool:
-        """Returns True if retention has deleted DDL events.
+        """Returns True if retention has deleted DDL events of the topic.
 
-        Then stored definitions are used even without the times from which they are in effect, because they
-        cannot be built again.
+        The table definitions can then no longer be built from the topic. So the stored ones are used, even if
+        an earlier version stored them without the times from which they are in effect.
         """
         at = found.partitions.get(DDL_PARTITION)
         return at is not None and at.earliest > 0
@@ -527,7 +530,9 @@ class TopicDdl:
         self._store.save_document(_KIND, self._name, document)
 
     def _read(self, session: SparkSession, part: OffsetRange) -> _Page:
-        """Reads a page: the first statements of the range, and the offset up to which they were read."""
+        """Reads the first page of a range of partition 0: its DDL statements, and the offset up to which it
+        was read.
+        """
         if part.records <= 0:
             return _Page([], part.end)
         statements, last = list[DdlStatement](), None
@@ -547,7 +552,7 @@ class TopicDdl:
 
 
 def _marked_page(most_bytes: int, records: Iterator[pa.RecordBatch]) -> tuple[MarkedDdl, LastRecord | None]:
-    """Returns the DDL events in the records, and the last record before the page's end.
+    """Returns the DDL events in the records of a page, and the last record before the page's end.
 
     The last record is None if no record has a leader epoch.
     """
@@ -594,12 +599,13 @@ def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning
 
 
 def row_ddl_of(table: list[str], kind: Any, *parts: Any) -> RowDdl:
-    """Returns a statement that changes rows from its stored form."""
+    """Converts the stored form of a statement that changes rows into the statement."""
     return RowDdl(TableId(*table), kind, *parts)
 
 
 def with_rows(known: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tuple[RowDdl, ...]:
-    """Returns the known statements that change rows, and those among the new statements.
+    """Returns the known statements that change existing rows, together with such statements among the new
+    ones.
 
     If a statement was sent twice, only its first record counts.
     """
@@ -618,7 +624,9 @@ def with_rows(known: Sequence[RowDdl], statements: Iterable[DdlStatement]) -> tu
 
 
 def newest_row_ddl(found: Iterable[RowDdl]) -> tuple[RowDdl, ...]:
-    """Returns the newest statements: at most 50 per table and kind, and at most 5000 in total."""
+    """Returns the newest of the statements that change rows: at most 50 per table and kind, and 5000 in
+    total.
+    """
     count, kept = Counter[tuple[TableId, str]](), list[RowDdl]()
     for one in reversed([*found]):
         count[one.table, one.kind] += 1
@@ -665,7 +673,10 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
         before = {table: definitions.get(table) for table in altered}
         definitions.apply(statement.sql, statement.database, since=statement.since, about=about)
     except ConfigError as exc:
-        yield DdlWarning(f"A DDL event of topic {topic} cannot be read ({exc.message}).", statement.about)
+        yield DdlWarning(
+            f"A DDL event of topic {topic} cannot be read ({exc.message}), so its changes are not applied.",
+            statement.about,
+        )
         return
     for table in unreported:
         if table not in definitions:
@@ -803,7 +814,7 @@ class TopicTables:
             return tuple(self._tables)
 
     def add(self, tables: Iterable[TableId]) -> None:
-        """Adds tables and stores them.
+        """Records that the topic has records of these tables, and stores that in the state store.
 
         Raises:
             StateStoreError: The state store does not answer.

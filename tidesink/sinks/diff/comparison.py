@@ -158,7 +158,7 @@ class ComparedSides:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names of the key columns."""
+        """Names of the key columns of the compared table."""
         return tuple(one.name for one in self.columns if one.key)
 
     @property
@@ -235,7 +235,8 @@ class TableComparison(ABC):
         """
 
     def _settled(self, sides: ComparedSides, found: TableDiff, keys: DataFrame, count: int) -> TableDiff:
-        """Compare the differing keys again until it is certain which are different, and return the result.
+        """Compare differing keys again until it is certain which are different, and return the comparison's
+        result.
 
         ``found``: the result of the first look. ``keys``: all keys with the digests of both sides. ``count``:
         number of keys that differed.
@@ -254,7 +255,9 @@ class TableComparison(ABC):
         )
 
     def details(self, detailed: bool) -> dict[str, bool]:
-        """Return keyword arguments for ``digests``: detailed digests have a hash or a text of each column."""
+        """Return keyword arguments for ``digests``. With ``detailed``, each digest also describes every
+        column.
+        """
         return {"detailed": detailed, "shown": detailed and self.options.values}
 
     def _target(self, sides: ComparedSides, *, detailed: bool = False) -> DataFrame:
@@ -267,7 +270,8 @@ class TableComparison(ABC):
     def _looked_again(
         self, sides: ComparedSides, candidates: DataFrame, count: int
     ) -> tuple[DataFrame, Verdict]:
-        """Compare the candidates again until it is certain which are different, or ``MOST_LOOKS`` are done.
+        """Compare the differing keys again until it is certain which are different, or ``MOST_LOOKS`` looks
+        are done.
 
         Returns the keys that are different or unsettled, and the number of keys of each kind.
         """

@@ -160,7 +160,7 @@ class CopyComparison(TableComparison):
         return in_session(self.other.stored(frame), self.own.reader.session)
 
     def _other(self, sides: ComparedSides, *, detailed: bool = False) -> DataFrame:
-        """Return a frame with the digests of the other copy's rows."""
+        """Return a frame with the digests of the copy's rows, which are in the other pipeline's target."""
         from tidesink.sinks.spark.digests import ODD, digests, sampled, within
 
         asked = [one.other for one in self.pairs if one.other is not None]

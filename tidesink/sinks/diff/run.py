@@ -270,9 +270,9 @@ class SourceComparison(TableComparison):
             database.confirm_order(self.own.table, self.stored)
 
     def _source_again(self, sides: ComparedSides, candidates: DataFrame, count: int) -> DataFrame:
-        """Return the candidates with newer digests of their rows at the source.
+        """Read the candidates' rows from the source again, and return the candidates with the new digests.
 
-        Queries the source by key, or reads all its rows if that is not possible.
+        Queries the source by key, or reads all its rows if queries by key are not possible.
         """
         from tidesink.sinks.spark.digests import looked_at_source
 
@@ -300,7 +300,7 @@ class CutCopy(TableCopy):
     cut: Cut = field(kw_only=True)
 
     def check_begun(self) -> None:
-        """Do nothing: a cut contains only tables that are fully loaded."""
+        """Do nothing, because every table in a cut has finished its snapshot."""
 
     def await_applied(self, ends: TopicOffsets) -> bool:  # noqa: ARG002
         """Return True without waiting: all changes up to the cut were applied when it was published."""

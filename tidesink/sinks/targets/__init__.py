@@ -30,5 +30,5 @@ TARGETS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def target_module(settings: TargetSettings) -> TargetModule:
-    """Import and return the module of the target that the settings configure."""
+    """Import and return the module that implements the type of target which the settings configure."""
     return cast("TargetModule", import_module(TARGETS[settings.type]))

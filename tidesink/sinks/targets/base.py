@@ -42,7 +42,8 @@ OWN_COLUMNS: Final = (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN)
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The abilities of a target. The contract tests check that the target raises an error for all others.
+    """The abilities of a target. The contract tests check that it raises an error for a change it is not
+    able to do.
 
     Every target can add columns and widen integer and decimal columns.
 
@@ -105,14 +106,14 @@ class ReducedRow(NamedTuple):
 
 
 def nothing(*_said: str) -> None:
-    """Do nothing. The default of the ``on_…`` callbacks of ``ReducedBatch``."""
+    """Do nothing. This is the default of the ``on_…`` callbacks of ``ReducedBatch``."""
 
 
 @dataclass(frozen=True)
 class RowFormat:
     """Properties of a batch's rows that are known before the rows are read.
 
-    ``ReducedBatch`` describes ``shape``, ``mode`` and ``sequenced``.
+    ``shape``, ``mode`` and ``sequenced`` have the same meaning as in ``ReducedBatch``.
 
     ``keeps``: True if rows may omit column values.
     ``fewest``: approximate number of records in the batch's smallest offset range. One task stages the rows
@@ -152,7 +153,7 @@ class RowSink(Protocol):
     """
 
     def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
-        """Stage the rows, and return their number and files. A task attempt may call this several times."""
+        """Stage rows, and return their number and files. A task attempt may call this several times."""
 
 
 @dataclass(frozen=True)
@@ -232,16 +233,16 @@ class ReducedBatch:
 
     @property
     def row_format(self) -> RowFormat:
-        """The properties of the batch's rows that a row sink needs."""
+        """The properties of the batch's rows that must be known to write them (``RowFormat``)."""
         return RowFormat(self.shape, self.mode, self.sequenced, self.keeps)
 
     @property
     def empty(self) -> bool:
-        """True if the batch has progress to commit but no row."""
+        """True if the batch only commits progress, because it has no rows and no TRUNCATE."""
         return self.upserts == 0 and self.deletes == 0 and not self.truncates
 
     def beside(self, nullable: Callable[[], Iterable[str]]) -> tuple[str, ...]:
-        """Return the target's columns outside the shape that a delete must set to NULL.
+        """Return the target columns that the batch's shape does not have and that a delete must set to NULL.
 
         Only a hard delete in the source's order needs this, because it keeps the row as a tombstone. Such
         columns hold values of columns that the source or the config no longer has.
@@ -297,13 +298,14 @@ class ApplyResult:
 
     @property
     def applied(self) -> int:
-        """Number of keys whose last change is now in the target, including deletes of absent rows."""
+        """Number of the batch's keys whose change was applied, including deletes of absent rows."""
         return self.upserted + self.deleted + self.absent
 
 
 @dataclass(frozen=True)
 class EvolveResult:
-    """The result of ``TargetTable.evolve``: column names by kind of change, and warnings for the user.
+    """The column changes that ``TargetTable.evolve`` made, as column names by kind, and warnings for the
+    user.
 
     ``created``: the table was created.
     ``backfilled``: columns whose default was written into existing rows.
@@ -317,12 +319,13 @@ class EvolveResult:
 
     @property
     def changed(self) -> bool:
-        """True if the target's schema changed."""
+        """True if ``evolve`` changed the target's columns or created the table."""
         return self.created or bool(self.added or self.widened or self.backfilled)
 
 
 class SchemaGap(NamedTuple):
-    """The difference between a target's columns and a shape (the columns and key that it should have).
+    """The difference between the columns that a target table has and those that it should have (a
+    ``TableShape``).
 
     ``columns``: all columns of the target.
     ``added``: columns that the target lacks.
@@ -359,7 +362,8 @@ def check_order(batch: ReducedBatch, columns: Mapping[str, str], *, table: Table
 
 
 def check_versions(batch: ReducedBatch) -> None:
-    """Check that a history can apply a batch. Sources with commit timestamps only send batches that it can.
+    """Check that a table with ``mode: history`` can apply a batch. Sources with commit timestamps send no
+    others.
 
     Raises:
         TargetError: the batch empties the table, omits values, or does not name its validity columns.
@@ -398,7 +402,8 @@ class TargetTable(Protocol):
         """
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return the column changes that ``evolve`` would make. May use cached columns of the target.
+        """Return the column changes that ``evolve`` would make for ``shape``. May use cached columns of the
+        target.
 
         Raises:
             SchemaRefusedError: a column cannot be widened to the shape's type. The message names the column
@@ -422,7 +427,10 @@ class TargetTable(Protocol):
             SchemaRefusedError: the target cannot rename columns.
             StaleProgressError: another worker holds the table now.
         """
-        raise SchemaRefusedError(f"This target cannot rename a column to {new}.", column=old)
+        raise SchemaRefusedError(
+            f"This target cannot rename a column to {new}. Set `rename` under `schema-changes` to `ignore`.",
+            column=old,
+        )
 
     def drop_columns(self, names: Sequence[str]) -> None:
         """Drop columns with their values. Missing columns are not an error.
@@ -431,7 +439,10 @@ class TargetTable(Protocol):
             SchemaRefusedError: the target cannot drop columns.
             StaleProgressError: another worker holds the table now.
         """
-        raise SchemaRefusedError("This target cannot drop columns.", column=", ".join(names))
+        raise SchemaRefusedError(
+            "This target cannot drop columns. Set `drop` under `schema-changes` to `ignore`.",
+            column=", ".join(names),
+        )
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Merge a batch into the table and commit ``progress`` with it. Returns the row counts.
@@ -468,7 +479,7 @@ class Collected(NamedTuple):
 
 @runtime_checkable
 class SequencedTable(TargetTable, Protocol):
-    """A table whose rows store their position in the source's order.
+    """A target table whose rows store their position in the source's order (``sequence_by: source``).
 
     A deleted row stays as a tombstone with its key and position until ``collect`` removes it.
     """
@@ -511,16 +522,16 @@ class StagingTable(TargetTable, Protocol):
 
 
 class Target(Protocol):
-    """A system that stores tables."""
+    """A system that stores tables, such as a lake, a database or a message broker."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """The abilities of this target."""
+        """The abilities of this target, such as dropping a column."""
 
     def open_table(
         self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
     ) -> TargetTable:
-        """Open the table of ``shape``, and create it if missing.
+        """Open the target table for rows with the columns and key of ``shape``, and create it if missing.
 
         Raises:
             SchemaRefusedError: the existing table cannot store the shape.
@@ -554,7 +565,7 @@ class TableReader(Protocol):
         """
 
     def compared_rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return the frame of ``rows`` for a comparison with the source.
+        """Return the frame of ``rows`` in the form that ``tidesink diff`` compares with the source.
 
         It may have one more column at the end, ``spark.digests.ODD``: the texts of values that do not fit
         their column's Spark type.
@@ -575,7 +586,8 @@ class ReadableTarget(Target, Protocol):
     """A target whose stored rows can be read, for example to compare them with the source."""
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> TableReader | None:
-        """Return a reader of the table of ``shape``; None if the table does not exist.
+        """Return a reader of the target table whose columns and key ``shape`` describes; None if it does not
+        exist.
 
         Raises:
             SchemaRefusedError: the target does not allow a table of this name.
@@ -584,9 +596,9 @@ class ReadableTarget(Target, Protocol):
 
 
 class TargetModule(Protocol):
-    """The names that a target's module must define.
+    """The interface of a target's module: the functions and constants that it must define.
 
-    Of the functions, only ``open_target`` and ``try_target`` connect to the target.
+    Only ``open_target`` and ``try_target`` connect to the target.
     """
 
     CAPABILITIES: Capabilities
@@ -667,7 +679,8 @@ class PreflightChecks(ABC):
 
     @abstractmethod
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """Return the limits and warnings of a table that do not follow from the target's capabilities.
+        """Return a table's limits and warnings at the target, except those that follow from its
+        ``Capabilities``.
 
         Raises:
             SchemaRefusedError: the target can never store such a table.
@@ -693,7 +706,7 @@ class Reserved(NamedTuple):
 
 
 def check_shape(shape: TableShape, reserved: Reserved | None = None) -> None:
-    """Check that the rows of a shape can be merged into a table.
+    """Check that rows with the columns and key of ``shape`` can be merged into a table.
 
     Raises:
         SchemaRefusedError: the shape has no key, or a column with a name that the format or tidesink
@@ -717,10 +730,10 @@ def check_shape(shape: TableShape, reserved: Reserved | None = None) -> None:
 
 
 def check_key(shape: TableShape) -> None:
-    """Check that a shape has a key.
+    """Check that a table has a key to merge rows by.
 
     Raises:
-        SchemaRefusedError: the shape has no key.
+        SchemaRefusedError: ``shape`` has no key.
     """
     if not shape.keys:
         raise SchemaRefusedError(

@@ -40,12 +40,13 @@ class Evolution:
 
     @property
     def needed(self) -> bool:
-        """True if anything must change."""
+        """True if the plan has a column to add or to widen."""
         return bool(self.added or self.widened)
 
 
 def plan_evolution(present: Mapping[str, str], shape: TableShape) -> Evolution:
-    """Compare a target's columns with a shape and return the column changes that the target needs.
+    """Compare a target table's columns with those that it should have (``shape``), and return the changes it
+    needs.
 
     ``present``: the target's columns: Spark DDL type by name. Columns that the shape does not have stay
         unchanged.
@@ -69,7 +70,7 @@ def plan_evolution(present: Mapping[str, str], shape: TableShape) -> Evolution:
 
 
 def gap_of(present: Mapping[str, str], plan: Evolution) -> SchemaGap:
-    """Return a plan as a ``SchemaGap``."""
+    """Convert a plan of column changes to a ``SchemaGap``."""
     widened = {name: (present[name], ddl) for name, ddl in plan.widened.items()}
     return SchemaGap(tuple(present), tuple(column.name for column in plan.added), widened, present)
 

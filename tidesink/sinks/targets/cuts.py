@@ -20,7 +20,7 @@ NAME: Final = "_tidesink_cuts"
 
 
 def tag_prefix(pipeline: str) -> str:
-    """Return the prefix of the names of the tags that keep the table versions of a pipeline's cuts.
+    """Return the prefix of the tags (in Iceberg) that protect the table versions of a pipeline's cuts.
 
     The commit_ts of the cut follows the prefix. The prefix contains the pipeline's name because a table can
     be shared by several pipelines, whose cuts can have the same commit_ts.
@@ -29,7 +29,7 @@ def tag_prefix(pipeline: str) -> str:
 
 
 class CutTable(NamedTuple):
-    """A table's entry in a cut.
+    """A target table's entry in a cut.
 
     ``place``: the table's location, as readers of its format name it.
     ``version``: the version of the table that belongs to the cut.
@@ -43,7 +43,7 @@ class CutTable(NamedTuple):
 
 
 class TableVersion(NamedTuple):
-    """A table's location and version.
+    """A target table's location and version.
 
     ``place``: the location as readers of the table's format name it.
     ``version``: the snapshot id in Iceberg, the table version in Delta, the number of commits in a database.
@@ -68,7 +68,7 @@ class VersionedTable(TargetTable, Protocol):
 
 @runtime_checkable
 class KeptVersions(Protocol):
-    """A table whose old versions expire unless ``keep_version`` is called for them."""
+    """A table whose old versions expire. ``keep_version`` protects the versions that cuts need."""
 
     def keep_version(self, version: int, commit_ts: int, *, keep: float) -> None:
         """Protect a version from expiry until all cuts that refer to it are older than ``keep`` seconds.
@@ -81,7 +81,7 @@ class KeptVersions(Protocol):
 
 
 class Held(Protocol):
-    """A table's entry in the target's ledger: the epoch of its worker and its last batch number."""
+    """An entry of the target's ledger: the epoch of a table's worker, and its last batch number."""
 
     @property
     def epoch(self) -> int:
@@ -89,7 +89,7 @@ class Held(Protocol):
 
     @property
     def batch(self) -> int:
-        """The number of the last applied batch."""
+        """The number of the last batch that was applied to the table."""
 
 
 class CutPublisher(Protocol):
@@ -124,7 +124,7 @@ class CutPublisher(Protocol):
 
 
 class CutTarget(Target, Protocol):
-    """A target that supports cuts."""
+    """A target that can publish cuts."""
 
     def cut_log(self, pipeline: str) -> CutPublisher:
         """Return the publisher of a pipeline's cuts."""

@@ -99,11 +99,11 @@ IMAGES_AN_EVENT: Final = 2
 _OWN: Final = (
     ShapeColumn(PARTITION, ColumnType("int", sql="partition of the topic"), "int", key=True),
     ShapeColumn(OFFSET, ColumnType("bigint", sql="offset of the record"), "bigint", key=True),
-    ShapeColumn(INDEX, ColumnType("int", sql="which row of the record, in order"), "int", key=True),
-    ShapeColumn(OP, ColumnType("varchar", length=16, sql="what the row is, as insert or delete"), "string"),
+    ShapeColumn(INDEX, ColumnType("int", sql="number of the row in its record"), "int", key=True),
+    ShapeColumn(OP, ColumnType("varchar", length=16, sql="operation, such as insert or delete"), "string"),
     ShapeColumn(COMMIT_TS, ColumnType("bigint", sql="commit_ts at the source"), "bigint"),
     ShapeColumn(
-        UNAVAILABLE, ColumnType("text", sql="JSON: the columns whose value was not sent, null here"), "string"
+        UNAVAILABLE, ColumnType("text", sql="JSON list of columns that the source did not send"), "string"
     ),
 )
 
@@ -149,7 +149,7 @@ class HistoryNames(NamedTuple):
 
     @property
     def own(self) -> tuple[str, ...]:
-        """All columns that a history adds to its table's columns."""
+        """Names of all columns that ``mode: history`` adds to the source's columns."""
         return (*self, FROM_COLUMN, TO_COLUMN, READ_COLUMN)
 
 
@@ -181,15 +181,15 @@ def history_shape(shape: TableShape, names: HistoryNames) -> TableShape:
 
 
 def own_columns(names: HistoryNames) -> tuple[ShapeColumn, ...]:
-    """Return the columns that a history adds to its table's columns."""
+    """Return the columns that ``mode: history`` adds to the source's columns."""
     instant, number, mark = ColumnType("timestamp", fsp=3), ColumnType("bigint"), ColumnType("boolean")
     return (
-        ShapeColumn(FROM_COLUMN, number, "bigint", "commit_ts with which the version begins", key=True),
-        ShapeColumn(TO_COLUMN, number, "bigint", "commit_ts with which it ended"),
-        ShapeColumn(names.valid_from, instant, "timestamp", "when the version begins"),
-        ShapeColumn(names.valid_to, instant, "timestamp", "when it ended"),
-        ShapeColumn(names.current, mark, "boolean", "true: the row as it is now"),
-        ShapeColumn(READ_COLUMN, mark, "boolean", "true: begins with a snapshot's read of the row"),
+        ShapeColumn(FROM_COLUMN, number, "bigint", "commit_ts at which the version begins", key=True),
+        ShapeColumn(TO_COLUMN, number, "bigint", "commit_ts at which the version ended"),
+        ShapeColumn(names.valid_from, instant, "timestamp", "time at which the version begins"),
+        ShapeColumn(names.valid_to, instant, "timestamp", "time at which the version ended"),
+        ShapeColumn(names.current, mark, "boolean", "true: this is the current version of the row"),
+        ShapeColumn(READ_COLUMN, mark, "boolean", "true: the version begins with a snapshot's read"),
     )
 
 
@@ -197,7 +197,7 @@ _SHARD_TYPE = ColumnType("varchar", length=LONGEST_SHARD, sql=f"varchar({LONGEST
 
 
 def routed_shape(shape: TableShape, destination: Destination) -> TableShape:
-    """Return the shape under the target's table name.
+    """Return a table's columns and key with the table name that its route sets for the target.
 
     If the target table is shared, the shard column is added as the last column and the last key column.
 

@@ -51,7 +51,9 @@ class Turns:
 
     @contextmanager
     def mine(self) -> Iterator[None]:
-        """Hold the table's lock in this thread. Does nothing for a table that is not shared."""
+        """Context manager: hold the shared table's lock in this thread. Does nothing for a table that is not
+        shared.
+        """
         if self._turn is None:
             yield
             return
@@ -65,12 +67,12 @@ def tag(shard: Shard) -> str:
 
 
 def names_of(shape: TableShape) -> tuple[str, ...]:
-    """Return the columns of a shard's rows, as the shard's ledger stores them."""
+    """Return the column names of a shard's rows, in the form in which the shard's ledger stores them."""
     return tuple(sorted(shape.by_name))
 
 
 def new_columns(shape: TableShape, known: Collection[str] | None) -> tuple[ShapeColumn, ...]:
-    """Return the shape's columns that a shard's existing rows do not have.
+    """Return the columns of ``shape`` that a shard's existing rows do not have.
 
     ``known``: columns of the shard's existing rows, from its ledger; None if the shard has no rows.
     """
@@ -85,7 +87,7 @@ def known_after(known: Collection[str] | None, shape: TableShape) -> tuple[str, 
 
 
 def holds(present: Mapping[str, str], shape: TableShape) -> bool:
-    """Return True if a table with the columns ``present`` can store a shape.
+    """Return True if a shared table with the columns ``present`` can store the columns of ``shape``.
 
     ``present`` may be outdated: other shards only add and widen columns, so a True stays right.
     """
@@ -207,7 +209,7 @@ def also_of(error: SchemaRefusedError, place: str, shards: Iterable[str]) -> Sch
 
 
 def shown(names: Iterable[str]) -> str:
-    """Return the first shard names and the number of the other shards, for a message."""
+    """Return the first shard names and the number of the other shards, as a text for a message."""
     found = sorted(names)
     return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 

@@ -92,7 +92,7 @@ def forget_keys(store: StateStore, name: str) -> None:
 
 
 class ReportedKeys(NamedTuple):
-    """The keys of one table in a report. ``nulls``: number of keys that were skipped because of a NULL."""
+    """The keys of one table in a report of ``tidesink diff``."""
 
     asked: AskedKeys
     nulls: int
@@ -140,7 +140,7 @@ def _named(path: Path, number: int, line: bytes) -> tuple[TableId, Mapping[str, 
 
 
 class _Keys:
-    """Collects the keys of one table while a report is read."""
+    """Collects the differing keys of one table while a report of ``tidesink diff`` is read."""
 
     def __init__(self, table: TableId) -> None:
         self._table = table
@@ -177,7 +177,9 @@ class _Keys:
 
     @property
     def reported(self) -> ReportedKeys:
-        """The keys that were added so far, sorted, and the number of keys with a NULL."""
+        """The keys that were added until now, sorted, and the number of keys that were skipped because of a
+        NULL.
+        """
         return ReportedKeys(AskedKeys(self.columns, tuple(sorted(self._keys))), self._nulls)
 
 

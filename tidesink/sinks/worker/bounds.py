@@ -55,7 +55,8 @@ class Bounds(Protocol):
     """Chooses the bounds of a pipeline's cuts. Used by the worker's main thread."""
 
     def look(self, tasks: Sequence[TableTask], seen: Look) -> None:
-        """Update the state that bounds are chosen by. Called before ``next`` and ``after``.
+        """Update the information by which bounds are chosen, such as the newest watermarks. Called before
+        ``next`` and ``after``.
 
         ``tasks``: the pipeline's tables. ``seen``: the current offsets of their topics.
         """
@@ -68,7 +69,9 @@ class Bounds(Protocol):
         """
 
     def after(self, bound: int) -> int:
-        """Return the bound after ``bound``, whose cut is done; ``bound`` itself if none is later yet."""
+        """Return the bound that follows ``bound``, whose cut is done; ``bound`` itself if there is no later
+        one yet.
+        """
 
     def tries_again(self) -> bool:
         """Return True if it is time to retry a cut that could not be written, at the same bound."""
@@ -87,18 +90,19 @@ class Bounds(Protocol):
         """
 
     def time_of(self, bound: int) -> datetime:
-        """Return the source's time at the bound."""
+        """Return the time at the source when its log was at the bound."""
 
     @property
     def waits(self) -> str | None:
-        """The reason why no later bound exists yet; always None for bounds that are times."""
+        """The reason why there is no bound for the next cut yet; always None for bounds that are times."""
 
     def close(self) -> None:
         """Close the clients of Kafka and the source database."""
 
 
 class WatermarkBounds:
-    """Chooses commit_ts values that are ``every`` seconds apart as bounds, for topics with watermarks.
+    """Chooses the bounds of cuts for topics with watermarks: commit_ts values that are ``every`` seconds
+    apart.
 
     Prefers the newest of them that the source has passed according to the watermarks. ``watermark_of``:
     returns a record's commit_ts if it is a watermark, else None.
@@ -120,11 +124,13 @@ class WatermarkBounds:
         self._tasks, self._seen = tasks, seen
 
     def next(self, *, above: int | None, least: int | None) -> int:
-        """Return the newest scheduled commit_ts that is above the last cut and not below ``least``."""
+        """Return the newest commit_ts on the schedule of cuts that is above the last cut and not below
+        ``least``.
+        """
         return next_bound(self._newest(), every=self._every, above=above, least=least)
 
     def after(self, bound: int) -> int:
-        """Return the newest scheduled commit_ts that is above ``bound``."""
+        """Return the newest commit_ts on the schedule of cuts that is above ``bound``."""
         return self.next(above=bound, least=bound)
 
     def tries_again(self) -> bool:
@@ -138,7 +144,7 @@ class WatermarkBounds:
         """Return None: watermarks show when a partition has passed the bound, without end offsets."""
 
     def time_of(self, bound: int) -> datetime:
-        """Return the physical time in a commit_ts."""
+        """Return the physical time (the clock's part) of a bound, which is a commit_ts."""
         return datetime.fromtimestamp(physical_ms(bound) / 1000, timezone.utc)
 
     def close(self) -> None:
@@ -211,7 +217,7 @@ class ConnectorBounds:
 
     @property
     def waits(self) -> str:
-        """The reason why no later bound exists yet."""
+        """The reason why there is no bound for the next cut yet; empty if no reason is known."""
         return self.reason
 
     def time_of(self, bound: int) -> datetime:  # noqa: ARG002  (a position has no time)
@@ -270,7 +276,7 @@ class ConnectorBounds:
         return bool(self._refused)
 
     def after(self, bound: int) -> int:
-        """Return the next checkpoint after ``bound``, whose cut is done.
+        """Return the connector's next checkpoint after ``bound``, whose cut is done.
 
         Returns ``bound`` until ``every`` seconds have passed since it was chosen, and while the connector has
         no later checkpoint.
@@ -304,11 +310,11 @@ class ConnectorBounds:
             self._ends[topic] = {**self._ends.get(topic, {}), **ends}
 
     def ends(self, topic: str) -> Mapping[int, int]:
-        """Return the end offsets that ``ask_ends`` found, by partition."""
+        """Return the end offsets of a topic's partitions that ``ask_ends`` looked up for the bound."""
         return self._ends.get(topic, {})
 
     def close(self) -> None:
-        """Close the Kafka clients."""
+        """Close the Kafka clients that read checkpoints and end offsets."""
         self._checkpoints.close()
 
 

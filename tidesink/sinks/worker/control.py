@@ -80,21 +80,23 @@ class SnapshotControl:
         return SnapshotControl(number, self.cancelled, deletes=deletes, keys=keys, where=where)
 
     def cancel(self, *, last: int = 0) -> SnapshotControl:
-        """Return the requests with all snapshots cancelled that were requested or begun so far.
+        """Return these requests, with all snapshots cancelled that were requested or begun until now.
 
         ``last``: number of the snapshot in the table's status.
         """
         return SnapshotControl(self.started, max(self.started, self.cancelled, last))
 
     def outrun(self, started: int, number: int) -> SnapshotControl:
-        """Return the requests without the request numbered ``started``, whose number is too low to begin.
+        """Return these requests without the snapshot request ``started``, whose number is too low for it to
+        begin.
 
         ``number``: number of the snapshot in the target's progress, which replaces it.
         """
         return SnapshotControl(number, self.cancelled, self.rests) if self.started == started else self
 
     def refused(self, started: int, before: int, *, begun: bool) -> SnapshotControl:
-        """Return the requests without the request numbered ``started``, which is not possible for the table.
+        """Return these requests without the snapshot request ``started``, which is not possible for the
+        table.
 
         ``before``: number of the snapshot that continues instead, or 0. ``begun``: True if the refused
         snapshot has applied rows already. Then it counts as cancelled.
@@ -137,16 +139,17 @@ class TableControl:
     rewind: RewindControl | None = None
 
     def pause(self) -> TableControl:
-        """Return the requests with a pause of the table."""
+        """Return these requests, with a request to pause the table added."""
         return replace(self, rests=True)
 
     def resume(self, accepted: Accepted) -> TableControl:
-        """Return the requests with a resume of the table, and with the decisions ``accepted`` added."""
+        """Return these requests, with a request to resume the table and the decisions ``accepted`` added."""
         accepted = {**self.accepted, **accepted}
         return replace(self, rests=False, resumed=self.resumed + 1, accepted=accepted)
 
     def decide(self, accepted: Accepted) -> TableControl:
-        """Return the requests with the decisions ``accepted`` added, so that a table that waits continues.
+        """Return these requests with the decisions ``accepted`` added, so that a table that waits for them
+        continues.
 
         A table that a user paused stays paused.
         """
@@ -199,7 +202,7 @@ class Requests:
         return tuple(table for table, asked in self._controls.items() if asked.snapshot.is_asked)
 
     def of(self, table: TableId) -> TableControl:
-        """Return the requests to one table."""
+        """Return the users' requests to one table, from the copy that was read last."""
         return self._controls.get(table, NOTHING_ASKED)
 
 
@@ -429,7 +432,8 @@ Turn = Literal["rest", "go on"]
 
 
 class Pauses:
-    """Why one table is paused: by request, for schema changes that wait, or for a fault to be accepted.
+    """The reasons why one table is paused: a request, schema changes that wait, or a fault that must be
+    accepted.
 
     Used by one thread at a time.
     """
@@ -464,7 +468,8 @@ class Pauses:
         self._pending = pending
 
     def break_law(self, error: AccountingError, at: Rank) -> str:
-        """Record that event counts did not add up, so that the table stays stopped even after a restart.
+        """Record that a batch's event counts did not add up, so that the table stays stopped even after a
+        restart.
 
         Returns the advice that follows the error's message. ``at``: the rank of the table's last batch.
         """
@@ -494,11 +499,13 @@ class Pauses:
 
     @property
     def is_law_broken(self) -> bool:
-        """Return True if event counts of a batch did not add up, and no user has accepted that."""
+        """Return True if a batch's event counts did not add up, and no user has accepted that fault."""
         return self._broken is not None
 
     def state_is(self, state: TableState) -> None:
-        """Record the table's new state. If it is not PAUSED, forget the schema changes that waited."""
+        """Record the table's new state. Forget the schema changes that the table waited for, unless it is
+        PAUSED.
+        """
         if state != "PAUSED":
             self._pending = ()
 

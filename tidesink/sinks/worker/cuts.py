@@ -107,13 +107,13 @@ class Cuts:
         return self.bound != before
 
     def lead(self, task: TableTask) -> None:
-        """Pass the current bound to the task of a table that runs no batch."""
+        """Set the current bound in the task of a table that is not running a batch."""
         task.bound, task.ends = self.bound, self._bounds.ends(task.topic)
         if task.ends is not None and task.held is not None:
             task.marks = marks_at(task.held.progress, task.topic, self.bound, task.ends)
 
     def close(self) -> None:
-        """Close the clients that read bounds."""
+        """Close the clients of Kafka and the source database with which bounds are read."""
         self._bounds.close()
 
     def _ask_ends(self, tasks: Iterable[TableTask], seen: Look) -> None:
@@ -149,7 +149,9 @@ class Cuts:
             self._done = None
 
     def _blocked(self, tasks: Iterable[TableTask], seen: Look) -> dict[TableTask, str]:
-        """Return, for each table, what keeps it from reaching the bound, or an empty text if it has."""
+        """Return, for each table, the reason why it has not reached the bound; an empty text for a table that
+        has.
+        """
         return {one: _obstacle(one, seen.found.get(one.topic), self.bound) for one in tasks}
 
     def _publish(self, tasks: Sequence[TableTask], bound: int, *, without: Collection[TableId]) -> None:
@@ -180,7 +182,7 @@ class Cuts:
         _log.info("cut", commit_ts=bound, tables=len(tables))
 
     def _named(self, tasks: Iterable[TableTask], bound: int) -> dict[CutTable, TargetTable] | None:
-        """Return the tables of the cut with their versions, each protected from removal.
+        """Return the tables of the cut with their versions, after protecting each version from removal.
 
         None if the version of a table cannot be looked up. Then the cut is not published.
         """
@@ -224,7 +226,8 @@ class Cuts:
             thread.join()
 
     def _by_position(self) -> dict[str, Any]:
-        """Return the last cut's time and the reason to wait, for bounds that are positions of a connector.
+        """Return status details for bounds that are a connector's positions: the last cut's time, the reason
+        to wait.
 
         Empty for bounds that are times.
         """
@@ -232,7 +235,7 @@ class Cuts:
         return {} if waits is None else {"last_time": self._last_time, "waits": waits}
 
     def _show(self, blocked: Mapping[TableTask, str], outside: Iterable[TableTask]) -> None:
-        """Save what ``tidesink status`` shows of cuts in the state store, if it changed.
+        """Save the cut's state, which ``tidesink status`` shows, in the state store if it changed.
 
         ``blocked``: what keeps each table from reaching the bound. ``outside``: tables that the cut leaves
         out.
@@ -272,7 +275,7 @@ def _only_stuck(blocked: Mapping[TableTask, str], outside: Collection[TableTask]
 
 
 def _obstacle(task: TableTask, found: TopicOffsets | None, bound: int | None) -> str:
-    """Return what keeps a table from reaching ``bound``, or an empty text if it has reached it."""
+    """Return the reason why a table has not reached ``bound``, or an empty text if it has reached it."""
     if task.obstacle:
         return task.obstacle
     if found is None:

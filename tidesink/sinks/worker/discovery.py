@@ -105,7 +105,7 @@ class TableTasks:
                 self._refuse(topic, SourceError(_NO_TOPIC, topic=topic))
 
     def _follow_quiet(self, seen: Look) -> None:
-        """Create tasks for tables of the source database of which the topics have no record.
+        """Create tasks for tables of the source database that have no record in the topics.
 
         A topic that the changefeed has not created yet is treated as one without partitions.
         """
@@ -142,7 +142,7 @@ class TableTasks:
         return config.cuts is None and topic not in self._there and topic not in config.fixed_topics
 
     def _is_followed(self, offsets: TopicOffsets) -> bool:
-        """Return True if nothing was written to a topic since its last ``follow``, and its tasks are idle."""
+        """Return True if the topic got no records since its last ``follow``, and its tasks are idle."""
         tables = self._table_tasks[offsets.topic]
         followed = self._followed.get(offsets.topic) is offsets and bool(tables)
         return followed and all(one.state == "IDLE" for one in tables.values())
@@ -164,7 +164,7 @@ class TableTasks:
 
     @property
     def look_ups(self) -> Future[Any] | None:
-        """The future of look-ups whose results were not collected yet, or None. They may find tables."""
+        """The future of the searches for tables whose results were not collected yet, or None."""
         topics = None if self._look_ups is None else self._look_ups.under_way
         return topics if topics is not None else self._quiet.under_way
 
@@ -175,17 +175,19 @@ class TableTasks:
             self._look_ups.collect()
 
     def end_look_ups(self) -> None:
-        """Start no further look-up, because the run is over."""
+        """Stop starting look-ups of tables, because the run is over."""
         if self._look_ups is not None:
             self._look_ups.end()
 
     def close(self) -> None:
-        """Close every table."""
+        """Close every table at the target."""
         for table_task in self:
             table_task.close()
 
     def _recalled(self) -> tuple[tuple[str, TableId], ...]:
-        """Return topic and name of the tables of earlier runs, until ``follow`` has checked their topics."""
+        """Return topic and name of each table that earlier runs found, until ``follow`` has checked the
+        topics.
+        """
         if self._earlier is None:
             config = self._context.config
             known = [

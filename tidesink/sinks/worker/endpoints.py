@@ -42,7 +42,7 @@ class Health:
         self._is_ready = False
 
     def hear(self, event: WorkerEvent) -> None:
-        """Record the time of a worker's event."""
+        """Record the time of a worker's event, as a sign that the worker is alive."""
         self._last = self._clock()
         self._is_ready = self._is_ready or isinstance(event, Turned)
 

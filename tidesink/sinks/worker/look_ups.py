@@ -110,9 +110,10 @@ class NamedTables:
         )
 
     def _recorded(self, found: TopicOffsets) -> Iterator[Mapping[int, int]]:
-        """Yield, for each known table, the next offset per partition in its last progress of this topic.
+        """Yield, for each known table, the next offset per partition that its stored progress has in the
+        topic.
 
-        Every table in the records before these offsets was found and recorded by the worker that read them.
+        Records before these offsets need no search: the worker that read them recorded all their tables.
         """
         store, pipeline = self._context.store, self._context.config.pipeline
         for table in self.known(found.topic):
@@ -137,12 +138,14 @@ class FirstRowTables:
         self._looked: dict[str, tuple[str, dict[int, int]]] = {}
 
     def known(self, topic: str) -> tuple[TableId, ...]:
-        """Return the topic's table if the config names it or a row was found; empty otherwise."""
+        """Return the topic's table, if the config names it or a row of it was found; empty otherwise."""
         table = self._context.config.named_table_of_topic(topic) or self._tables.get(topic)
         return () if table is None else (table,)
 
     def look(self, found: TopicOffsets, _read: Mapping[int, int] | None, goes_on: GoesOn) -> bool:
-        """Search the records that were not searched before for a row, in increasingly large parts."""
+        """Search records that were not searched before for the topic's first row, in increasingly large
+        parts.
+        """
         topic_id, looked = self._looked.get(found.topic, ("", {}))
         if topic_id != found.topic_id:
             looked = {}
@@ -218,7 +221,7 @@ class RuledTables:
         return (table,)
 
     def look(self, found: TopicOffsets, _read: Mapping[int, int] | None, _goes_on: GoesOn) -> bool:
-        """Ask the schema registry for the topic's table."""
+        """Ask the schema registry which table the topic belongs to."""
         table = self._table_of(found.topic)
         if table is not None:
             self._tables[found.topic] = table
@@ -260,7 +263,7 @@ class TopicLookUps:
 
     @classmethod
     def of(cls, context: WorkerContext) -> TopicLookUps:
-        """Return the look-ups of a pipeline, with the finder of its protocol."""
+        """Create the look-ups of a pipeline, which use the table finder of the pipeline's protocol."""
         protocol = context.config.source.protocol
         if CODECS[protocol].shares_topics:
             return cls(context, NamedTables(context))
@@ -376,7 +379,9 @@ class QuietTables:
         self._again = 0.0
 
     def tables(self) -> tuple[tuple[str, TableId], ...]:
-        """Return topic and name of each table that was found; list the database's tables if it is time."""
+        """Return topic and name of each table that was found. If it is time, also list the database's tables
+        again.
+        """
         config = self._context.config
         if self._looks and self._look is None and time.monotonic() >= self._again:
             self._again = time.monotonic() + _TABLES_SECONDS
@@ -389,7 +394,9 @@ class QuietTables:
 
     @property
     def under_way(self) -> Future[Sequence[TableId]] | None:
-        """The future of the query for the database's tables whose result was not collected yet, or None."""
+        """The future of the query that lists the database's tables, if its result was not collected yet, or
+        None.
+        """
         return self._look
 
     def collect(self) -> None:

@@ -42,12 +42,12 @@ class SavedStatus:
         self._has_failure = False
 
     def saved(self, status: TableStatus) -> None:
-        """Record that ``status`` is saved now."""
+        """Record that ``status`` was saved at this time."""
         self._at, self._lag = self._clock(), status.details.get(LAG)
         self._has_failure = failure_in(status.details) is not None
 
     def lacks(self, failure: Failure | None) -> bool:
-        """Return True if the status must be saved because a failure began, continues or ended.
+        """Return True if the table's status must be saved again because a failure began, continues or ended.
 
         ``failure``: the table's current failure, or None. Short failures, and most of the retries in quick
         succession, are not saved.
@@ -61,7 +61,9 @@ class SavedStatus:
         return pause >= SAVE_SECONDS or now - failure.since >= SAVE_SECONDS
 
     def lacks_lag(self, lag: int) -> bool:
-        """Return True if the status must be saved because the lag of a paused or failing table changed."""
+        """Return True if the status of a paused or failing table must be saved again because its
+        lag changed.
+        """
         return lag != self._lag and not 0 <= self._clock() - self._at < LAG_SECONDS
 
 

@@ -52,14 +52,15 @@ _NO_KEY: Final = (
 
 
 def column_type(config: Config, column: ShapeColumn) -> str:
-    """Return the target's name for the type of a column."""
+    """Return the type that a column has in the target, by the target's own name."""
     return target_module(config.target).PREFLIGHT.column_type(config.target, column)
 
 
 def preflight_of(config: Config, shape: TableShape, theirs: Collection[str]) -> PreflightResult:
-    """Check the table of ``shape`` against the target without writing to it, and return limits and warnings.
+    """Check if a target can store a table, without writing to it, and return the target's limits and
+    warnings.
 
-    ``shape``: the table's schema in the target. ``theirs``: names of its columns that come from the source.
+    ``shape``: the table's columns and key in the target. ``theirs``: names of the columns from the source.
 
     Raises:
         SchemaRefusedError: the target cannot have such a table; the message contains a remedy.
@@ -77,7 +78,7 @@ def preflight_of(config: Config, shape: TableShape, theirs: Collection[str]) -> 
 
 
 def _preflight(config: Config, shape: TableShape, theirs: Collection[str]) -> PreflightResult:
-    """Return the target's own check of a table.
+    """Return the result of the target's own check of a table.
 
     If the target refuses the table only because of columns that an existing table would not get (the policy
     ``schema-changes: add`` is not ``apply``), the refusal becomes a warning.
@@ -159,7 +160,7 @@ class Goals:
 
     @classmethod
     def of(cls, config: Config) -> Goals:
-        """Return an object for the routes and the target of a pipeline."""
+        """Create the object for the routes and the target of a pipeline."""
         return cls(config.destination, partial(_place_of, config.target))
 
     def refusal(self, table: TableId) -> ConfigError | None:

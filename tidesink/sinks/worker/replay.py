@@ -108,7 +108,7 @@ class ReplayReport:
 
     @property
     def left(self) -> int:
-        """Number of letters that stay in the dead-letter topic."""
+        """Number of letters that were not replayed, and so stay in the dead-letter topic."""
         stay = self.waiting + self.expired + self.former + self.unsure + self.later
         return self.account.dead_lettered + stay
 
@@ -148,7 +148,7 @@ def _refuse_mode(config: Config, table: TableId) -> None:
 
 
 def refuse_replay(config: Config, table: TableId, seconds: float | None) -> None:
-    """Check what can be checked before Spark starts.
+    """Check, before Spark starts, that dead letters of a table can be replayed now.
 
     ``seconds``: seconds since the last heartbeat of a worker of the pipeline, or None without one.
 
@@ -270,7 +270,7 @@ class ReplayTask(TableTask):
         return done
 
     def _save_batch(self) -> None:
-        """Save the number of the replay's batch in the status, so that a restore from a backup is noticed."""
+        """Save the number of the replay's batch in the table's status, so that a later restore is noticed."""
         store = self._context.store
         held = self._hold.table.committed() if self._hold else None
         status = store.status_of(self._context.config.pipeline, self.table)
@@ -404,7 +404,9 @@ class LetterEvent(NamedTuple):
     has_read: Mapping[int, bool | None]
 
     def of_row(self, read: SourceRead) -> bool | None:
-        """Return True if the limited snapshot or resync ``read`` covered the event's row; None if unknown."""
+        """Return True if ``read``, a snapshot or resync of only some rows, covered the event's row; None if
+        unknown.
+        """
         return self.has_read.get(read.number)
 
 
@@ -435,7 +437,7 @@ def standing_of_letter(
 
 
 class LettersToday(NamedTuple):
-    """The contents of the letters, decoded with the current config and schemas.
+    """The contents of the replayed letters, decoded with the current config and schemas.
 
     ``summary``: counts of their events. ``read``: number of letters with records of this table. ``bad``:
     error class and reason of each letter that still cannot be decoded, by partition and offset. ``hashes``:
@@ -449,7 +451,7 @@ class LettersToday(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of row events."""
+        """Number of row events in the letters."""
         return self.summary.applied + self.summary.superseded
 
 
@@ -520,7 +522,9 @@ class ReplayBatch(Batch):
         return Reduction(plan, replace(found, read=KafkaRead(0, 0)))
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """Return the task with ``was_read``: its records were read before, so watermarks do not limit it."""
+        """Return the batch's task, without a limit by watermarks, because its records were read before
+        (``was_read``).
+        """
         return replace(super()._range_task(plan), was_read=True)
 
     def _examined(self, task: RangeTask) -> LetterReader:

@@ -102,7 +102,7 @@ class Rewinds:
 
 
 def refused(error: ConfigError) -> str:
-    """Log a refused rewind, and return the text for the table's status."""
+    """Log why a rewind was refused, and return the warning for the table's status."""
     text = _REFUSED.format(error.message)
     _log.warning("table not rewound", error=str(error))
     return text

@@ -183,7 +183,7 @@ class Worker:
         self._told_opening = time.monotonic()
 
     def run(self) -> RunReport:
-        """Work until the run ends, and return a report on each table."""
+        """Run the main loop until the run ends, and return a report on each table."""
         started = self._told_opening = time.monotonic()
         self._context.listeners.hear(Waiting("asking Kafka for the topics' end offsets"))
         try:
@@ -224,7 +224,7 @@ class Worker:
             self._context.topics.release()
 
     def _tell_end(self) -> None:
-        """Record in the state store that the worker has ended, and that it retries no failed table."""
+        """Record in the state store that the worker has ended, so that no status announces a retry."""
         self._context.failures.ended()
         for table_task in self._table_tasks:
             table_task.tell_failure()
@@ -346,7 +346,7 @@ class Worker:
                 table_task.await_topic(error, self._context.config.batch.poll_interval)
 
     def _quiet(self, idle: list[TableTask], seen: Look) -> set[TableTask]:
-        """Return the tasks for which the topic has no new records except watermarks."""
+        """Return the tasks whose topics have no new records, or only watermarks. They need no batch."""
         followed = dict[TableTask, Standing]()
         for table_task in idle:
             found = seen.found.get(table_task.topic)
@@ -363,7 +363,9 @@ class Worker:
         return {table_task for table_task in followed if table_task.topic in alone}
 
     def _is_settled(self, table_task: TableTask, seen: Look) -> bool:
-        """Return True if the task had no work when it was last asked, and its input has not changed since."""
+        """Return True if the task had no work when it was last checked, and nothing has changed
+        since then.
+        """
         known = self._settled.get(table_task)
         return (
             known is not None
@@ -434,10 +436,10 @@ class Worker:
         return [table_task for table_task in self._table_tasks if id(table_task) not in busy]
 
     def _look(self) -> Look | SourceError:
-        """Return the topics' current offsets, or the error if Kafka does not answer.
+        """Look up and return the topics' current offsets. If Kafka does not answer, return the error.
 
         Raises:
-            SourceError: Kafka does not answer, and no table is known yet that could report the error.
+            SourceError: Kafka does not answer, and no table is known whose status could show the error.
         """
         try:
             seen = self._context.retry().call(self._look_once)
@@ -449,7 +451,9 @@ class Worker:
         return seen
 
     def _look_once(self) -> Look:
-        """Look up the topics' offsets, twice if topics are missing, and create tasks for new tables."""
+        """Look up the topics' offsets, and create tasks for new tables. If topics are missing, look up once
+        more.
+        """
         seen = self._ends_now()
         if self._table_tasks.missed(seen) - self._missed:
             if self._context.stop.wait(SECOND_LOOK_SECONDS):
@@ -462,7 +466,7 @@ class Worker:
         return seen
 
     def _note_silence(self, seen: Look) -> None:
-        """Update ``_failed`` with topics that were refused, or did not answer for ``retry.for`` seconds."""
+        """Record in ``_failed`` the topics that were refused, or did not answer for ``retry.for`` seconds."""
         now, patience = time.monotonic(), self._context.config.retry.for_
         self._silent = {topic: self._silent.get(topic, now) for topic in seen.unanswered}
         self._failed = {
@@ -522,7 +526,7 @@ class Worker:
         return [*ready, *due]
 
     def _collect(self) -> bool:
-        """Forget the batches that have ended; return True if there were any."""
+        """Remove batches that have ended from the running ones; return True if there were any."""
         ended = [future for future in self._busy if future.done()]
         for future in ended:
             del self._busy[future]

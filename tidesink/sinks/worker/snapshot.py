@@ -308,7 +308,9 @@ class SourceDatabase:
         return max(self.at_once, min(self.at_once * rounds, self.records // self.rows_of(stored)))
 
     def rows_of(self, stored: StoredTable) -> int:
-        """Return the number of rows in one range of a table, from the limits and the estimated row size."""
+        """Return the number of rows in a key range of a table, from the limits and the estimated size of a
+        row.
+        """
         size = max(1, stored.bytes // max(1, stored.rows))
         return max(1, min(self.rows, self.bytes // size))
 
@@ -376,9 +378,10 @@ def open_source_database(config: Config, *, as_of: int | None = None) -> Iterato
 
 @dataclass(frozen=True)
 class _Ahead:
-    """Why the snapshot waits until pending changes are applied.
+    """The reason why a snapshot waits until pending changes from Kafka are applied.
 
-    Either the database has other columns than the applied changes, or a row does not fit the table's columns.
+    Either the source table has other columns than the applied changes, or a row does not fit the target
+    table's columns.
 
     Attributes:
         gap: The columns that only the database or only the applied changes have.
@@ -458,7 +461,9 @@ class Snapshot:
         return asked.deletes and not asked.limited and asked.started > max(begun, asked.cancelled)
 
     def is_outrun(self, progress: Progress) -> bool:
-        """Return True if the requested snapshot can never begin: its number is below the last one's."""
+        """Return True if the requested snapshot can never begin, because its number is below the last
+        snapshot's.
+        """
         found, asked = progress.snapshot, self.asked
         return found is not None and asked.is_asked and asked.started < found.number
 
@@ -553,7 +558,7 @@ class Snapshot:
 
     @property
     def looks_again(self) -> bool:
-        """Return True if the snapshot waits for open transactions, and it is time to check them again."""
+        """Return True if the snapshot waits for open transactions of the source, and must check again now."""
         return bool(self._open) and time.monotonic() >= self._looks_at
 
     def _waits_for_open(self, database: SourceDatabase) -> bool:
@@ -872,14 +877,16 @@ class SnapshotBatch(Batch):
         return reduction
 
     def _rules(self) -> EventRules:
-        """Return the batch's rules without a bound: cuts leave out a table whose snapshot is unfinished."""
+        """Return the batch's rules without a cut's bound, because cuts leave out a table with an unfinished
+        snapshot.
+        """
         return replace(super()._rules(), bound=None)
 
     @property
     def _checkpoints(self) -> bool:
-        """Return True if Spark must store the rows that it has read.
+        """Return True if Spark must store the rows that it has read from the source database.
 
-        With cuts it must: if it read them again, they could be newer than the commit_ts of ``_seen``.
+        With cuts it must: rows that are read again could be newer than the commit_ts that ``_seen`` returns.
         """
         return super()._checkpoints or self._context.config.cuts is not None
 
@@ -923,7 +930,9 @@ class SnapshotBatch(Batch):
         return found if self._history is None else replace(found, reads=True, since=None)
 
     def _topic_progress(self, plan: BatchPlan, _summary: BatchSummary) -> TopicProgress:
-        """Return the topic's progress without new offsets: the summary has key ranges, not partitions."""
+        """Return the progress in the table's topic without new offsets: a part of a snapshot reads no
+        records.
+        """
         return super()._topic_progress(plan, BatchSummary())
 
     def _table_plan(self) -> DecodePlan:
@@ -981,7 +990,7 @@ class SnapshotBatch(Batch):
         return with_part(progress.source_reads, read, offsets, begins=begins)
 
     def _seen(self) -> int | None:
-        """With cuts, return a commit_ts of the database from after the part's rows were read; else None.
+        """With cuts, return a commit_ts that the database had after the part's rows were read; else None.
 
         No row of the part is newer, so the table can be part of cuts at or after this commit_ts.
 

@@ -87,7 +87,7 @@ class SourceDdl:
         return Policies.of(self._settings, {}, self._context.target.capabilities)
 
     def is_due(self, progress: Progress) -> bool:
-        """Return True if the table has a statement to decide about now."""
+        """Return True if the DDL topic has a statement on the table that must be decided about now."""
         found = self._undecided(progress)
         return bool(found) and (self._waits[0] != found or time.time() >= self._waits[1])
 
@@ -98,7 +98,9 @@ class SourceDdl:
         return tuple(one for one in self._topic.of(self._settings.table) if one.ddl.offset >= decided)
 
     def _progress(self, progress: Progress) -> DdlProgress:
-        """Return the table's progress in the DDL topic; from offset 0 if the topic is new or was replaced."""
+        """Return the table's progress in the DDL topic. It is at offset 0 if the topic is new or was
+        replaced.
+        """
         topic_id = self._topic.topic_id if self._topic is not None else ""
         known = progress.ddl
         return known if known is not None and known.topic_id == topic_id else DdlProgress(topic_id, 0)
@@ -229,7 +231,10 @@ def _change(one: RowDdl) -> SchemaChange:
 
 
 def _pending(found: Sequence[SourceStatement], policies: Policies, refusal: str) -> tuple[Pending, ...]:
-    """Return the first waiting statements, as long as they accept the same decisions as the first of them."""
+    """Return statements that wait for a user, in order, up to one that allows other decisions than the first.
+
+    So a user can decide about all returned statements in the same way.
+    """
     waiting = list(_waiting(found, policies, refusal))
     return tuple(takewhile(lambda one: one.accepts == waiting[0].accepts, waiting))
 

@@ -205,12 +205,16 @@ def limits_at_target(plan: DecodePlan, where: Iterable[tuple[str, str, str]]) ->
 
 
 def _spelt(name: str) -> str:
-    """Return a form of a column name that is equal for the database and Avro names, which are restricted."""
+    """Return a normalized column name, which is equal for a name in the database and its restricted Avro
+    form.
+    """
     return fold_name(sanitize_name(name))
 
 
 def is_ranged(source: ColumnType, kind: str, text: str) -> bool:
-    """Return True if Spark compares values of type ``kind`` with the bound ``text`` as the source does."""
+    """Return True if Spark compares values of the type ``kind`` with the bound ``text`` as the source
+    database does.
+    """
     return (_sort(source), kind.partition("(")[0]) in _RANGED and _fits(text, kind)
 
 
@@ -235,9 +239,10 @@ def _way_back(column: ReadColumn, decoder: SourceDecoder, spark: str) -> WayBack
 
 
 def _sort(stored: ColumnType) -> str:
-    """Return the kind of a source type for ``_WAYS_BACK`` and ``_RANGED``: usually its reader's name.
+    """Return the kind of a source column, by which ``_WAYS_BACK`` and ``_RANGED`` are looked up.
 
-    Types that share a reader but convert back differently have kinds of their own.
+    It is the name of the reader of the column's type, except for types that share a reader with a type that
+    is converted back in another way.
     """
     reader, sql = row_of(stored).reader, stored.sql or ""
     if reader == "bit":
@@ -339,7 +344,7 @@ class KeyedRows:
 
 @dataclass(frozen=True)
 class KeyedTask:
-    """The code of a Spark task that reads the source's rows for its share of the keys.
+    """A Spark task that reads the source's rows for its share of the target's keys.
 
     One query reads up to ``KEYS_A_QUERY`` keys. Raises ValueOutOfRangeError if a value of a key cannot be a
     value of the source's column.
@@ -383,7 +388,9 @@ def _text(text: str | None, column: KeyColumn) -> str:
 
 
 def askable(keys: Iterable[KeyTexts], columns: Sequence[KeyColumn]) -> Iterator[KeyTexts]:
-    """Yield keys of the target as canal-json's texts; skip keys that the source's columns cannot hold."""
+    """Yield keys of the target as canal-json's texts of the source's values. Skips keys that the source
+    cannot hold.
+    """
     for key in keys:
         with suppress(ValueOutOfRangeError):
             yield tuple(_text(key[one.at], one) for one in columns)
@@ -499,7 +506,7 @@ def key_types(columns: Sequence[ComparedColumn]) -> dict[str, str]:
 
 @contextmanager
 def _target_of(context: WorkerContext, plan: DecodePlan) -> Iterator[TableReader]:
-    """Open the reader of the table of ``plan`` in the target, for a resync.
+    """Open a reader of the target's rows of the table that ``plan`` decodes, for a resync.
 
     Raises:
         ConfigError: the target has no such table, or cannot return its rows.

@@ -69,7 +69,7 @@ class KnownStart(NamedTuple):
 
 
 def said_of(start: str | dict[int, int]) -> str:
-    """Return the setting ``start`` as a text; offsets become JSON."""
+    """Return the setting ``start`` as a text; offsets per partition become JSON."""
     return start if isinstance(start, str) else json.dumps({str(n): at for n, at in sorted(start.items())})
 
 
@@ -167,7 +167,7 @@ class Start:
 
     @classmethod
     def of(cls, context: WorkerContext, topic: str, settings: TableConfig) -> Start:
-        """Return the start of one of a worker's tables."""
+        """Create the start of one of a worker's tables, by its setting ``start``."""
         return cls(
             settings,
             topic,
@@ -192,11 +192,11 @@ class Start:
         return self._known is not None and is_other_topic(self._known.topic_id, found.topic_id)
 
     def is_settled(self, found: TopicOffsets) -> bool:
-        """Return True if the start was resolved for this topic."""
+        """Return True if the setting ``start`` was resolved for this topic."""
         return self._known is not None and not is_other_topic(self._known.topic_id, found.topic_id)
 
     def has_records(self, found: TopicOffsets) -> bool:
-        """Return True if the topic has a record at or after the start."""
+        """Return True if the topic has a record at or after the start of the table."""
         return any(at.latest > max(at.earliest, self.offsets.get(n, 0)) for n, at in found.partitions.items())
 
     def settle(self, found: TopicOffsets) -> None:

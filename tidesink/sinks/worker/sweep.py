@@ -75,7 +75,7 @@ class KeyDecoder(NumberedDecoder):
     """Decodes records that hold a key of the target, in the target's types, into delete events."""
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """Return one delete event for each record."""
+        """Return a delete event for the key in each record."""
         count, keys = records.num_rows, rows_of(records)
         rows = pa.table(changes_of(records, Op.DELETE, key=keys, row=keys.type))
         tables = (ChangeTable(self.table, TableSchema(self.table, ()), None, rows),) if count else ()
@@ -83,7 +83,7 @@ class KeyDecoder(NumberedDecoder):
 
 
 def deletes_plan(plan: DecodePlan) -> DecodePlan:
-    """Return the decode plan for records of ``KeyDecoder``: the keys are columns of the target already."""
+    """Return the decode plan for records of ``KeyDecoder``, whose keys are columns of the target already."""
     shape = plan.shape
     own = {column.name: column.name for column in shape.key_columns}
     rows = TargetRows(shape, target=shape, sources=own, metadata=plan.rows.metadata)
@@ -92,10 +92,10 @@ def deletes_plan(plan: DecodePlan) -> DecodePlan:
 
 @dataclass(frozen=True)
 class KeyTask:
-    """The code of a Spark task that passes its share of the keys to ``work`` as records.
+    """A Spark task that passes its share of the target's keys to ``work``, as records.
 
-    ``names``: names of the key columns. ``wanted``: range that the records' offsets begin at. ``commit_ts``:
-    position of the deletes, or None if they need none.
+    ``names``: names of the key columns. ``wanted``: the range whose first offset the first record gets.
+    ``commit_ts``: position of the deletes, or None if they do not need a position.
     """
 
     names: tuple[str, ...]
@@ -162,7 +162,9 @@ class SweepBatch(SnapshotBatch):
             return super()._outcome()
 
     def _range_task(self, plan: BatchPlan) -> RangeTask:
-        """Return the Spark task that deletes the keys that only the target has, after looking them up."""
+        """Return the Spark task that looks up keys of the target in the source, and deletes those that are
+        missing there.
+        """
         table_plan = self._table_plan()
         deletes = deletes_plan(table_plan)
         names = tuple(column.name for column in deletes.shape.key_columns)

@@ -149,14 +149,17 @@ class TableCopy:
     # End offsets of the topic, and progress of the target
 
     def ends(self) -> TopicOffsets:
-        """Return the topic's current offsets.
+        """Return the current first and last offsets of the table's topic.
 
-        It is no error if the topic is missing and, by the table's status, did not exist before either.
+        A missing topic has no offsets. It is an error only if the topic existed before, by the table's
+        status.
         """
         return self.context.offsets_of(self.topic, self.table, may_come=self.may_come)
 
     def _ranges_of(self, found: TopicOffsets) -> list[OffsetRange]:
-        """Return, per partition, the range between the applied offset and the end offset in ``found``."""
+        """Return, per partition, the range of offsets from the applied offset to the end offset in
+        ``found``.
+        """
         progress = self.context.retry(self.table).call(self.reader.committed)
         return [
             OffsetRange(self.topic, number, max(at.earliest, _next(progress, self.topic, number)), at.latest)
@@ -184,7 +187,9 @@ class TableCopy:
         return True
 
     def _patience(self) -> float:
-        """Return the seconds without an applied record after which the worker seems not to read the table."""
+        """Return after how many seconds without an applied record a running worker seems not to read the
+        table.
+        """
         if self.patience is not None:
             return self.patience
         config = self.context.config

@@ -145,7 +145,8 @@ class TableTask:
             self._reads.expect(table)
 
     def look(self, found: TopicOffsets | None) -> None:
-        """Take over the topic's current offsets: update the lag, and save it if the table is stopped.
+        """Record the topic's current offsets and the lag that follows. Saves the lag if the table is paused
+        or failing.
 
         Before the table is opened, all records of the topic count as lag.
         """
@@ -188,7 +189,9 @@ class TableTask:
         return self.lag if self.seen is None else waiting_records(self.seen, self._known_offsets(self.seen))
 
     def _known_offsets(self, seen: TopicOffsets) -> dict[int, int]:
-        """Return the next offset per partition. If the table is not open, it comes from the state store."""
+        """Return the next offset per partition. For a table that is not open, reads it from the
+        state store.
+        """
         stored = self._stored_progress() if self._hold is None else None
         if stored is None or is_other_topic(stored.topic_id, seen.topic_id):
             return self._next_offsets()
@@ -206,7 +209,7 @@ class TableTask:
 
     @property
     def owes_commit(self) -> bool:
-        """Return True if a commit is due, since records were skipped without one for the maximum time."""
+        """Return True if records were skipped so long ago that the table must commit its offsets now."""
         return self._passed.owe_commit
 
     def has_work(self, found: TopicOffsets | None) -> bool:
@@ -240,14 +243,15 @@ class TableTask:
 
     @property
     def _may_read(self) -> bool:
-        """Return True unless cuts prevent a batch: the bound is not chosen, or below the table's own."""
+        """Return True unless cuts forbid a batch now: the bound is not chosen yet, or is below the table's
+        own bound.
+        """
         fits = self.bound is not None and (self.least_bound or 0) <= self.bound
         return fits or self._context.config.cuts is None
 
     def unread(self, found: TopicOffsets) -> int:
-        """Return the number of records that are not read yet and may be read under the bound.
-
-        Without cuts, all unread records may be read.
+        """Return the number of the topic's unread records. With cuts, counts only records that the bound
+        allows to read.
         """
         passed, known = self._passed_partitions, self._next_offsets()
         ends = ((n, at) for n, at in limited(found, self.ends).items() if n not in passed)
@@ -255,7 +259,7 @@ class TableTask:
 
     @property
     def _passed_partitions(self) -> Collection[int]:
-        """Numbers of the partitions in which all changes up to the bound are applied."""
+        """Numbers of the topic's partitions in which all changes up to the cut's bound are applied."""
         if self._hold is None or self.bound is None:
             return ()
         return passed_partitions(self._hold.progress, self.topic, self.bound, self.marks)
@@ -290,12 +294,14 @@ class TableTask:
 
     @property
     def looks_again(self) -> bool:
-        """Return True if the snapshot waits for open transactions, and it is time to check them again."""
+        """Return True if the snapshot waits for open transactions of the source, and must check again now."""
         return self._snapshot.looks_again
 
     @property
     def obstacle(self) -> str:
-        """State and error of a paused or failing table, which does not reach a cut's bound; else empty."""
+        """The state and the error of a paused or failing table, which keep it from a cut's bound;
+        else empty.
+        """
         return f"{self.state}: {self._error}" if self.state in ("PAUSED", "FAILING") else ""
 
     def follows_from(self, found: TopicOffsets | None) -> Mapping[int, int] | None:
@@ -326,7 +332,7 @@ class TableTask:
 
     @property
     def rested(self) -> float:
-        """Seconds since the last batch ended."""
+        """Seconds since the table's last batch ended."""
         return time.monotonic() - self._ended
 
     def work(self, found: TopicOffsets | None, *, passes: bool = False) -> None:
@@ -372,7 +378,7 @@ class TableTask:
             self._context.failures.failed(self.table, error, pause)
 
     def recover(self) -> None:
-        """Record that the last failure is over, because a step succeeded."""
+        """Record that the table's current failure is over, because a step succeeded."""
         if self.state != "FAILING":
             self._context.failures.passed(self.table)
 
@@ -401,7 +407,9 @@ class TableTask:
             _log.warning("status not saved", table=str(self.table), error=type(exc).__name__)
 
     def refuse(self, error: TidesinkError) -> None:
-        """Set the state to FAILING for the whole run: a resume reports the same error again."""
+        """Set the table's state to FAILING for the whole run. A request to resume reports the same error
+        again.
+        """
         self._refusal = error
         self.fail(error)
 
@@ -437,7 +445,9 @@ class TableTask:
 
     @property
     def awaits_topic(self) -> bool:
-        """Return True if a missing topic would make the task fail: it is not stopped, or its retry is due."""
+        """Return True if a missing topic is an error for the task now: it is not stopped, or its retry is
+        due.
+        """
         return self.state not in ("PAUSED", "FAILING") or self.cooldown.over
 
     def is_short(self, found: TopicOffsets) -> bool:
@@ -496,7 +506,7 @@ class TableTask:
             self._fail(self._refusal, passes=False)
 
     def _work(self, found: TopicOffsets | None, *, passes: bool) -> None:
-        """Do what ``work`` does, but raise errors."""
+        """Run one batch of the table. Unlike ``work``, raises the batch's errors."""
         context = self._context
         retry = context.retry(self.table)
         opens, self.stalled = self._hold is None, False
@@ -778,7 +788,10 @@ class TableTask:
         ]
 
     def _pass_by(self, plan: BatchPlan, reader: RecordReader, progress: TopicProgress | None) -> bool:
-        """Skip the plan's records without a commit and return True, if they have nothing for this table."""
+        """Skip the plan's records without a commit if they contain nothing for this table.
+
+        Returns True if they were skipped.
+        """
         if progress is None or not isinstance(reader, TableRecords) or reader.commits:
             return False
         try:
@@ -919,7 +932,7 @@ class TableTask:
                 self._owes_law = False
 
     def _save(self, status: TableStatus) -> bool:
-        """Save a status; return False if another worker has the table."""
+        """Save a status of the table; return False if another worker has taken over the table."""
         self._saved.saved(status)
         saved = self._context.store.save_status(status)
         if saved and self._hold is not None and self._hold.known is not None:

@@ -97,7 +97,7 @@ class Tally:
             self.life, self.epoch = status.life, status.epoch
 
     def stands(self, progress: Progress, place: str) -> None:
-        """Record the target's progress and the table's location when the table is opened."""
+        """Record where the table is in the target and which progress it has, when the table is opened."""
         if place != self.place:
             self._left = ""
         if place != self.place or progress.batch < self.caught_up.batch:
@@ -106,7 +106,7 @@ class Tally:
         self.batch, self.commit_ts, self.place = progress.batch, progress.commit_ts, place
 
     def add(self, outcome: BatchOutcome) -> None:
-        """Add the events and warnings of one batch."""
+        """Add the events and warnings of one batch to the table's counters."""
         account = outcome.account or Account()
         self.run, self.total = self.run + account, self.total + account
         self.batch, self.commit_ts = outcome.progress.batch, outcome.progress.commit_ts
@@ -121,11 +121,15 @@ class Tally:
         self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *doubts)))
 
     def left(self) -> dict[str, Any]:
-        """Return the status detail ``LEFT`` if a Spark job wrote the last batch with rows, of any worker."""
+        """Return the status detail ``LEFT``: why Spark, and not tidesink's tasks, wrote the last batch into a
+        lake.
+
+        Empty if the tasks wrote the last batch that had rows, or if the target is not a lake.
+        """
         return {LEFT: self._left} if self._left else {}
 
     def forgotten(self, tombstones: Tombstones | None) -> dict[str, Any]:
-        """Return the status detail about tombstones, from their last removal by any worker."""
+        """Return the status detail about the last removal of tombstones, by this worker or an earlier one."""
         if tombstones is not None and tombstones.last is not None:
             return {_TOMBSTONES: tombstones.last._asdict()}
         known = self._tombstones

@@ -68,7 +68,9 @@ def codec_of(source: SourceSettings, registry: SchemaRegistry | None) -> Codec:
 def watermark_reader(
     source: SourceSettings, registry: SchemaRegistry | None
 ) -> Callable[[Message], int | None]:
-    """Return a function that returns a record's newest watermark, or None if it has anything else."""
+    """Return a function that returns a record's newest watermark, or None if the record is not only
+    watermarks.
+    """
     # The registry, which may be slow, is not needed: watermarks of flat-avro have no schema.
     codec = codec_of(source, MemorySchemaRegistry() if source.protocol == "flat-avro" else registry)
 
@@ -93,7 +95,7 @@ class Standing(NamedTuple):
     starts: Mapping[int, int]
 
     def joined(self, other: Standing) -> Standing:
-        """Return the position of the tables of both objects together."""
+        """Combine the positions of two groups of the topic's tables into one."""
         return self._replace(starts={n: min(at, other.starts[n]) for n, at in self.starts.items()})
 
 
@@ -139,13 +141,16 @@ class _Followed:
         return all(self.starts[number] <= at for number, at in standing.starts.items())
 
     def is_seen(self, standing: Standing) -> bool:
-        """Return True if all unread records were received, or a record that is not a watermark was found."""
+        """Return True if the table's unread records are known: all were received, or one is not a
+        watermark.
+        """
         return self._is_seen_to(self._ends(standing), standing)
 
     def note(self, standing: Standing, now: float) -> None:
-        """Update ``awaited`` after a read: start to wait for records that exist and were not received.
+        """Update ``awaited`` after a read of the topic: the existing records that the consumer has not
+        received yet.
 
-        While older records are awaited, newer ones do not restart the wait.
+        Newer records do not restart the wait for older ones.
         """
         if self.awaited is not None and self._is_seen_to(self.awaited[0], standing):
             self.awaited = None
@@ -239,7 +244,7 @@ class WatermarkFollower:
             self._consumer.incremental_unassign(places)
 
     def _read(self, topics: Mapping[str, Standing]) -> None:
-        """Read new records until all were received or the time is over."""
+        """Read new records of the followed topics, until all were received or the time is over."""
         deadline, unseen = self._clock() + self._wait, self._consumer is not None
         while unseen:
             unseen = any(not known.is_seen(topics[name]) for name, known in self._topics.items())
@@ -251,7 +256,9 @@ class WatermarkFollower:
             known.note(topics[name], self._clock())
 
     def _take(self, messages: Iterable[Any]) -> list[str]:
-        """Take over received messages, and return the topics in which one of them is not a watermark."""
+        """Record the watermarks in received messages, and return the topics that have a message of another
+        kind.
+        """
         others = []
         for message in messages:
             known = self._topics.get(message.topic())

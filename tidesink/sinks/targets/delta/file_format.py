@@ -67,7 +67,9 @@ class Statistics:
 
 
 def _range(values: pa.ChunkedArray) -> tuple[str | None, str | None]:
-    """Return a column's least and greatest value as JSON; None for a value without statistics in Delta."""
+    """Return a column's least and greatest value as JSON; None for a value for which Delta has no
+    statistics.
+    """
     kind = values.type
     if pa.types.is_boolean(kind) or pa.types.is_binary(kind) or values.null_count == len(values):
         return None, None
@@ -93,7 +95,10 @@ def _words(value: pa.Scalar) -> str | None:
 
 
 def _instant(value: pa.Scalar) -> str:
-    """Format a timestamp, cut to milliseconds. Readers expect this for the greatest value too."""
+    """Format a timestamp for statistics, with its digits after the milliseconds cut off.
+
+    Readers expect this for the greatest value too.
+    """
     moment = value.cast(pa.timestamp("us")).as_py()
     text = moment.isoformat(timespec="milliseconds")
     return f'"{text}Z"' if value.type.tz else f'"{text}"'
@@ -119,7 +124,9 @@ def _number(value: np.floating[Any]) -> str:
 
 
 def _prefix(text: str) -> str:
-    """Return the beginning of a text: 32 UTF-16 units, or 33 if a character of two units would be cut."""
+    """Return the beginning of a text as a lower bound: 32 UTF-16 units, or 33 to keep a surrogate pair
+    whole.
+    """
     units = 0
     for at, character in enumerate(text):
         if units >= _PREFIX:
@@ -129,7 +136,9 @@ def _prefix(text: str) -> str:
 
 
 def _upper_bound(text: str) -> str | None:
-    """Return a short text that is not less than ``text``; None if every such text exceeds Delta's limit."""
+    """Return a short text that is not less than ``text``, as an upper bound; None if Delta allows no such
+    text.
+    """
     head = _prefix(text)
     while len(head.encode("utf-16-le")) // 2 <= _LIMIT:
         if head == text:
@@ -143,8 +152,10 @@ def _upper_bound(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class Vectors:
-    """The ``Marks`` of Delta: deletion vectors. An entry of ``DataFile.deletes`` is a vector's descriptor as
-    JSON.
+    """Reads and writes Delta's deletion vectors, which mark rows of data files as deleted
+    (``lake.files.Marks``).
+
+    An entry of ``DataFile.deletes`` is a vector's descriptor as JSON.
 
     ``root``: the table's folder.
     """
@@ -153,11 +164,15 @@ class Vectors:
     storage: Storage = LOCAL
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
-        """Return a column's physical name if a file has the column; None otherwise."""
+        """Return a column's physical name in a data file with this schema; None if the file lacks the
+        column.
+        """
         return column.name if column.name in schema.names else None
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """Return the rows of ``files`` that are deleted already, numbered as in ``MarkedRows``."""
+        """Return the numbers of rows in ``files`` that are deleted already. Rows are numbered as in
+        ``MarkedRows``.
+        """
         hidden = self.storage.each(self._positions, files)
         return np.concatenate(
             [np.empty(0, np.int64), *(start + rows for start, rows in zip(starts, hidden, strict=False))]
@@ -181,7 +196,8 @@ class Vectors:
         return value
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:  # noqa: ARG002  (other formats name files so)
-        """Write a file with a new deletion vector for each changed data file, and yield its line.
+        """Write a file with a new deletion vector for each changed data file, and yield the ``WrittenFile``
+        about it.
 
         A vector also contains the rows of its data file that were deleted before.
         """
@@ -273,7 +289,7 @@ class SplitByColumns:
     named: bool
 
     def __call__(self, rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
-        """Yield each partition with its rows.
+        """Yield each partition of the table with its part of ``rows``.
 
         Raises:
             TargetError: a row has a text in a partition column that Delta would read back as NULL.
@@ -309,7 +325,7 @@ def check_text(text: str | None, column: str, *, table: str | None = None) -> No
 
 
 def escaped(text: str) -> str:
-    """Escape a text for a folder name, as Spark does."""
+    """Escape a partition value for the name of its folder, as Spark does."""
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 

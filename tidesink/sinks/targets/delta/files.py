@@ -108,7 +108,7 @@ _MOST_FILES: Final = 20_000
 
 
 class FilePlan(NamedTuple):
-    """The plan for writing a batch as files.
+    """The plan for writing a batch as data files and deletion vectors, without a MERGE.
 
     ``transaction``: Delta's transaction (Java) in which the plan was made.
     ``rows``: the task that writes the batch's rows.
@@ -244,12 +244,14 @@ class FileWriter:
 
     @property
     def _hadoop(self) -> Any:
-        """Hadoop's configuration (Java) as Delta uses it for the table."""
+        """Hadoop's ``Configuration`` (Java), with the settings with which Delta opens the table's files."""
         return self.log.java().newDeltaHadoopConf()
 
     @cached_property
     def _operation(self) -> Any:
-        """Delta's operation of the commit: a MERGE, so that Delta detects the same conflicts."""
+        """Delta's operation of the commit. It is a MERGE, so that Delta detects the same conflicts as for a
+        MERGE.
+        """
         jvm: Any = self.session._jvm
         none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
         return getattr(self._delta, "DeltaOperations$Merge")(*[none] * 4, *[self._java([])] * 3)
@@ -344,7 +346,7 @@ class FileWriter:
             path = path if is_local(path) or "://" in path else f"{self._root}/{path}"
             for one in filter(None, [path, vector and vector_path(self._root, vector)]):
                 if not storage.holds(one):
-                    return f"the table has a file in another place: {one}"
+                    return f"the table has a file outside the worker's storage: {one}"
             if "numRecords" not in statistics:
                 return f"the table has a file without statistics: {path}"
             deletes = (json.dumps(vector),) if vector else ()
@@ -354,7 +356,8 @@ class FileWriter:
         return tuple(files), found
 
     def _entries(self, snapshot: Any) -> Any:
-        """Return the log's entries (Java) of a snapshot's data files, from its checksum or with a Spark job.
+        """Return the log's entries (Java) of all data files in a snapshot, from its checksum or with a Spark
+        job.
 
         Returns a reason for a MERGE if there are too many files.
         """
@@ -370,7 +373,7 @@ class FileWriter:
     def _staged(
         self, batch: ReducedBatch, plan: FilePlan, lines: Sequence[WrittenFile], counts: BatchCounts
     ) -> Staged:
-        """Return the content of the commit for the written files.
+        """Return the actions and metrics of the commit that adds the written files to the table.
 
         Raises:
             AccountingError: the numbers of rows in the files and vectors do not match the batch.
@@ -461,7 +464,7 @@ def _metrics(batch: ReducedBatch, counts: BatchCounts) -> dict[str, int]:
 def _columns(
     batch: ReducedBatch, fields: Mapping[str, Any], present: Mapping[str, str]
 ) -> tuple[FileColumn, ...]:
-    """Return the table's columns in order, as they are in its data files."""
+    """Return the table's columns in their order, with their names and types in its data files."""
     found = []
     for name, field in fields.items():
         column, (physical, number) = batch.shape.by_name.get(fold_name(name)), _in_files(field)
@@ -475,13 +478,13 @@ def _columns(
 
 
 def _in_files(field: Mapping[str, Any]) -> tuple[str, int | None]:
-    """Return a schema field's name and field id in data files; no id without column mapping."""
+    """Return a column's name and field id in data files. The id is None without column mapping."""
     known = field["metadata"]
     return known.get("delta.columnMapping.physicalName", field["name"]), known.get("delta.columnMapping.id")
 
 
 def _stored_version(transaction: Any, application: str) -> int:
-    """Return an application's last transaction version, or -1.
+    """Return the last transaction version that an application committed to the table, or -1.
 
     After this call, any other commit of the application is a conflict for the transaction. The version is
     read from the checksum of the last commit, because ``txnVersion`` would compute the table's state in a
@@ -499,7 +502,7 @@ def _stored_version(transaction: Any, application: str) -> int:
 def _may_have(
     statistics: Mapping[str, Any], same: Mapping[str, Any], ranges: Mapping[str, tuple[Any, Any]]
 ) -> bool:
-    """Return True if a data file may contain keys in these ranges.
+    """Return True if a data file may contain keys in the ranges ``ranges``, by its statistics.
 
     ``statistics``: the file's statistics.
     ``same``: the values of the file's partition.
@@ -529,7 +532,7 @@ def _partition_columns(transaction: Any) -> list[str]:
 
 
 def _table_reason(transaction: Any, fields: Mapping[str, Any], present: Mapping[str, str]) -> str | None:
-    """Return why the table's features, properties or columns require a MERGE; None if they do not."""
+    """Return the reason why the table's features, properties or columns need a MERGE; None if they do not."""
     protocol, metadata = transaction.protocol(), transaction.metadata()
     features = set(str(protocol.writerFeatureNames().mkString("\n")).splitlines())
     unknown = sorted(features - _FEATURES)

@@ -64,10 +64,10 @@ class ProgressHistory(Protocol):
     """The state store's record of each batch's progress, for commits that Delta has removed."""
 
     def record_progress(self, progress: Progress) -> None:
-        """Record the progress that includes a batch. Called before the batch is committed."""
+        """Record a table's progress after a batch. Called before the batch is committed."""
 
     def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
-        """Return the progress of a batch by its transaction version; None if unknown."""
+        """Return the recorded progress after the batch with this transaction version; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Ledger:
         """Check that a table in which this shard has no commits was not loaded without shards.
 
         Raises:
-            StaleProgressError: it was.
+            StaleProgressError: the table has commits of a source table without a shard.
         """
         if self.log.transaction_version(APPLICATION) is not None:
             raise not_shared(f"the Delta table at {self.path}", shard, table=self.table)
@@ -210,7 +210,8 @@ class Ledger:
                 self._check_rows(entry, [])
                 return entry
         raise TransientTargetError(
-            "Other writers kept committing while the table was claimed.", table=str(self.table)
+            "Other writers kept committing, so the claim of the table failed. It is tried again.",
+            table=str(self.table),
         )
 
     def _claim_at(self, at: int, held: Entry | None) -> Entry | None:
@@ -245,7 +246,7 @@ class Ledger:
         known: tuple[str, ...] | None = None,
         seen: int | None = None,
     ) -> str:
-        """Return a ledger entry as the text of a commit's user metadata."""
+        """Return the ledger entry of a commit, as the text that becomes the commit's user metadata."""
         document: dict[str, Any] = {
             "tidesink": _FORMAT,
             "kind": kind,
@@ -283,7 +284,9 @@ class Ledger:
         return latest, entries
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
-        """Return the error for a worker after another worker claimed the table with ``entry``."""
+        """Return the error for this worker if another worker has claimed the table with the ledger entry
+        ``entry``.
+        """
         return StaleProgressError(
             f"Another worker holds this table since version {entry.commit.version} (epoch {entry.epoch}, "
             f"pipeline {entry.pipeline!r}). Run only one worker per table. This worker wrote nothing and "
@@ -323,7 +326,9 @@ class Ledger:
             raise moved(newest_move, version, **place)
 
     def _leads_back(self, move: Commit, entry: Entry) -> bool:
-        """Return True if ``move`` is a RESTORE to a version that has the rows of the commit of ``entry``."""
+        """Return True if the commit ``move`` is a RESTORE to a version with the rows of the ledger's entry
+        ``entry``.
+        """
         version = move.restored_version
         while move.operation == "RESTORE" and version is not None and version >= entry.commit.version:
             commit = self.log.commit(version)
@@ -401,7 +406,9 @@ def read_entry(commit: Commit) -> Entry | None:
 
 
 def application_of(application: str, shard: Shard | None) -> str:
-    """Return the application name for a shard's transaction version, or for a table that is not shared."""
+    """Return the application name of a shard's transaction version; ``application`` itself without
+    a shard.
+    """
     return application if shard is None else f"{application}/{shard.value}"
 
 
@@ -443,7 +450,9 @@ def moved_within(move: Commit, version: int, *, path: str, table: str) -> StaleP
 
 
 def moved_unseen(move: Commit, *, path: str, table: str) -> StaleProgressError:
-    """Return the error for a commit ``move`` that replaced rows, if Delta has removed the ledger's commit."""
+    """Return the error for a commit ``move`` that replaced rows, if Delta has removed tidesink's newest
+    commit.
+    """
     return StaleProgressError(
         f"{move.operation} at version {move.version} changed rows after the committed progress, and Delta "
         "has removed the commits from its log that show what is still applied. Continuing might leave a gap. "
@@ -453,7 +462,9 @@ def moved_unseen(move: Commit, *, path: str, table: str) -> StaleProgressError:
 
 
 def shortened(latest: int, version: int, *, path: str, table: str) -> StaleProgressError:
-    """Return the error for a log that was read up to ``version`` earlier, but now ends at ``latest``."""
+    """Return the error for a Delta log that was read up to ``version``, but now ends at the older
+    ``latest``.
+    """
     return StaleProgressError(
         f"The log of the Delta table at {path} ends at version {latest}, but it ended at version {version} "
         "when "
@@ -470,13 +481,14 @@ _COMMIT_TS: Final = f"{quote_path(SEQUENCE_COLUMN, 'source')}[0]"
 
 
 def horizon_of(log: DeltaLog) -> int | None:
-    """Return the commit_ts up to which tombstones may have been removed; None if none were."""
+    """Return the horizon: the commit_ts up to which tombstones may be missing; None if none were removed."""
     text = log.property(PROPERTY)
     return int(text) if text else None
 
 
 def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int, epoch: int) -> Collected:
-    """Raise the horizon to a commit_ts, and remove the tombstones of deletes up to it.
+    """Remove the tombstones of deletes up to the commit_ts ``horizon``, after recording it as the new
+    horizon.
 
     Both commits have a transaction version of the epoch. So a worker that another worker has fenced can
     neither remove tombstones nor move the horizon back.

@@ -66,7 +66,7 @@ class DeltaLog:
         return int(self._ask(lambda snapshot: snapshot.version()))
 
     def file_count(self) -> int:
-        """Return the number of data files of the latest version."""
+        """Return the number of data files in the latest version of the table."""
         return int(self._ask(_file_count))
 
     def property(self, name: str) -> str | None:
@@ -84,7 +84,7 @@ class DeltaLog:
         return False
 
     def schema(self) -> str:
-        """Return the table's current schema as Spark's JSON."""
+        """Return the table's current schema in Spark's JSON form."""
         return str(self._ask(lambda snapshot: snapshot.metadata().schema().json()))
 
     def partition_columns(self) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ class DeltaLog:
         return int(found.get()) if found.isDefined() else None
 
     def next_version(self, epoch: int) -> int:
-        """Return a transaction version of an epoch for a commit that is not a batch.
+        """Return a transaction version of the epoch for a commit that is not a batch.
 
         It contains the table's version, so it is greater than those of earlier such commits.
         """
@@ -185,7 +185,9 @@ class DeltaLog:
         return True
 
     def _put_operation(self, none: Any, name: str, value: str | None) -> Any:
-        """Return Delta's operation for the commit of a property; ``none``: an empty Scala map."""
+        """Return Delta's operation (Java) for a commit that sets a table property; ``none``: an empty Scala
+        map.
+        """
         package = self._jvm.org.apache.spark.sql.delta
         if value is None:
             return getattr(package, "DeltaOperations$UnsetTableProperties")(
@@ -194,7 +196,9 @@ class DeltaLog:
         return getattr(package, "DeltaOperations$SetTableProperties")(none.updated(name, value))
 
     def transactions(self, versions: Mapping[str, int]) -> Any:
-        """Return Delta's actions that set transaction versions; ``versions``: by application."""
+        """Return Delta's actions (Java) that commit transaction versions; ``versions``: versions by
+        application.
+        """
         package, now = self._jvm.org.apache.spark.sql.delta, self._jvm.scala.Some(int(time.time() * 1000))
         set_transaction = package.actions.SetTransaction
         return java_sequence(
@@ -219,13 +223,15 @@ class DeltaLog:
                 sessions.clearActiveSession()
 
     def java(self) -> Any:
-        """Return Delta's Java object of the log."""
+        """Return Delta's Java object ``DeltaLog`` of this table."""
         # Not cached here, because a table that is dropped and created again gets a new object. Delta caches
         # it by path.
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._java_session, self.path)
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """Read the log, and return the result of a function of the table's latest snapshot (Java)."""
+        """Read the log, and return the result of ``question``, a function of the table's latest snapshot
+        (Java).
+        """
         with self.active():
             log = self.java()
             latest = log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())

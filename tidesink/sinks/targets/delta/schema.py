@@ -93,11 +93,12 @@ RESERVED: Final = Reserved("Delta", frozenset({"_metadata", "_row_dropped_", "_s
 
 
 class DeltaPreflight(LakePreflight):
-    """Checks of Delta tables before the first run."""
+    """Checks whether tables can be stored in Delta, before the first run."""
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """Check the table, and return as limits which batches need a MERGE, and column names that not all
-        readers support.
+        """Check that Delta can store the table, and return its limits.
+
+        These are the batches that need a MERGE, and column names that not all readers support.
         """
         found = super().foresee(config, shape)
         mapped = tuple(column.name for column in shape.columns if _needs_mapping(column))
@@ -106,7 +107,8 @@ class DeltaPreflight(LakePreflight):
 
 
 def check(shape: TableShape, present: Iterable[str] = ()) -> None:
-    """Check that a Delta table can have the columns of a shape together with its columns ``present``.
+    """Check that a Delta table can have the columns of ``shape`` in addition to its existing columns
+    ``present``.
 
     Raises:
         SchemaRefusedError: the shape has no key, or a column whose name is reserved or the same as another's.
@@ -118,7 +120,10 @@ def check(shape: TableShape, present: Iterable[str] = ()) -> None:
 def create_statement(
     location: str, shape: TableShape, *, soft_deletes: bool, properties: Mapping[str, str]
 ) -> str:
-    """Return the CREATE TABLE statement for a shape's columns; ``location``: the table's quoted name."""
+    """Return the CREATE TABLE statement for a table with the columns of ``shape``.
+
+    ``location``: the table's quoted name.
+    """
     given = {**TABLE_PROPERTIES, **dict(map(_GIVEN_BY.__getitem__, _named_by(shape.columns))), **properties}
     return lake_tables.create_statement(
         location, shape, provider="delta", properties=given, soft_deletes=soft_deletes
@@ -126,7 +131,7 @@ def create_statement(
 
 
 def _named_by(columns: Iterable[ShapeColumn]) -> list[str]:
-    """Return the table features that the names of these columns need."""
+    """Return the Delta table features that columns need because of special characters in their names."""
     return ["columnMapping"] if any(map(_needs_mapping, columns)) else []
 
 
@@ -154,7 +159,7 @@ def present_columns(log: DeltaLog) -> dict[str, str]:
 
 
 def columns_of(text: str) -> dict[str, str]:
-    """Return the columns of a schema given as Spark's JSON: Spark DDL type by name."""
+    """Parse a schema in Spark's JSON form, and return its columns: Spark DDL type by name."""
     from pyspark.sql.types import StructType
 
     schema = StructType.fromJson(json.loads(text))
@@ -212,7 +217,7 @@ def open_table(
     soft_deletes: bool,
     properties: Mapping[str, str],
 ) -> bool:
-    """Create the table if missing. Returns True if it was created."""
+    """Create the Delta table at ``location`` if it is missing. Returns True if it was created."""
     if not log.exists:
         check(shape)  # not for an existing table, which may never get the shape's other columns
         session.sql(create_statement(location, shape, soft_deletes=soft_deletes, properties=properties))
@@ -254,7 +259,7 @@ def evolve_table(
 
 
 def widen_columns(session: SparkSession, log: DeltaLog, location: str, plan: Evolution) -> None:
-    """Change the types of the columns that a plan widens."""
+    """Change the types of the table's columns that ``plan`` widens."""
     give_features(session, log, location, ["typeWidening"] if plan.widened else [])
     for name, ddl in plan.widened.items():
         session.sql(f"ALTER TABLE {location} ALTER COLUMN {quote_identifier(name)} TYPE {ddl}")
@@ -358,7 +363,9 @@ def _registered(session: SparkSession, levels: tuple[str, ...], path: str) -> st
 
 
 def _location(session: SparkSession, name: str) -> str | None:
-    """Return the folder of a table in the catalog; None for a view, or a table without a folder."""
+    """Return the folder of the table ``name`` in Spark's catalog; None for a view, or a table without a
+    folder.
+    """
     try:
         location: str | None = session.sql(f"DESCRIBE DETAIL {name}").select("location").collect()[0][0]
     except PySparkException as exc:

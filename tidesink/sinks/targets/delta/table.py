@@ -92,14 +92,16 @@ class DeltaColumns(ABC):
 
     @abstractmethod
     def _changing(self) -> AbstractContextManager[None]:
-        """Enclose a schema change. Checks first that this worker still holds the table."""
+        """Return a context manager for a schema change. It first checks that this worker still holds the
+        table.
+        """
 
     @abstractmethod
     def _plan(self, shape: TableShape) -> Evolution:
-        """Plan the column changes that the table needs to store ``shape``."""
+        """Plan which columns must be added or widened so that the table can store rows of ``shape``."""
 
     def _statement(self, view: str, batch: ReducedBatch, *, appends: bool) -> str:
-        """Return the MERGE statement of a batch; or its INSERT statement if ``appends``."""
+        """Return the SQL statement that writes a batch: an INSERT if ``appends``, else a MERGE."""
         if appends:
             return append_statement(self.location, view, batch, self._present)
         beside = batch.beside(lambda: schema.nullable_columns(self._log))
@@ -111,7 +113,9 @@ class DeltaColumns(ABC):
         return frozenset(fold_name(name) for name in self._log.partition_columns())
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return the difference between the columns, as they were last read, and those of ``shape``."""
+        """Compare the table's columns, as they were last read, with those of ``shape``, and return the
+        difference.
+        """
         plan = self._plan(shape)  # for a shared table, this may read the columns again
         return gap_of(self._present, plan)
 
@@ -227,7 +231,7 @@ class DeltaTarget:
         return table_path(self.root, self.template, table)
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> DeltaTable:
-        """Open a target table with the columns and key of ``shape``, and create it if missing."""
+        """Open a target table for rows with the columns and key of ``shape``, and create it if missing."""
         session, path = open_session(self.spark, self.settings), self.path_of(shape.table)
         with long_names_refused(path.split("/"), shape.table):
             table = DeltaTable(
@@ -258,7 +262,9 @@ class DeltaTarget:
         )
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> DeltaReader | None:
-        """Return a reader of the target table of ``shape``; None if the table does not exist."""
+        """Return a reader of the target table whose columns and key ``shape`` describes; None if it does not
+        exist.
+        """
         path = self.path_of(shape.table)
         own = open_session(session, self.settings)
         found = DeltaReader(own, path, shape, pipeline=pipeline, history=self.history)
@@ -295,7 +301,9 @@ class DeltaReader(TableReader):
             return schema.present_columns(self._log)
 
     def committed(self) -> Progress | None:
-        """Return the progress in the metadata of the table's commits; None if no batch was ever applied."""
+        """Return the progress in the user metadata of the table's commits; None if no batch was
+        ever applied.
+        """
         with translating(reading_error, self._shape.source):
             return self._ledger.committed()
 
@@ -363,12 +371,14 @@ class DeltaTable(DeltaColumns):
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
-        """Return the progress in the metadata of the table's commits; None if no batch was ever applied."""
+        """Return the progress in the user metadata of the table's commits; None if no batch was
+        ever applied.
+        """
         with self._translating(reading_error):
             return self._ledger.committed()
 
     def version_of(self, progress: Progress) -> TableVersion:
-        """Return the table's latest version, after checking that the ledger has this progress."""
+        """Return the table's latest version, after checking that its ledger records ``progress``."""
         with self._translating(reading_error):
             at = self._log.latest()
             entry = self._ledger.newest(at)
@@ -406,7 +416,7 @@ class DeltaTable(DeltaColumns):
         return EvolveResult(created, added, tuple(plan.widened), filled, warnings)
 
     def _plan(self, shape: TableShape) -> Evolution:
-        """Plan the column changes that the table needs to store ``shape``.
+        """Plan which columns must be added or widened so that the table can store rows of ``shape``.
 
         If a shared table seems to need a change, its columns are read again, because other shards may have
         changed them.
@@ -460,11 +470,11 @@ class DeltaTable(DeltaColumns):
         return self._sink
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
-        """Remove the files to which staged rows were written."""
+        """Remove the files that tasks wrote for a batch which is not applied."""
         self._files.discard(paths_of(parts))
 
     def horizon(self) -> int | None:
-        """Return the commit_ts up to which tombstones may have been removed; None if none were."""
+        """Return the commit_ts up to which tombstones may be missing; None if none were removed."""
         with self._translating(reading_error):
             return ledger.horizon_of(self._log)
 
@@ -482,7 +492,7 @@ class DeltaTable(DeltaColumns):
             self._session.catalog.dropTempView(_VIEW)
 
     def _write(self, batch: ReducedBatch, progress: Progress) -> bool:
-        """Write and commit a batch.
+        """Write and commit a batch, as files or with a MERGE.
 
         Returns True if it was written as files, which checks the skipped rows against the stored rows. After
         a MERGE, they still have to be checked.
@@ -606,12 +616,15 @@ class DeltaTable(DeltaColumns):
     def _show(self, batch: ReducedBatch) -> None:
         if batch.frame is None:
             raise TargetError(
-                "The Delta target needs the batch as a frame, but the batch has rows.", table=str(self._table)
+                "The Delta target needs a batch with a Spark frame, but this batch has Python rows.",
+                table=str(self._table),
             )
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
 
     def _landed(self, progress: Progress) -> bool | None:
-        """Return True if a batch's commit happened although Spark raised; None if the log cannot be read."""
+        """Return True if a batch's commit is in the log although Spark raised an error; None if the log is
+        unreadable.
+        """
         try:
             return self._own_commit(progress) is not None
         except SPARK_ERRORS:
@@ -627,7 +640,7 @@ class DeltaTable(DeltaColumns):
         held = self._holding()
         if progress.epoch != held.epoch:
             raise StaleProgressError(
-                f"This worker holds epoch {held.epoch}, but the batch belongs to epoch {progress.epoch}.",
+                f"This worker holds epoch {held.epoch}, but the batch has epoch {progress.epoch}.",
                 table=str(self._table),
             )
         entries = [*self._entries_of(held.epoch), held]
@@ -642,7 +655,7 @@ class DeltaTable(DeltaColumns):
         return done
 
     def _entries_of(self, epoch: int) -> list[Entry]:
-        """Return the ledger's entries since the last call, newest first.
+        """Return the ledger's entries that were committed since the last call, newest first.
 
         Raises:
             StaleProgressError: another worker claimed the table, or the table was restored or replaced.
@@ -665,7 +678,8 @@ class DeltaTable(DeltaColumns):
     def _holding(self) -> Entry:
         if self._held is None:
             raise StaleProgressError(
-                "The table must be claimed before it is written.", table=str(self._table)
+                "The table must be claimed before a batch is applied. Call `claim` first.",
+                table=str(self._table),
             )
         return self._held
 

@@ -143,7 +143,7 @@ def result_of(entry: Entry, batch: ReducedBatch) -> ApplyResult:
 
 
 class DeltaShard:
-    """A shard of an open shared table."""
+    """The rows of one source table in an open Delta table that several source tables share."""
 
     def __init__(self, shard: Shard, session: SparkSession, log: DeltaLog, ledger: Ledger) -> None:
         self._shard = shard
@@ -151,7 +151,7 @@ class DeltaShard:
         self._known: tuple[str, ...] | None = None
 
     def claimed(self, entry: Entry, present: Iterable[str]) -> None:
-        """Take over the columns of the shard's rows from the ledger, when the table is claimed.
+        """Load the columns that the shard's rows have from the ledger, when the table is claimed.
 
         ``entry``: the entry of the claim. If Delta has removed the commit that records the columns, all
             columns of the table are assumed.
@@ -179,8 +179,8 @@ class DeltaShard:
             raise also_of(exc, self._ledger.path, others) if others else exc from None
 
     def grows(self, shape: TableShape) -> bool:
-        """Return True if the shard's rows do not have all columns of ``shape`` yet, even if the table has
-        them.
+        """Return True if the shard's rows lack a column of ``shape``, whether or not the shared
+        table has it.
         """
         return bool(new_columns(shape, self._known))
 

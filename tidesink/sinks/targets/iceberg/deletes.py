@@ -55,7 +55,9 @@ class Vector(NamedTuple):
 
 @dataclass(frozen=True)
 class PositionFiles:
-    """The ``Marks`` of format 2: position delete files. Columns of data files are found by their field ids.
+    """Reads and writes position delete files, which mark rows as deleted in format 2 (``lake.files.Marks``).
+
+    Columns of data files are found by their field ids.
 
     ``files``: location and settings of new position delete files.
     ``partitioned``: identity partition fields, as pairs of a partition spec's id and a column's field id. A
@@ -67,7 +69,7 @@ class PositionFiles:
 
     @property
     def storage(self) -> Storage:
-        """The storage of the table's files."""
+        """The storage with which the table's files are opened."""
         return self.files.storage
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
@@ -76,7 +78,8 @@ class PositionFiles:
         return next((f.name for f in schema if (f.metadata or {}).get(FIELD_ID) == number), None)
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """Return the rows of ``files`` that are deleted already, numbered as in ``MarkedRows``.
+        """Return the numbers of rows in ``files`` that are deleted already. Rows are numbered as in
+        ``MarkedRows``.
 
         To each data file, only the position delete files in its own ``deletes`` are applied. Older ones may
         contain its path too, but do not apply.
@@ -90,7 +93,9 @@ class PositionFiles:
         return np.concatenate([np.empty(0, np.int64), *found])
 
     def _deleted_by(self, files: Sequence[DataFile], starts: Places, deletes: str) -> Places:
-        """Return the rows of ``files`` that the position delete file ``deletes`` deletes."""
+        """Return the numbers of rows in ``files`` that the position delete file ``deletes`` marks as
+        deleted.
+        """
         paths = pa.array([one.path if deletes in one.deletes else None for one in files], pa.string())
         found = [np.empty(0, np.int64)]
         with (
@@ -105,7 +110,7 @@ class PositionFiles:
         return np.concatenate(found)
 
     def _hidden(self, place: tuple[int, DataFile, str]) -> Places:
-        """Return the rows that a data file's deletion vector deletes.
+        """Return the numbers of the rows that a data file's deletion vector marks as deleted.
 
         ``place``: number of the file's first row, the file, and the vector as JSON.
         """
@@ -128,8 +133,9 @@ class PositionFiles:
         return None
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
-        """Write one position delete file per partition, sorted by data file and position, and yield the
-        lines.
+        """Write one position delete file per partition, sorted by data file and position.
+
+        Yields a ``WrittenFile`` for each.
         """
         positions = dict[Partition, list[pa.Table]]()
         for file, at in (one for some in marked for one in some.by_file()):
@@ -141,13 +147,17 @@ class PositionFiles:
 
 @dataclass(frozen=True)
 class VectorFiles(PositionFiles):
-    """The ``Marks`` of format 3: deletion vectors. Position delete files from format 2 are still read."""
+    """Reads and writes deletion vectors, which mark rows as deleted in format 3 (``lake.files.Marks``).
+
+    Position delete files from format 2 are still read.
+    """
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
-        """Write a Puffin file with a new deletion vector for each changed data file, and yield its line.
+        """Write a Puffin file with a new deletion vector for each changed data file.
 
-        A vector also contains the rows of its data file that were deleted before. The line's ``details``
-        list, for each vector, its data file, its place, its number of rows, and how many of these are new.
+        A vector also contains the rows of its data file that were deleted before. Yields a ``WrittenFile``
+        whose ``details`` list, for each vector, its data file, its place, its number of rows, and how many of
+        these are new.
         """
         whole, blobs, vectors = bytearray(_PUFFIN), list[dict[str, Any]](), list[dict[str, Any]]()
         for some in marked:
@@ -168,7 +178,9 @@ class VectorFiles(PositionFiles):
         yield WrittenFile(path, len(whole), count, details=json.dumps(vectors))
 
     def _with_hidden(self, marked: MarkedRows, touched: Collection[DataFile]) -> MarkedRows:
-        """Return the marked rows together with the rows that are deleted already in the files ``touched``."""
+        """Add the rows that are deleted already in the files ``touched`` to the rows to mark, and return all
+        of them.
+        """
         at = [number for number, file in enumerate(marked.files) if file in touched]
         hidden = self.deleted([marked.files[number] for number in at], marked.starts[at])
         return marked._replace(rows=np.union1d(marked.rows, hidden))

@@ -112,7 +112,7 @@ class OldPartition(NamedTuple):
 
 
 class FilePlan(NamedTuple):
-    """The plan for writing a batch as files.
+    """The plan for writing a batch as data files and position deletes, without a MERGE.
 
     ``state``: the state of the table on which the plan is based.
     ``rows``: the task that writes the batch's rows.
@@ -131,7 +131,7 @@ class FilePlan(NamedTuple):
 
 
 class _NewRows(NamedTuple):
-    """The task that writes a batch's rows, and the fields of the table's partition specs."""
+    """The task that writes a batch's rows to files, and the fields of the table's partition specs."""
 
     rows: RowsTask
     specs: Specs
@@ -253,7 +253,8 @@ class FileWriter:
     def _data_files(
         self, batch: ReducedBatch, state: TableState, storage: Storage
     ) -> tuple[tuple[DataFile, ...], dict[str, OldPartition], dict[str, Any]] | str:
-        """Return the data files that may contain the batch's keys, and these files' partitions and vectors.
+        """Return the data files that may contain the batch's keys, with their partitions and deletion
+        vectors.
 
         Returns a reason for a MERGE if Python cannot read one of the files.
         """
@@ -275,7 +276,7 @@ class FileWriter:
                 if content not in ("data", "position-deletes") or form != known:
                     return f"the table has a file of {content} in format {form}"
                 if not storage.holds(file["file-path"]):
-                    return f"the table has a file in another place: {file['file-path']}"
+                    return f"the table has a file outside the worker's storage: {file['file-path']}"
             for number in (at for at, one in enumerate(deletes) if "content-offset" in one):
                 vectors[data["file-path"]] = java_deletes[number]
             if values not in partitions:
@@ -313,7 +314,9 @@ class FileWriter:
     def _columns(
         self, batch: ReducedBatch, fields: Fields, present: Mapping[str, str]
     ) -> tuple[FileColumn, ...]:
-        """Return the table's columns in order, as they are in its data files."""
+        """Return the table's columns in their order, with the names and types that they have in its data
+        files.
+        """
         found = []
         for field in fields:
             name = field["name"]
@@ -391,7 +394,7 @@ class FileWriter:
         return change.apply()
 
     def _deletes(self, plan: FilePlan, file: WrittenFile) -> Iterator[Any]:
-        """Yield Java's delete files for a written file.
+        """Yield Java's delete files for a file that the tasks have written.
 
         A position delete file is one delete file. A Puffin file has one for each data file's deletion vector.
         """
@@ -445,7 +448,7 @@ class _Deletes:
         self._longest: dict[str, tuple[Any, list[dict[str, Any]]]] = {}
 
     def parsed(self, file: Any, spec: Any) -> dict[str, Any]:
-        """Return Iceberg's JSON of a data file or delete file."""
+        """Return a data file or delete file as Iceberg's JSON, parsed."""
         found: dict[str, Any] = json.loads(self._to_json(file, spec))
         return found
 
@@ -474,12 +477,14 @@ def _deletes_text(file: Mapping[str, Any]) -> str:
 
 
 def _deletes_of(java: Any, old: OldPartition) -> Any:
-    """Return Java's builder of a delete file for data files of a partition."""
+    """Return Java's builder for a delete file that applies to the data files of the partition ``old``."""
     return java.FileMetadata.deleteFileBuilder(old.spec).ofPositionDeletes().withPartition(old.values)
 
 
 def _vectors(file: WrittenFile) -> list[dict[str, Any]]:
-    """Return the entries about the deletion vectors in a written Puffin file; empty for another file."""
+    """Return the descriptions of the deletion vectors in a written Puffin file; empty for another kind of
+    file.
+    """
     found: list[dict[str, Any]] = json.loads(file.details or "[]")
     return found
 
@@ -556,7 +561,9 @@ def _split(columns: Sequence[FileColumn], spec: Sequence[Mapping[str, Any]]) -> 
 
 
 def _words(text: str) -> str:
-    """Normalize a name of a file's content or format, which Iceberg's versions spell differently."""
+    """Normalize the name of a file's content or format, because versions of Iceberg spell these names
+    differently.
+    """
     return text.lower().replace("_", "-")
 
 

@@ -39,12 +39,12 @@ class TableState:
 
     @property
     def uuid(self) -> str:
-        """The table's id. A table that is created again under the same name has another id."""
+        """The table's UUID. A table that is created again under the same name has another UUID."""
         return str(self.metadata.uuid())
 
     @property
     def version(self) -> int:
-        """The version of Iceberg's table format."""
+        """The version of Iceberg's table format, such as 2."""
         return int(self.metadata.formatVersion())
 
     def branch_head(self, branch: str) -> int | None:
@@ -114,7 +114,7 @@ class TableState:
         return {} if snapshot is None else self.numbers(snapshot)
 
     def numbers(self, snapshot: Any) -> Mapping[str, int]:
-        """Return the numbers in the summary of a snapshot, by name."""
+        """Return the numbers in a snapshot's summary, by name, such as ``added-records``."""
         found = self._texts(snapshot.summary()).items()
         return {name: int(text) for name, text in found if text.isdigit()}
 
@@ -148,7 +148,8 @@ class JvmTable:
         return self.java.util.JsonUtil.mapper()
 
     def commit(self, base: TableState, change: Callable[[Any], object]) -> None:
-        """Commit changes of the table's metadata, if the table is still in the state ``base``.
+        """Commit changes of the table's metadata, if the table has not changed since it was in the state
+        ``base``.
 
         ``change``: makes the changes on Java's metadata builder.
 
@@ -159,11 +160,15 @@ class JvmTable:
         base.table.operations().commit(base.metadata, builder.build())
 
     def branch_at(self, snapshot: int, *, keep: int) -> Any:
-        """Return a branch reference to a snapshot, with ``keep`` as the least number of snapshots to keep."""
+        """Return Java's reference for a branch at a snapshot, with ``keep`` as the least number of snapshots
+        to keep.
+        """
         return self.java.SnapshotRef.branchBuilder(snapshot).minSnapshotsToKeep(keep).build()
 
     def tag_at(self, snapshot: int, *, age: int) -> Any:
-        """Return a tag reference that keeps a snapshot from expiry until it is ``age`` milliseconds old."""
+        """Return Java's reference for a tag that protects a snapshot until the snapshot is ``age``
+        milliseconds old.
+        """
         return self.java.SnapshotRef.tagBuilder(snapshot).maxRefAgeMs(age).build()
 
     def columns(self, state: TableState) -> dict[str, str]:
@@ -175,7 +180,7 @@ class JvmTable:
         return {field.name: field.dataType.simpleString() for field in schema.fields}
 
     def nullable(self, state: TableState) -> tuple[str, ...]:
-        """Return the names of the nullable columns."""
+        """Return the names of the table's columns that accept NULL."""
         fields = self.java.spark.SparkSchemaUtil.convert(state.metadata.schema()).fields()
         return tuple(str(field.name()) for field in fields if field.nullable())
 

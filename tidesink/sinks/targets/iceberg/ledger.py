@@ -69,7 +69,7 @@ class Entry:
         return f"{branches_of(self.shard)}{self.epoch}"
 
     def to_json(self) -> str:
-        """Return the entry as the value of a table property."""
+        """Return the entry as JSON text, which is the value of a table property."""
         result = self.result
         document: dict[str, Any] = {
             "tidesink": _FORMAT,
@@ -110,17 +110,17 @@ class IcebergLedger:
         return LEDGER if self.shard is None else f"{LEDGER}.{tag(self.shard)}"
 
     def properties(self, entry: Entry) -> dict[str, str]:
-        """Return the table properties that record an entry."""
+        """Return the table properties (name and value) that store a ledger entry."""
         shared = {} if self.shard is None else {SHARED_ROWS: str(entry.snapshot)}
         return {self.name: entry.to_json(), **shared}
 
     def is_ours(self, branch: str) -> bool:
-        """Return True if a branch is the staging branch of this table or shard in any epoch."""
+        """Return True if a branch is a staging branch of this table or shard, whatever its epoch."""
         first = branches_of(self.shard.value if self.shard else None)
         return branch.startswith(first) and branch.removeprefix(first).isdigit()
 
     def shards(self, state: TableState) -> tuple[str, ...]:
-        """Return the names of the table's other shards."""
+        """Return the names of the other shards that share the table."""
         texts = state.properties(f"{LEDGER}.").values()
         own = self.shard.value if self.shard else None
         return tuple(shard for shard in (_read(text).shard for text in texts) if shard and shard != own)
@@ -148,10 +148,10 @@ class IcebergLedger:
         return entry
 
     def _check_sharing(self, state: TableState) -> None:
-        """Check that the table is used with shards if and only if this source table has a shard.
+        """Check that the target table is shared if and only if this source table's route names a shard.
 
         Raises:
-            StaleProgressError: only one of the two uses shards.
+            StaleProgressError: the table is shared but the route names no shard, or the reverse.
         """
         place = f"the Iceberg table {self.location}"
         if self.shard is not None and state.property(LEDGER) is not None:
@@ -187,7 +187,9 @@ class IcebergLedger:
         return replace(applied, snapshot=snapshot, result=result)
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
-        """Return the error for a worker after another worker claimed the table with ``entry``."""
+        """Return the error for this worker if another worker has claimed the table with the ledger entry
+        ``entry``.
+        """
         return StaleProgressError(
             f"Another worker holds this table (epoch {entry.epoch}, pipeline {entry.pipeline!r}). Run only "
             "one worker per table. This worker wrote nothing and must stop.",
@@ -219,13 +221,13 @@ class IcebergLedger:
     def _check_rows(self, rows: int, state: TableState) -> None:
         """Check that the table was not rolled back or replaced after the ledger was written.
 
-        The snapshot that readers see must descend from the ledger's snapshot, or from one that the user
-        accepted.
+        The snapshot that readers see must descend from the ledger's snapshot, or from a snapshot that the
+        user accepted.
 
         ``rows``: the id of the ledger's snapshot.
 
         Raises:
-            StaleProgressError: it does not.
+            StaleProgressError: the visible snapshot does not descend from such a snapshot.
         """
         known = {str(rows), state.property(ACCEPTED)}
         last = None
@@ -268,7 +270,9 @@ def branches_of(shard: str | None) -> str:
 
 
 def _with_parents(state: TableState) -> Iterator[tuple[Any, Any]]:
-    """Yield the visible snapshot and its ancestors, each with its parent; None if that does not exist."""
+    """Yield the snapshot that readers see and its ancestors, each with its parent, or None if it has no
+    parent.
+    """
     snapshots = state.lineage()
     current = next(snapshots, None)
     while current is not None:
@@ -353,7 +357,10 @@ class Holder:
             StaleProgressError: this worker has not claimed the table.
         """
         if self._held is None:
-            raise StaleProgressError("The table must be claimed before it is written.", table=str(self._name))
+            raise StaleProgressError(
+                "The table must be claimed before a batch is applied. Call `claim` first.",
+                table=str(self._name),
+            )
         return self._held
 
     def claim(self) -> Entry:
@@ -496,7 +503,7 @@ class Holder:
         return self._commit(state, change, entry=entry)
 
     def _branch_at(self, state: TableState, entry: Entry) -> Any:
-        """Return a reference of the staging branch to the entry's snapshot.
+        """Return Java's branch reference that sets the staging branch to the entry's snapshot.
 
         It always differs from the current reference, so that a commit of another worker conflicts with it.
         """
@@ -515,7 +522,7 @@ class Holder:
         return True
 
     def _landed(self, entry: Entry) -> bool:
-        """Return True if the commit of an entry happened although Java raised; False if it did not or is
+        """Return True if an entry is in the ledger although its commit raised an error; False if not, or if
         unknown.
         """
         try:
@@ -534,4 +541,7 @@ class Holder:
         )
 
     def _crowded(self) -> TransientTargetError:
-        return TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
+        return TransientTargetError(
+            "Other writers keep committing to the table, so the commit failed. It is tried again.",
+            table=str(self._name),
+        )

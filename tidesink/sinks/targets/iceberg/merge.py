@@ -60,7 +60,7 @@ class Staged(NamedTuple):
 
 
 class Staging:
-    """Writes batches to the staging branch of one table."""
+    """Writes batches of one table to its staging branch with Spark SQL."""
 
     def __init__(self, session: SparkSession, table: JvmTable, holder: Holder, name: TableId) -> None:
         self._session, self._table, self._holder, self._name = session, table, holder, name
@@ -148,7 +148,7 @@ class Staging:
             return self._emptied(batch, head)
         if batch.frame is None:
             raise TargetError(
-                "The Iceberg target needs the batch as a frame, but the batch has rows.",
+                "The Iceberg target needs a batch with a Spark frame, but this batch has Python rows.",
                 table=str(self._name),
             )
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
@@ -160,7 +160,7 @@ class Staging:
             return self._merged(batch, head, present, beside, hidden=hidden)
 
     def close(self) -> None:
-        """Drop the temporary view of the batch's rows."""
+        """Drop the temporary view of the last batch's rows."""
         # An error here means that the JVM has ended, and the view with it.
         with suppress(*SPARK_ERRORS):
             self._session.catalog.dropTempView(_VIEW)
@@ -183,7 +183,8 @@ class Staging:
         *,
         hidden: bool,
     ) -> tuple[int, ApplyResult]:
-        """Merge a batch into a table that has rows. Returns the id of the new snapshot, and the result.
+        """Merge a batch into a table that has rows. Returns the id of the new snapshot, and the batch's
+        result.
 
         ``hidden``: True if the table has position deletes. A row that they delete counts as deleted once more
             in the summary if its file is rewritten.
@@ -219,7 +220,9 @@ class Staging:
 
     @contextmanager
     def _beside(self, statement: str) -> Iterator[Future[int]]:
-        """Run a counting query in parallel to the block, because both are mostly Spark's planning."""
+        """Run a counting query while the block runs. Both mostly wait for Spark's planning, so this saves
+        time.
+        """
         counting = start_thread(self._session, lambda: self._count(statement), name=f"count {self._name}")
         try:
             yield counting
@@ -259,7 +262,7 @@ _MARKED_NOW: Final = "added-position-deletes"
 
 
 def counts_beside(batch: ReducedBatch) -> bool:
-    """Return True if a snapshot's summary cannot tell a batch's deleted rows from its updated rows."""
+    """Return True if a snapshot's summary does not separate a batch's deleted rows from its updated rows."""
     return batch.deletes > 0 and (batch.upserts > 0 or batch.delete_mode == "soft")
 
 
@@ -325,7 +328,9 @@ def sequenced_result(
 
 
 def grown_by(summary: Mapping[str, int]) -> int:
-    """Return the number of rows that a snapshot has more than its parent; ``summary``: its numbers."""
+    """Return by how many rows a snapshot has more than its parent; ``summary``: the numbers in its
+    summary.
+    """
     marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
     return summary.get("added-records", 0) - summary.get("deleted-records", 0) - marked
 
@@ -405,10 +410,11 @@ class Versions:
 
 
 def _check(summary: Mapping[str, int], counts: Counts, batch: ReducedBatch) -> None:
-    """Check the numbers in a snapshot's summary against the expected ones.
+    """Check that a snapshot's summary has the numbers of changed rows that the batch of a history should
+    cause.
 
     Raises:
-        AccountingError: they differ.
+        AccountingError: the numbers differ.
     """
     added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
     inserted, updated, deleted = counts.rows
@@ -438,7 +444,10 @@ def add_order(table: JvmTable, holder: Holder, name: TableId) -> dict[str, str]:
         schema = _with_order(table, state)
         if schema is None or holder.put_schema(state, schema, {}):
             return table.columns(table.state())
-    raise TransientTargetError("Other writers keep committing to the table.", table=str(name))
+    raise TransientTargetError(
+        "Other writers keep committing to the table, so the commit failed. It is tried again.",
+        table=str(name),
+    )
 
 
 def _with_order(table: JvmTable, state: TableState) -> Any:
@@ -462,7 +471,7 @@ _COMMIT_TS: Final = f"{quote_path(SEQUENCE_COLUMN, 'source')}[0]"
 
 
 def horizon_of(state: TableState) -> int | None:
-    """Return the commit_ts up to which tombstones may have been removed; None if none were."""
+    """Return the horizon: the commit_ts up to which tombstones may be missing; None if none were removed."""
     text = state.property(PROPERTY)
     return int(text) if text else None
 
@@ -478,5 +487,5 @@ def statement(location: str, horizon: int) -> str:
 
 
 def kept(location: str) -> str:
-    """Return the query of the number of tombstones in a table, and of their oldest commit_ts."""
+    """Return the SQL query for the number of tombstones in a table and for their oldest commit_ts."""
     return f"SELECT count(*) AS kept, min({_COMMIT_TS}) AS oldest FROM {location} WHERE {_MARKED}"

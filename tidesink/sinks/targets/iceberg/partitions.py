@@ -27,7 +27,7 @@ Hashes = npt.NDArray[np.uint32]
 
 
 class PartitionField(NamedTuple):
-    """A field of a table's partition spec; ``column``: the name in files of the column that it transforms."""
+    """A field of a table's partition spec; ``column``: the name that its source column has in data files."""
 
     id: int
     name: str
@@ -37,7 +37,7 @@ class PartitionField(NamedTuple):
 
 @dataclass(frozen=True)
 class SplitBySpec:
-    """Splits rows by the fields of a partition spec (a ``lake.rows.Split``)."""
+    """Splits rows into the partitions of an Iceberg partition spec (a ``lake.rows.Split``)."""
 
     fields: tuple[PartitionField, ...]
 
@@ -124,7 +124,9 @@ def _truncated_decimals(values: pa.Array, width: int) -> pa.Array:
 
 
 def _calendar(unit: str) -> _Transform:
-    """Return the transform to years or months since 1970, by numpy's calendar, which covers any year."""
+    """Return a function for Iceberg's transform to years or months since 1970. numpy's calendar covers any
+    year.
+    """
 
     def counted(values: pa.Array, _: int) -> pa.Array:
         moments = _days(values).astype("M8[D]").astype(f"M8[{unit}]")
@@ -187,7 +189,7 @@ def _hashed_bytes(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
 
 
 def _decimal_bytes(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
-    """Return the hashed bytes of decimals, as ``_hashed_bytes``.
+    """Return the bytes of decimals that Iceberg hashes, in the form that ``_hashed_bytes`` returns.
 
     A value's bytes are its unscaled number, big-endian, in the fewest bytes that hold it with its sign.
     """

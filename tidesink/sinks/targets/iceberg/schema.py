@@ -69,7 +69,7 @@ _PROMOTED: Final = frozenset({("int", "bigint"), ("float", "double")})
 
 
 class IcebergPreflight(LakePreflight):
-    """Checks of Iceberg tables before the first run."""
+    """Checks whether tables can be stored in Iceberg, before the first run."""
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
         """Return the name of the column's type in Iceberg, which can differ from Spark's."""
@@ -77,7 +77,8 @@ class IcebergPreflight(LakePreflight):
 
 
 def check(shape: TableShape, present: Iterable[str] = ()) -> None:
-    """Check that an Iceberg table can have the columns of a shape together with its columns ``present``.
+    """Check that an Iceberg table can have the columns of ``shape`` in addition to its existing columns
+    ``present``.
 
     Raises:
         SchemaRefusedError: the shape has no key, or a column whose name is reserved or the same as another's.
@@ -89,7 +90,10 @@ def check(shape: TableShape, present: Iterable[str] = ()) -> None:
 def create_statement(
     location: str, shape: TableShape, *, soft_deletes: bool, properties: Mapping[str, str]
 ) -> str:
-    """Return the CREATE TABLE statement for a shape's columns; ``location``: the table's quoted name."""
+    """Return the CREATE TABLE statement for a table with the columns of ``shape``.
+
+    ``location``: the table's quoted name.
+    """
     given = {**TABLE_PROPERTIES, **properties}
     return lake_tables.create_statement(
         location, shape, provider="iceberg", properties=given, soft_deletes=soft_deletes
@@ -104,7 +108,7 @@ def open_table(
     soft_deletes: bool,
     properties: Mapping[str, str],
 ) -> bool:
-    """Create the table if missing. Returns True if it was created."""
+    """Create the Iceberg table if it is missing. Returns True if it was created."""
     if not table.exists:
         check(shape)  # not for an existing table, which may never get the shape's other columns
         namespace = table.location.rpartition(".")[0]
@@ -320,7 +324,7 @@ class Maintenance:
 
 
 def pack_files(session: SparkSession, table: JvmTable) -> None:
-    """Compact small data files, and position delete files if many remain."""
+    """Compact the table's small data files, and its position delete files if many remain."""
     catalog, _, name = table.location.partition(".")
     rewrite, named = f"CALL {catalog}.system.rewrite", f"table => {quote_text(name)}"
     session.sql(f"{rewrite}_data_files({named}, options => map('remove-dangling-deletes', 'true'))")

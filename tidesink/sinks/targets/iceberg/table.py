@@ -80,14 +80,16 @@ class IcebergColumns(ABC):
 
     @abstractmethod
     def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:
-        """Convert errors of Java calls inside the block with ``translate``."""
+        """Context manager that converts errors of Java calls inside the block with ``translate``."""
 
     @abstractmethod
     def _plan(self, shape: TableShape) -> Evolution:
-        """Plan the column changes that the table needs to store ``shape``."""
+        """Plan which columns must be added or widened so that the table can store rows of ``shape``."""
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return the difference between the columns, as they were last read, and those of ``shape``."""
+        """Compare the table's columns, as they were last read, with those of ``shape``, and return the
+        difference.
+        """
         with self._translating(reading_error):
             plan = self._plan(shape)
             schema.check_promotions(plan.widened, self._present, table=self._name)
@@ -117,7 +119,10 @@ class IcebergColumns(ABC):
                 update = state.table.updateSchema()
                 change(update)
                 self._holder.put_schema(state, update.apply(), {})
-        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
+        raise TransientTargetError(
+            "Other writers keep committing to the table, so the commit failed. It is tried again.",
+            table=str(self._name),
+        )
 
 
 CAPABILITIES: Final = Capabilities(
@@ -196,7 +201,7 @@ class IcebergTarget:
     def open_table(
         self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
     ) -> IcebergTable:
-        """Open a target table with the columns and key of ``shape``, and create it if missing."""
+        """Open a target table for rows with the columns and key of ``shape``, and create it if missing."""
         session = open_session(self.spark, self.catalog, self.properties)
         location = self.location_of(shape.table)
         with long_names_refused(table_names(self.template, shape.table), shape.table):
@@ -236,7 +241,9 @@ class IcebergTarget:
         )
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> IcebergReader | None:
-        """Return a reader of the target table of ``shape``; None if the table does not exist."""
+        """Return a reader of the target table whose columns and key ``shape`` describes; None if it does not
+        exist.
+        """
         own = open_session(session, self.catalog, self.properties)
         found = IcebergReader(own, self.location_of(shape.table), shape, pipeline=pipeline)
         return found if found.exists else None
@@ -340,7 +347,7 @@ class IcebergTable(IcebergColumns):
         return TableVersion(self.location, cast(int, state.head))
 
     def keep_version(self, version: int, commit_ts: int, *, keep: float) -> None:
-        """Protect a snapshot that a cut refers to from expiry, with a tag."""
+        """Protect a snapshot to which a cut refers from expiry, by a tag on it."""
         with self._translating(reading_error):
             self._tags.keep(version, commit_ts, seconds=keep)
 
@@ -405,14 +412,14 @@ class IcebergTable(IcebergColumns):
         return self._sink
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:
-        """Remove the files to which staged rows were written."""
+        """Remove the files that tasks wrote for a batch which is not applied."""
         paths = paths_of(parts)
         if paths:
             with self._translating(reading_error):
                 self._files.discard(paths, self._table.state())
 
     def horizon(self) -> int | None:
-        """Return the commit_ts up to which tombstones may have been removed; None if none were."""
+        """Return the commit_ts up to which tombstones may be missing; None if none were removed."""
         with self._translating(reading_error):
             return merge.horizon_of(self._table.state())
 
@@ -428,14 +435,17 @@ class IcebergTable(IcebergColumns):
                 said = {merge.PROPERTY: str(now)}
                 if self._holder.publish(entry, on=head, saying=said):
                     return Collected(now, -grown_by(summary), kept, oldest)
-        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
+        raise TransientTargetError(
+            "Other writers keep committing to the table, so the commit failed. It is tried again.",
+            table=str(self._name),
+        )
 
     def close(self) -> None:
         """Drop the temporary view of the last batch. The Spark session ends with its last reference."""
         self._staging.close()
 
     def _looked_at(self, progress: Progress) -> tuple[TableState | None, ApplyResult | None]:
-        """Return the table's current state, and the batch's result if the batch is applied already, else
+        """Return the table's current state and, if the batch is applied already, the batch's result, else
         None.
 
         Raises:
@@ -510,8 +520,8 @@ class IcebergTable(IcebergColumns):
         return True
 
     def _evolve(self, shape: TableShape) -> EvolveResult:
-        """Commit the columns that ``shape`` needs. Their defaults are recorded, but not written into rows
-        yet.
+        """Add the columns that ``shape`` needs. Their defaults are recorded, and written into existing rows
+        later.
         """
         for _ in range(ATTEMPTS):
             state = self._holder.current()
@@ -522,7 +532,10 @@ class IcebergTable(IcebergColumns):
             if not plan.needed or self._holder.put_schema(state, schema, properties):
                 added = tuple(column.name for column in plan.added)
                 return EvolveResult(False, added, tuple(plan.widened), (), warnings)
-        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
+        raise TransientTargetError(
+            "Other writers keep committing to the table, so the commit failed. It is tried again.",
+            table=str(self._name),
+        )
 
     def _fill_pending(self) -> tuple[str, ...]:
         """Write the recorded defaults of new columns into existing rows.
@@ -541,7 +554,10 @@ class IcebergTable(IcebergColumns):
             entry = replace(self._holder.held, snapshot=snapshot)
             if self._holder.publish(entry, on=head, forgetting=(iceberg_schema.BACKFILL,)):
                 return tuple(name for name in pending if name in self._present)
-        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
+        raise TransientTargetError(
+            "Other writers keep committing to the table, so the commit failed. It is tried again.",
+            table=str(self._name),
+        )
 
     def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:
         return translating(translate, self._name)
@@ -555,7 +571,7 @@ _Filled = tuple[tuple[str, ...], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class IcebergShard:
-    """A shard of an open shared table."""
+    """The rows of one source table in an open Iceberg table that several source tables share."""
 
     shard: Shard
     table: JvmTable
@@ -579,7 +595,7 @@ class IcebergShard:
         return present
 
     def new_columns(self, shape: TableShape) -> tuple[ShapeColumn, ...]:
-        """Return the shape's columns that the shard's rows do not have yet."""
+        """Return the columns of ``shape`` that the shard's rows do not have yet."""
         return new_columns(shape, self.holder.held.known)
 
     def fill(self, shape: TableShape, branch: str, stage: Stage) -> _Filled:
@@ -603,7 +619,8 @@ class IcebergShard:
             if self.holder.publish(entry, on=head):
                 return tuple(defaults), warnings
         raise TransientTargetError(
-            "Other writers keep committing to the table.", table=str(self.ledger.table)
+            "Other writers keep committing to the table, so the commit failed. It is tried again.",
+            table=str(self.ledger.table),
         )
 
 

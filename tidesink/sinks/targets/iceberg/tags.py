@@ -27,7 +27,7 @@ _READ_MS: Final = 3_600_000
 
 
 class CutTags:
-    """Creates and ages the tags of one pipeline's cuts in an open table."""
+    """Creates the tags of one pipeline's cuts in an open table, and sets their maximum age."""
 
     def __init__(self, table: JvmTable, pipeline: str, name: TableId) -> None:
         self._table, self._name = table, name
@@ -53,7 +53,10 @@ class CutTags:
             if self._commit(state, snapshot, commit_ts, round(seconds * 1000)):
                 self._tagged = snapshot
                 return
-        raise TransientTargetError("Other writers keep committing to the table.", table=str(self._name))
+        raise TransientTargetError(
+            "Other writers keep committing to the table, so the commit failed. It is tried again.",
+            table=str(self._name),
+        )
 
     def _commit(self, state: TableState, snapshot: int, commit_ts: int, keep_ms: int) -> bool:
         """Tag a snapshot, and set a maximum age on the tags of the previous cut.
@@ -89,14 +92,14 @@ class CutTags:
         return f"{name}.{snapshot}" if name in names else name
 
     def _newest(self, names: set[str]) -> list[str]:
-        """Return the names of this pipeline's tags with the newest commit_ts."""
+        """Return those of the names that are this pipeline's tags with the newest commit_ts."""
         found = dict[int, list[str]]()
         for match in filter(None, map(self._pattern.fullmatch, names)):
             found.setdefault(int(match[1]), []).append(match[0])
         return found[max(found)] if found else []
 
     def _age(self, state: TableState, name: str, keep_ms: int) -> int | None:
-        """Return the maximum age in milliseconds to set on a tag; None if it has one already.
+        """Return the maximum age in milliseconds to set on a tag; None if the tag has a maximum age already.
 
         Iceberg counts the age from the time when the snapshot was written.
         """

@@ -154,13 +154,15 @@ def _written(
 
 
 def new_paths(batch: ReducedBatch, lines: Iterable[WrittenFile]) -> tuple[str, ...]:
-    """Return the paths of files written for one attempt to commit a batch, without files staged earlier."""
+    """Return the paths of the files that tasks wrote for this attempt to commit, without files staged
+    earlier.
+    """
     staged = {line.path for part in batch.staged or () for line in part.files}
     return tuple(one.path for one in lines if one.path is not None and one.path not in staged)
 
 
 def paths_of(parts: Iterable[StagedPart]) -> tuple[str, ...]:
-    """Return the paths of the files that staged rows were written to."""
+    """Return the paths of the files to which tasks wrote rows before the commit (``StagedPart``)."""
     return tuple(line.path for part in parts for line in part.files if line.path is not None)
 
 
@@ -222,7 +224,7 @@ def _counted_rows(batch: ReducedBatch, keys: int, found: Mask, stale: Mask) -> B
 
 
 class FilePlan(Protocol):
-    """A table format's plan for writing a batch as files."""
+    """The plan of a table format (Delta or Iceberg) for writing a batch as files."""
 
     @property
     def rows(self) -> RowsTask:
@@ -230,7 +232,7 @@ class FilePlan(Protocol):
 
     @property
     def files(self) -> Sequence[DataFile]:
-        """The table's files in which the batch may replace rows."""
+        """The table's data files that may have rows which the batch replaces or deletes."""
 
 
 Plan = TypeVar("Plan", bound=FilePlan)
@@ -301,7 +303,7 @@ class FilesOrMerge:
         return done
 
     def stages(self, rows: RowFormat, *, soft: bool) -> bool:
-        """Return True if the next batch's rows should be written to files by the tasks that reduce them.
+        """Return True if the tasks that reduce the next batch should write its rows to files.
 
         Returns False if the rows depend on stored rows, or if an offset range has so few records that its
         file would be small.
@@ -326,7 +328,7 @@ class FilesOrMerge:
 
 
 def batch_reason(batch: ReducedBatch) -> str | None:
-    """Return why a batch needs a MERGE whatever the table's properties are; None if it does not.
+    """Return the reason why a batch needs a MERGE in any table; None if the batch itself does not need one.
 
     Raises:
         TargetError: the table is a history, and a history cannot apply such a batch.
@@ -348,7 +350,7 @@ def batch_reason(batch: ReducedBatch) -> str | None:
 
 
 def columns_reason(batch: ReducedBatch, present: Mapping[str, str]) -> str | None:
-    """Return why a batch needs a MERGE because of the table's columns; None if it does not.
+    """Return the reason why the table's columns require a MERGE for a batch; None if they do not.
 
     ``present``: the table's columns: Spark type by name.
     """
@@ -403,7 +405,7 @@ class LakePreflight(PreflightChecks):
         self._check, self._properties = check, properties
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
-        """Return the column's Spark type."""
+        """Return the Spark type that a column has in the lake's table."""
         return column.spark
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
@@ -414,7 +416,7 @@ class LakePreflight(PreflightChecks):
     def _merged(self, config: Config, shape: TableShape) -> Iterator[Limit]:
         settings = config.table_config(shape.source)
         if settings.sequence_by == "source" and CODECS[config.source.protocol].leaves_out:
-            what = "batches in the source's order with values that the source omitted"
+            what = "batches with `sequence_by: source` in which the source omitted values"
             yield Limit("merge", _MERGED.format(what))
         floats = tuple(column.name for column in shape.key_columns if column.spark in _FLOATS)
         if floats:
@@ -426,9 +428,9 @@ class LakePreflight(PreflightChecks):
 
 
 def groups_of(files: Sequence[DataFile], *, most: int, rows: int) -> tuple[tuple[DataFile, ...], ...]:
-    """Divide files into groups with about equal numbers of rows.
+    """Divide data files into groups with about equal numbers of rows, one group for each task.
 
-    ``most``: most groups. There are fewer if a group would have fewer than ``rows`` rows.
+    ``most``: maximum number of groups. There are fewer if a group would have fewer than ``rows`` rows.
     """
     total = sum(file.rows for file in files)
     count = max(1, min(most, len(files), total // rows)) if files else 0

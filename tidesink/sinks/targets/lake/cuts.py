@@ -150,7 +150,7 @@ class CutLog:
         return [_cut(commit_ts, cuts[commit_ts]) for commit_ts in sorted(cuts, reverse=True)]
 
     def tag_of(self, table: CutTable) -> str | None:
-        """Return the Iceberg tag that protects a cut's version of a table from expiry; None if there is none.
+        """Return the Iceberg tag that protects a cut's version of a table from expiry; None without a tag.
 
         Raises:
             TargetError: the table cannot be read.
@@ -244,19 +244,19 @@ class CutReader(TableReader):
         self._frame, self._shape = frame_of(log, table), shape
 
     def columns(self) -> Mapping[str, str]:
-        """Return the columns of the cut's version: Spark type by name."""
+        """Return the columns of the table's version in the cut: Spark type by name."""
         return {one.name: one.dataType.simpleString() for one in self._frame.schema.fields}
 
     def committed(self) -> None:
-        """Return None, because the progress of a cut's version is not needed."""
+        """Return None, because nobody needs the progress of a version that belongs to a cut."""
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return the current rows of the cut's version, with ``columns`` in this order."""
+        """Return the current rows of the table's version in the cut, with ``columns`` in this order."""
         return rows_that_live(self._frame, columns, self._shape.shard)
 
 
 def likely_lost(files: Sequence[str], now: Iterable[str]) -> list[str]:
-    """Choose files of a version whose existence is checked. Those that may have been removed come first.
+    """Choose the files of a version whose existence is checked. Files that may have been removed come first.
 
     Programs that remove old versions only remove files that the newest version does not have. They remove all
     such files that left the table before some time, so a sample is enough.
@@ -272,7 +272,10 @@ def likely_lost(files: Sequence[str], now: Iterable[str]) -> list[str]:
 
 
 def _lost(session: SparkSession, files: Iterable[str], *, encoded: bool) -> str | None:
-    """Return the first file that does not exist; None if all exist. ``encoded``: the names are URIs."""
+    """Return the first of a version's files that does not exist; None if all exist.
+
+    ``encoded``: True if the names are URIs.
+    """
     jvm: Any = session._jvm
     conf = session._jsparkSession.sessionState().newHadoopConf()
     path_of = jvm.org.apache.hadoop.fs.Path

@@ -96,7 +96,7 @@ class FileRefusedError(NotAsFilesError):
 
 
 class WrittenFile(NamedTuple):
-    """A task's line about a written file, with the columns of ``FILE_DDL``.
+    """A task's report about a written file, called a line, with the columns of ``FILE_DDL``.
 
     ``path`` is None in a line that only has keys, stored values or counts.
     """
@@ -154,7 +154,7 @@ class NewFiles:
         return "/".join(filter(None, (place, folder, name)))
 
     def renamed(self, word: str) -> NewFiles:
-        """Return these settings with a word added to all file names."""
+        """Return a copy of these settings in which all file names contain an additional word."""
         place, slash, name = self.location.rpartition("/")
         return replace(self, location=f"{place}{slash}{name.replace(ATTEMPT, f'{word}-{ATTEMPT}')}")
 
@@ -201,11 +201,11 @@ class MarkedRows(NamedTuple):
 
 
 class Marks(Protocol):
-    """Reads and writes which rows of data files are deleted, in the form of a table format."""
+    """Reads and writes the marks of deleted rows in data files, in the form that Delta or Iceberg defines."""
 
     @property
     def storage(self) -> Storage:
-        """The storage that opens the table's files."""
+        """The storage with which the table's files are opened."""
 
     def column_name(self, column: FileColumn, schema: pa.Schema) -> str | None:
         """Return a column's name in a file with this schema; None if the file does not have the column."""
@@ -217,7 +217,9 @@ class Marks(Protocol):
         """
 
     def deleted(self, files: Sequence[DataFile], starts: Places) -> Places:
-        """Return the rows of ``files`` that are deleted already, numbered as in ``MarkedRows``."""
+        """Return the numbers of rows in ``files`` that are deleted already. Rows are numbered as in
+        ``MarkedRows``.
+        """
 
     def write(self, marked: Sequence[MarkedRows], part: str) -> Iterator[WrittenFile]:
         """Write position deletes or deletion vectors for the marked rows, and yield the lines about the
@@ -248,7 +250,7 @@ class RowsTask:
     stored: tuple[bytes, bytes] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows, and yield the lines as record batches."""
+        """Write rows to files, and yield the lines (``WrittenFile``) about them, as record batches."""
         with reported():
             for one in self.written(batches):
                 yield _line(one)
@@ -290,7 +292,7 @@ class RowsTask:
             raise NotAsFilesError(f"the batch has rows of more than {MOST_PARTITIONS:,} partitions") from None
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yield the batch's rows as tables that are small enough for one file."""
+        """Yield the batch's rows as Arrow tables that are small enough for one file each."""
         return _file_sized(unpack(batches) if self.packed else batches, self.rules.fields)
 
     def ended(self, versions: pa.Table, number: int) -> list[WrittenFile]:
@@ -302,7 +304,9 @@ class RowsTask:
         return self.write(self.rules.changed(self.columns, versions), number)
 
     def is_like(self, other: RowsTask) -> bool:
-        """Return True if both tasks write the same files apart from names, for rows without stored values."""
+        """Return True if both tasks would write the same files apart from their names, without
+        stored values.
+        """
         mine, theirs = (
             (one.columns, one.split, one.files.compression, one.files.describe, one.files.metadata)
             for one in (self, other)
@@ -310,7 +314,8 @@ class RowsTask:
         return mine == theirs
 
     def given(self, lines: Sequence[WrittenFile], *, ended: bool = False) -> tuple[RowsTask, WrittenFile]:
-        """Return this task with the stored rows that were found, and for a history a line with the counts.
+        """Return a copy of this task that has the found stored rows, and for a history also a line with the
+        row counts.
 
         ``lines``: the lines of the tasks that returned keys and stored values.
         ``ended``: True if ``LocateTask`` has written the versions of a history that end.
@@ -341,7 +346,7 @@ class FileSink:
     rows: RowsTask
 
     def __call__(self, rows: Iterable[pa.RecordBatch]) -> StagedPart:
-        """Write the rows to files, and return the lines. On a failure, return its reason instead."""
+        """Write rows to files, and return the lines about them. On a failure, return its reason instead."""
         # A task may reduce several ranges one after the other, so each gets its own file names.
         task = replace(self.rows, files=self.rows.files.renamed(uuid4().hex), packed=False)
         try:
@@ -360,7 +365,7 @@ class KeysTask:
     rows: RowsTask
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the lines as record batches."""
+        """Yield lines (``WrittenFile``) with the batch's keys, as record batches."""
         with reported():
             for one in self.keys(batches):
                 yield _line(one)
@@ -388,7 +393,7 @@ class LocateTask:
     ``columns``: the columns of the table's files.
     ``marks``: writes the positions of the found rows.
     ``rows_at_once``: number of stored rows whose keys a task holds in memory at the same time. A file with
-        more rows is read alone.
+        more rows is read by itself.
     ``stored``: columns whose stored values are returned for the rows that need them.
     ``ends``: for a history, the task that writes the versions that end; their values are then not returned.
     """
@@ -402,7 +407,9 @@ class LocateTask:
     ends: RowsTask | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Search the groups, and yield the lines as record batches."""
+        """Search groups of files for the batch's keys, and yield the lines (``WrittenFile``) as record
+        batches.
+        """
         with reported():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
@@ -488,8 +495,8 @@ class LocateTask:
         return rows
 
     def _is_newer(self, rows: MarkedRows, ours: pa.ChunkedArray) -> Mask:
-        """Return a mask of the batch's positions ``ours`` that are newer than those of the stored rows
-        ``rows``.
+        """Return a mask of the batch's rows (positions ``ours``) that are newer than their stored rows
+        (``rows``).
         """
         column = next(one for one in self.columns if one.source == SEQUENCE_COLUMN)
         tables = self.marks.storage.each(partial(self._read_rows, (column,)), [*rows.by_file()])
@@ -497,7 +504,9 @@ class LocateTask:
         return newer(ours.combine_chunks(), stored.combine_chunks())
 
     def _values(self, marked: MarkedRows) -> Iterator[tuple[Places, pa.Table]]:
-        """Yield for each file the numbers of its marked rows, and their stored values."""
+        """Yield, for each file with rows to mark as deleted, the numbers of these rows and their stored
+        values.
+        """
         first = 0
         for file, positions in marked.by_file():
             yield marked.rows[first : first + len(positions)], self._read(self.stored, file, positions)
@@ -545,7 +554,7 @@ def _repeated(value: pa.Scalar | None, kind: pa.DataType, count: int) -> pa.Arra
 
 
 def _rows_of(parquet: pq.ParquetFile, names: Sequence[str], rows: Places | None) -> pa.Table:
-    """Read columns of the rows at the positions ``rows``, or of all rows if it is None."""
+    """Read columns of a Parquet file at the row positions ``rows``; of all rows if it is None."""
     if rows is None:
         return parquet.read(columns=names)
     parts, first = list[pa.RecordBatch](), 0
@@ -558,14 +567,14 @@ def _rows_of(parquet: pq.ParquetFile, names: Sequence[str], rows: Places | None)
 
 
 def _beside(rows: pa.Table, values: pa.Table) -> pa.Table:
-    """Return the table ``rows`` with the columns of ``values`` added."""
+    """Return the Arrow table ``rows`` with the columns of the Arrow table ``values`` added."""
     for name in values.column_names:
         rows = rows.append_column(name, values[name])
     return rows
 
 
 class _Stored:
-    """Collects the stored values that a group of files has for a batch.
+    """Collects the stored rows and values that a batch needs from a group of data files.
 
     ``keys``: the batch's keys.
     ``ended``: versions of a history that end, which the task itself writes.
@@ -576,7 +585,7 @@ class _Stored:
         self.ended, self._parts, self._size = list[pa.Table](), list[pa.Table](), 0
 
     def add(self, part: pa.Table) -> None:
-        """Add rows with keys and stored values.
+        """Add stored rows with their keys and the values that the batch needs.
 
         Raises:
             NotAsFilesError: the batch needs too many stored values.
@@ -586,7 +595,7 @@ class _Stored:
         _check_stored(self._size)
 
     def stream(self) -> bytes | None:
-        """Return the values as an Arrow IPC stream; None if there are no values."""
+        """Return the collected stored values as an Arrow IPC stream; None if there are no values."""
         whole = [one for one in self._parts if one.num_rows]
         return stream_of(pa.concat_tables(whole, promote_options="default")) if whole else None
 
@@ -599,7 +608,9 @@ class SmallBatchTask:
     locate: LocateTask
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the batch, and yield the lines as record batches."""
+        """Write the batch's rows to files, and yield the lines (``WrittenFile``) about them, as record
+        batches.
+        """
         with reported():
             for one in self._lines([*batches]):
                 yield _line(one._replace(stored=None))
@@ -634,7 +645,8 @@ class FoundKeys(NamedTuple):
 
 
 def found_keys(lines: Sequence[WrittenFile]) -> FoundKeys:
-    """Combine the flags of keys in the lines of all tasks.
+    """Combine the tasks' flags of a batch's keys: which keys have a stored row, and which stored rows are
+    newer.
 
     Raises:
         AccountingError: the table has several rows of one key.
@@ -662,7 +674,10 @@ def _any_of(flags: Sequence[bytes | None], count: int) -> Mask:
 
 
 def locating(task: LocateTask, rules: RowRules | VersionRules, lines: Sequence[WrittenFile]) -> LocateTask:
-    """Return ``task`` with the columns whose stored values the batch needs; ``lines``: of ``KeysTask``."""
+    """Return a copy of ``task`` that also returns the stored values of columns which the batch's rows omit.
+
+    ``lines``: the lines of the tasks that returned the batch's keys (``KeysTask``).
+    """
     omitted = {name for one in lines for name in json.loads(one.details or "[]")} if rules.keeps else set()
     return replace(task, stored=rules.stored_columns(task.columns, omitted))
 
@@ -693,7 +708,7 @@ def _has_rows(file: DataFile) -> bool:
 
 
 def _at_once(files: Iterable[DataFile], rows: int) -> Iterator[list[DataFile]]:
-    """Yield files in order, in lists with at most ``rows`` rows.
+    """Divide data files into lists of files with at most ``rows`` rows each, in order.
 
     A file with more rows is a list of its own.
     """
@@ -713,7 +728,7 @@ def _check_stored(size: int) -> None:
 
 
 def stream_of(keys: pa.Table) -> bytes:
-    """Return a table as an Arrow IPC stream."""
+    """Convert an Arrow table to an Arrow IPC stream."""
     out = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(out, keys.schema, options=options) as writer:

@@ -132,7 +132,10 @@ def count(difference: DataFrame) -> Counts:
 def _events(
     batch: DataFrame, shape: TableShape, keys: Sequence[str], types: Mapping[str, str], *, reads: bool
 ) -> DataFrame:
-    """Return a frame of the batch's events or reads, one row per key and commit_ts. ``sent`` is the kind."""
+    """Return a frame of the batch's events or reads, with one row per key and commit_ts.
+
+    Its column ``sent`` is the kind: a write, a delete or a read.
+    """
     values = [
         F.col("key").getField(column.name).cast(types.get(column.name, column.spark)).alias(name)
         for name, column in zip(keys, shape.key_columns, strict=True)
@@ -149,7 +152,7 @@ def _events(
 
 
 def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Sequence[str]) -> DataFrame:
-    """Join the batch's events with the events that the stored rows of its keys record.
+    """Join a batch's events with the events that the stored rows of its keys show.
 
     The frame has one row per key and commit_ts. It is partitioned by key, so that later windows need no
     shuffle.
@@ -174,7 +177,7 @@ def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Se
 
 
 def _reported() -> Column:
-    """Return the expression for the events that a stored row records.
+    """Return the Spark expression for the events that a stored row of a history shows.
 
     These are a write or read at its beginning, and at its end the event or delete that ended it.
     """
@@ -276,7 +279,7 @@ def _sequenced_merge(
 
 
 def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """Return the query that counts the batch's rows that are not newer than the stored row.
+    """Return the SQL query that counts the batch's rows that are not newer than their stored rows.
 
     ``location``: the table's quoted name, with the version before the merge.
     """
@@ -289,7 +292,7 @@ def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapp
 
 
 def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
-    """Return the SQL values of the columns that a soft delete updates in addition to the mark."""
+    """Return the SQL values of the columns that a soft delete updates in addition to the deletion mark."""
     known = {fold_name(name): ddl for name, ddl in present.items()}
     return {
         quote_identifier(name): _value(batch.shape.by_name[fold_name(name)], known[fold_name(name)])
@@ -298,7 +301,7 @@ def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str
 
 
 def _emptied(batch: ReducedBatch, beside: Iterable[str]) -> dict[str, str]:
-    """Return the SQL value NULL for all columns except the key, as a tombstone has them."""
+    """Return the SQL values of a tombstone's columns: NULL for each column that is not part of the key."""
     names = [column.name for column in batch.shape.columns if not column.key]
     return {quote_identifier(name): "NULL" for name in (*names, *beside)}
 
@@ -346,7 +349,7 @@ def truncate_statement(location: str, batch: ReducedBatch) -> str:
 
 
 def living_rows(batch: ReducedBatch) -> str:
-    """Return the SQL condition that a row is a current row of the batch's table or shard."""
+    """Return an SQL condition that selects the current rows of the batch's table or shard."""
     mark, shard = quote_identifier(SOFT_DELETE_COLUMN), batch.shape.shard
     lives = f"{mark} IS DISTINCT FROM true" if batch.delete_mode == "soft" else "true"
     return lives if shard is None else f"{lives} AND {rows_of(shard)}"
@@ -365,7 +368,7 @@ def rows_that_live(frame: DataFrame, columns: Sequence[ShapeColumn], shard: Shar
 
 
 def rows_of(shard: Shard) -> str:
-    """Return the SQL condition that a row belongs to a shard."""
+    """Return an SQL condition that selects the rows of a shard."""
     return f"{quote_identifier(shard.column)} = {quote_text(shard.value)}"
 
 
@@ -417,7 +420,7 @@ def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = F
     missing = [column.name for column in batch.shape.columns if fold_name(column.name) not in known]
     if missing:
         raise SchemaRefusedError(
-            f"The target has no column {', '.join(missing)}. Call evolve before the batch is applied.",
+            f"The target has no column {', '.join(missing)}. Call `evolve` before `apply`.",
             table=str(batch.shape.table),
         )
     values = {
@@ -463,7 +466,7 @@ def _as_target(source: str, column: ShapeColumn, ddl: str) -> str:
 
 
 def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
-    """Return SQL conditions for the match of a batch's row with a stored row.
+    """Return SQL conditions under which a batch's row and a stored row have the same key.
 
     They are the equality of the keys, and the range of the batch's keys, by which Delta skips files.
     """
@@ -531,7 +534,8 @@ def compared(
     check_versions(batch)
     if batch.frame is None:
         raise TargetError(
-            "A lake needs the batch as a frame, but the batch has rows.", table=str(batch.shape.table)
+            "A lake needs a batch with a Spark frame, but this batch has Python rows.",
+            table=str(batch.shape.table),
         )
     known = _known(batch, present)
     types = {column.name: known[fold_name(column.name)] for column in batch.shape.key_columns}
@@ -545,7 +549,7 @@ def compared(
 
 
 def relevant_statement(location: str, batch: ReducedBatch, known: Mapping[str, str]) -> str:
-    """Return the query of the stored versions that a batch may change."""
+    """Return the SQL query for those stored versions of a history that a batch's events may change."""
     names = ", ".join(quote_identifier(column.name) for column in batch.shape.key_columns)
     target = quote_identifier(TARGET)
     return f"SELECT {names}, {_FROM}, {_TO}, {_IS_READ} FROM {location} AS {target} WHERE " + " AND ".join(
@@ -566,7 +570,9 @@ def insert_statement(location: str, view: str, batch: ReducedBatch, present: Map
 
 
 def history_merge_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """Return the MERGE statement that carries out the operations on a history; ``view``: their view."""
+    """Return the MERGE statement that carries out operations on a history; ``view``: the view of the
+    operations.
+    """
     known = _known(batch, present)
     values = _version_values(batch, known)
     names = [column.name for column in batch.shape.key_columns] + [FROM_COLUMN]
@@ -606,7 +612,9 @@ def history_result(
 
 
 def _relevant(batch: ReducedBatch, known: Mapping[str, str]) -> list[str]:
-    """Return SQL conditions for the stored rows that a batch may change, by their end and key range."""
+    """Return SQL conditions that select the stored rows that a batch may change, by their end and
+    key range.
+    """
     until = quote_path(TARGET, TO_COLUMN)
     terms = [] if batch.since is None else [f"({until} IS NULL OR {until} >= {batch.since}L)"]
     for name, (least, greatest) in batch.key_range.items():
@@ -628,14 +636,14 @@ def _known(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
     missing = [column.name for column in wanted if fold_name(column.name) not in known]
     if missing:
         raise SchemaRefusedError(
-            f"The target has no column {', '.join(missing)}. Call evolve before the batch is applied.",
+            f"The target has no column {', '.join(missing)}. Call `evolve` before `apply`.",
             table=str(batch.shape.table),
         )
     return known
 
 
 def _version_values(batch: ReducedBatch, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the SQL value of each column of a version to write."""
+    """Return the SQL values of a history row to write, one for each column of the table."""
     values = {}
     for column in batch.shape.columns:
         source = quote_path(SOURCE, "key" if column.key else "after", column.name)

@@ -51,7 +51,7 @@ _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def field_of(name: str, kind: pa.DataType, number: int | None, *, nullable: bool = True) -> pa.Field:
-    """Return an Arrow field; ``number``: its field id in Parquet files, or None."""
+    """Create an Arrow field for a column; ``number``: its field id in Parquet files, or None."""
     return pa.field(name, kind, nullable, None if number is None else {FIELD_ID: str(number).encode()})
 
 
@@ -146,12 +146,14 @@ class RowRules:
         )
 
     def compares(self, files: Collection[object]) -> bool:
-        """Return True if the written rows depend on stored rows; ``files``: the table's files, if any."""
+        """Return True if the rows to write depend on stored rows; ``files``: the table's existing data
+        files.
+        """
         return bool(files) and (self.sequenced or self.soft or self.keeps)
 
     @property
     def fields(self) -> list[str]:
-        """The columns of a payload (Arrow IPC stream of rows) that are read."""
+        """The columns that tasks read of a payload, which is an Arrow IPC stream of a batch's rows."""
         kept = ("_kept", "_after_delete", *PLACE_COLUMNS) if self.keeps else ()
         return ["_op", "key", "after", *(("_seq",) if self.sequenced else ()), *kept]
 
@@ -169,7 +171,7 @@ class RowRules:
         )
 
     def omitted(self, rows: pa.Table) -> list[str]:
-        """Return the columns that at least one row omits."""
+        """Return the columns whose value at least one of the rows omits."""
         found: list[str] = pc.unique(pc.list_flatten(rows["_kept"])).to_pylist() if self.keeps else []
         return found
 
@@ -295,7 +297,8 @@ class _Found(NamedTuple):
 
 
 def newer(ours: pa.StructArray, stored: pa.StructArray) -> Mask:
-    """Return a mask of the positions that are newer than the stored position, or have no stored position.
+    """Return a mask of the batch's row positions that are newer than the stored row's, or have no stored
+    position.
 
     ``ours``, ``stored``: arrays of the type ``base.SEQUENCE_DDL``, with the same length.
     """
@@ -312,7 +315,7 @@ def _longest(positions: pa.StructArray) -> int:
 
 
 def _numbers(positions: pa.StructArray, longest: int) -> Iterator[npt.NDArray[Any]]:
-    """Yield the columns of numbers by which positions are compared, in order.
+    """Yield the columns of numbers by which positions are compared, the most significant column first.
 
     A list of source numbers is greater than any list that it starts with.
 
@@ -330,13 +333,13 @@ def _numbers(positions: pa.StructArray, longest: int) -> Iterator[npt.NDArray[An
 
 
 def _integers(numbers: pa.Array) -> Places:
-    """Return an array of non-negative integers as numpy numbers, with -1 for null."""
+    """Convert an Arrow array of non-negative integers to numpy numbers, with -1 for null."""
     found: Places = pc.fill_null(numbers.cast(pa.int64()), -1).to_numpy()
     return found
 
 
 def keys_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
-    """Return the key columns of a batch's rows.
+    """Return an Arrow table of the key columns of a batch's rows.
 
     Raises:
         TargetError: a key column has no value. A row with a null key would never be found again.
@@ -356,12 +359,12 @@ def check_values(column: FileColumn, values: pa.Array) -> None:
 
 
 def _taken(values: pa.ChunkedArray, at: Places) -> pa.ChunkedArray:
-    """Return the values at these indexes, with null for -1."""
+    """Return the values at the indexes ``at``, with null for the index -1."""
     return values.take(pa.array(at, mask=at < 0))
 
 
 def _mask(flags: pa.Array) -> Mask:
-    """Return boolean values as a mask, with False for null."""
+    """Convert an Arrow array of booleans to a numpy mask, with False for null."""
     found: Mask = np.asarray(pc.fill_null(flags, False), bool)
     return found
 
@@ -386,16 +389,15 @@ def matched(rows: pa.Table, keys: pa.Table) -> Places:
         place = np.minimum(np.searchsorted(known, both), max(0, len(known) - 1))
         at = np.where(known[place] == both, place, -1) if len(known) else np.full(rows.num_rows, -1)
     if len(known) != keys.num_rows:
-        raise AccountingError("A batch has one key twice. Nothing was committed.")
+        raise AccountingError("A batch has one key twice. Nothing was committed. Report this with the log.")
     number = np.empty(len(known), np.int64)
     number[of] = np.arange(len(known))
     return np.where(at >= 0, number[at], -1) if len(known) else at
 
 
 def numbered(columns: Iterable[pa.ChunkedArray], rows: int) -> Places:
-    """Return a number for each row.
-
-    Rows that are equal in all columns, including NULLs, get the same number.
+    """Number rows by their content: rows that are equal in all columns, including NULLs, get the same
+    number.
     """
     found = np.zeros(rows, np.int64)
     for values in columns:
@@ -406,7 +408,7 @@ def numbered(columns: Iterable[pa.ChunkedArray], rows: int) -> Places:
 
 
 def codes(values: pa.ChunkedArray, distinct: pa.Array) -> Places:
-    """Return the index of each value in ``distinct``, or -1."""
+    """Return, for each value, its index in ``distinct``, or -1 if it is not there."""
     if not _is_sparse(values, distinct):
         return _looked_up(values, distinct)
     found = np.full(len(values), -1, np.int64)

@@ -202,7 +202,7 @@ class Storage:
             return [*pool.map(function, files)]
 
     def reason_unreachable(self, location: str) -> str | None:
-        """Return why Python cannot reach the bucket; None if it can.
+        """Return the reason why Python cannot reach the bucket at the moment; None if it can.
 
         The result is cached. A failure is tested again after some minutes.
 

@@ -38,7 +38,9 @@ _REMEDY: Final = "Set {} to a directory that the worker's user may write to, or 
 
 
 def table_path(root: str, template: str, table: TableId) -> str:
-    """Return a table's path under ``root``; ``template``: such as ``{schema}/{table}``."""
+    """Return the path of a source table's target table under ``root``, by a template like
+    ``{schema}/{table}``.
+    """
     place = template.format(schema=path_segment(table.schema), table=path_segment(table.name))
     return f"{root.rstrip('/')}/{place}"
 
@@ -123,7 +125,7 @@ def try_path_of(session: SparkSession, path: str, *, setting: str = "target.path
 
 
 SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
-SEQUENCE_COMMENT: Final = "position of the change at the source that the row is of"
+SEQUENCE_COMMENT: Final = "position of the row's last change in the source's log"
 
 
 def create_statement(
@@ -134,7 +136,10 @@ def create_statement(
     properties: Mapping[str, str],
     soft_deletes: bool,
 ) -> str:
-    """Return the CREATE TABLE statement for a shape's columns; ``location``: the table's quoted name."""
+    """Return the CREATE TABLE statement for a table with the columns of ``shape``.
+
+    ``location``: the table's quoted name.
+    """
     columns = [column_words(column) for column in shape.columns]
     if soft_deletes:
         columns.append(soft_delete_column())
@@ -147,7 +152,8 @@ def create_statement(
 
 
 def check_names(shape: TableShape, present: Iterable[str] = ()) -> None:
-    """Check that Spark distinguishes all column names of a shape and of the target's columns ``present``.
+    """Check that Spark distinguishes all names among the columns of ``shape`` and the target's columns
+    ``present``.
 
     Raises:
         SchemaRefusedError: two names are different at the source but the same in Spark.
@@ -253,7 +259,7 @@ def open_session(spark: SparkSession, settings: Mapping[str, str] | None = None)
 
 @contextmanager
 def transaction(session: SparkSession, application: str, version: int) -> Iterator[None]:
-    """Set the transaction version of Delta writes of ``session`` inside the block.
+    """Give all Delta writes of ``session`` inside the block a transaction version.
 
     Delta stores the version with the commit. It silently skips a write whose version is not above the stored
     one.
@@ -271,7 +277,7 @@ def transaction(session: SparkSession, application: str, version: int) -> Iterat
 
 @contextmanager
 def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
-    """Use one shuffle partition in ``session`` inside the block, if the batch has few rows."""
+    """Use one shuffle partition in the Spark session inside the block, if the batch has few rows."""
     usual = session.conf.get(_PARTITIONS) or "200"
     if rows <= SMALL_BATCH:
         session.conf.set(_PARTITIONS, "1")
@@ -311,7 +317,7 @@ def source_of(session: SparkSession, batch: ReducedBatch) -> Iterator[None]:
 
 @contextmanager
 def arrow_batches_of_rows(session: SparkSession) -> Iterator[None]:
-    """Pass rows of ``session`` to Python tasks in large Arrow batches inside the block.
+    """Use large Arrow batches when rows of ``session`` are passed to Python tasks inside the block.
 
     The session's own setting is small, because it is made for payloads of some MiB per row.
     """

@@ -57,7 +57,10 @@ def array_positions(data: bytes, rows: int, *, of: str) -> Places:
     """
     positions = np.concatenate([np.empty(0, np.int64), *_bitmaps(data, of)])
     if len(positions) != rows:
-        raise FileRefusedError(f"the deletion vector of {of} has {len(positions)} rows", url=of)
+        raise FileRefusedError(
+            f"the deletion vector of {of} has {len(positions)} rows, which the table's metadata contradicts",
+            url=of,
+        )
     return positions
 
 

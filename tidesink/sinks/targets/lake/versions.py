@@ -85,7 +85,7 @@ class Counts(NamedTuple):
         return self.begun + self.marked + again, self.replaced + self.forgotten + again
 
     def result(self, version: str) -> ApplyResult:
-        """Return the result of the batch; ``version``: the target's name of the commit."""
+        """Return the batch's row counts as an ``ApplyResult``; ``version``: the name of the commit."""
         return ApplyResult(self.begun, 0, self.ends, self.absent, version, self.stale)
 
 
@@ -104,8 +104,8 @@ class VersionRules:
     fields: ClassVar = ["_op", "key", "after", COMMIT_TS]
 
     def compares(self, _files: Collection[object]) -> bool:
-        """Return True, because a version's end depends on other events of its key, which other tasks may
-        have.
+        """Return True: a version's end depends on all events of its key, and other tasks may have some of
+        them.
         """
         return True
 
@@ -191,12 +191,12 @@ class VersionRules:
 
 
 def rules_of(batch: ReducedBatch) -> RowRules | VersionRules:
-    """Return the rules by which a batch's rows are written, for its mode."""
+    """Return the rules that determine which rows a batch writes, by the batch's mode."""
     return RowRules.of(batch) if batch.history is None else VersionRules(batch.history, batch.reads)
 
 
 def _events_of(rows: pa.Table, columns: Sequence[FileColumn]) -> pa.Table:
-    """Return a table of the rows' key columns, with their commit_ts as the last column."""
+    """Return a table of the key columns of the rows, with the rows' commit_ts as the last column."""
     return keys_of(rows, columns).append_column(COMMIT_TS, rows[COMMIT_TS])
 
 
@@ -223,13 +223,15 @@ class Spans(NamedTuple):
 
     @classmethod
     def of(cls, rows: pa.Table, begin: str, end: str, read: str) -> Spans:
-        """Return the spans of a table's rows; ``begin``, ``end``, ``read``: names of its columns."""
+        """Return the time spans of a table's rows; ``begin``, ``end``, ``read``: the names of their
+        columns.
+        """
         flags = pc.fill_null(rows[read], False)
         return cls(numbers_of(rows[begin]), numbers_of(rows[end]), np.asarray(flags, bool))
 
     @property
     def mark(self) -> Mask:
-        """A mask of the rows that are delete markers."""
+        """A mask of the stored rows that are delete markers, which end when they begin."""
         found: Mask = self.begin == self.end
         return found
 
@@ -245,7 +247,7 @@ class Spans(NamedTuple):
 
 
 class Near(NamedTuple):
-    """The result of ``Events.changing``, with one value for each stored row.
+    """Changes that a batch's events make to stored rows of a history. Each array has one value per row.
 
     ``near``: True if ``changes`` needs the row.
     ``by``: commit_ts of the event or read that changes the row; -1 if none does.
@@ -258,7 +260,7 @@ class Near(NamedTuple):
 
 
 class Events:
-    """A batch's events or reads, prepared for a comparison with stored versions.
+    """A batch's events or reads, prepared to be compared with the stored versions of a history.
 
     ``events``: a table of keys, commit_ts and kinds.
     ``names``: the key columns.
@@ -280,7 +282,7 @@ class Events:
         self._places = self._place(number[order], at[order], "left")
 
     def changing(self, keys: Places, spans: Spans) -> Near:
-        """Return how the events change stored rows.
+        """Return how the batch's events change stored rows of a history.
 
         For a delete marker, this is only a candidate: ``changes`` decides, because it also knows the row
         before it.
@@ -310,18 +312,22 @@ class Events:
         return Near(near, np.where(spans.mark, mark, version), goes)
 
     def _place(self, keys: Places, at: Places, side: Literal["left", "right"]) -> Places:
-        """Return numbers that sort by key and then by commit_ts."""
+        """Convert pairs of key and commit_ts to numbers that sort in the same order.
+
+        ``side``: ``right`` for numbers that sort after all events at their commit_ts; ``left`` for numbers
+        that do not.
+        """
         found: Places = keys * (len(self._moments) + 1) + np.searchsorted(self._moments, at, side)
         return found
 
     def _of(self, keys: Places, events: Places) -> Places:
-        """Return the indexes ``events``, with -1 for events whose key differs from ``keys``."""
+        """Return the indexes ``events``, with -1 for an event whose key differs from the one in ``keys``."""
         found: Places = np.where(self._key[events] == keys, events, -1)
         return found
 
 
 class Changes(NamedTuple):
-    """The result of ``changes``.
+    """The rows that a batch writes to a history, as the function ``changes`` returns them.
 
     ``written``: the events that become a row: key, commit_ts and the row's end.
     ``again``: stored versions and delete markers in their new form, and delete markers for deletes that no
@@ -420,8 +426,8 @@ class _Moments:
         self.first = np.append(True, self._keys[1:] != self._keys[:-1])[: len(self.at)]
 
     def beside(self, counted: Mask) -> tuple[Places, Places]:
-        """Return two arrays with a value for each moment, about the moments of its key that ``counted``
-        selects.
+        """Return two arrays that describe, for each moment, its neighbours among the selected moments of its
+        key.
 
         They are the commit_ts of the next selected moment, and the index of the previous one; -1 if there is
         none.
@@ -448,7 +454,9 @@ class _Moments:
 
 
 def spans_of(rows: pa.Table, spans: Spans, by: Places, wanted: Mask) -> pa.Table:
-    """Return the rows that ``wanted`` selects, with their spans and the event that changes each."""
+    """Return the rows that ``wanted`` selects, with time spans, and the commit_ts ``by`` of what changes
+    them.
+    """
     columns = {
         FROM_COLUMN: _optional(spans.begin),
         TO_COLUMN: _optional(spans.end),
@@ -462,11 +470,11 @@ def spans_of(rows: pa.Table, spans: Spans, by: Places, wanted: Mask) -> pa.Table
 
 
 def numbers_of(moments: pa.ChunkedArray) -> Places:
-    """Convert a column of commit timestamps to numpy numbers, with -1 for null."""
+    """Convert an Arrow column of commit timestamps to numpy numbers, with -1 for null."""
     found: Places = pc.fill_null(moments, NO_MOMENT).to_numpy()
     return found
 
 
 def _optional(moments: Places) -> pa.Array:
-    """Convert numpy commit timestamps to a column, with null for -1."""
+    """Convert numpy commit timestamps to an Arrow column, with null for -1."""
     return pa.array(moments, pa.int64(), mask=moments == NO_MOMENT)

@@ -50,7 +50,7 @@ class SqlEvolution:
 
     @property
     def needed(self) -> bool:
-        """True if anything must change."""
+        """True if the plan has a column to add or to widen."""
         return bool(self.added or self.widened)
 
 
@@ -94,7 +94,7 @@ Mend = Callable[[str, str], list[str]]
 def check_natives(
     present: Mapping[str, str], shape: TableShape, database: Database, mend: Mend | None = None
 ) -> None:
-    """Check the columns whose types the user chose (native types, such as ``uuid``) against the source's
+    """Check that target columns of native types, which the user chose (such as ``uuid``), fit the source's
     types.
 
     ``present``: the table's columns: type by name.
@@ -134,7 +134,8 @@ def natives_of(present: Mapping[str, str], shape: TableShape, database: Database
 def plan_columns(
     present: Mapping[str, str], shape: TableShape, database: Database, mend: Mend | None = None
 ) -> SqlEvolution:
-    """Compare a table's columns with a shape and return the column changes that the table needs.
+    """Compare a target table's columns with those that it should have (``shape``), and return the changes it
+    needs.
 
     ``present``: the table's columns: type by name.
     ``mend``: returns the statements that change a column's type, for the message.
@@ -157,7 +158,7 @@ def plan_columns(
 
 
 def _plan_own(present: Mapping[str, str], shape: TableShape, database: Database) -> SqlEvolution:
-    """Plan the changes of columns whose types tidesink itself creates."""
+    """Plan the changes of columns, except columns with a type that the user chose (``natives_of``)."""
     fold = folding(present, (column.name for column in shape.columns))
     there = {fold(name): found for name, found in present.items()}
     columns = {fold(column.name): column for column in shape.columns}
@@ -226,10 +227,10 @@ class SqlLimits(NamedTuple):
     """Limits of a DBMS on its tables, from its manual. A contract test checks them on real servers.
 
     ``keeper``: the name of the DBMS, for messages.
-    ``columns``: most columns of one table.
-    ``staged``: most columns that tidesink adds to a staging table.
+    ``columns``: maximum number of columns in a table.
+    ``staged``: maximum number of columns that tidesink adds to a staging table.
     ``long_values``: number of text and bytes values that fit in one row at any length.
-    ``key_bytes``: most bytes of one key's values.
+    ``key_bytes``: maximum size of a key's values in bytes.
     ``too_long``: for messages, what happens to a row with more ``long_values``.
     ``too_long_key``: for messages, what happens to a key with more ``key_bytes``.
     ``folds``: True if column names that differ only in case are the same name.
@@ -246,9 +247,7 @@ class SqlLimits(NamedTuple):
 
     @property
     def room(self) -> int:
-        """The most columns that a source table can have, so that its staging table stays within the limit
-        too.
-        """
+        """The maximum number of columns of a source table, so that its staging table is possible too."""
         return self.columns - self.staged
 
 
@@ -275,7 +274,7 @@ MYSQL_LIMITS: Final = SqlLimits(
 
 
 def check_sql_shape(shape: TableShape, limits: SqlLimits, quote: Callable[[str], str]) -> None:
-    """Check that the database can store a table with a shape's columns and key.
+    """Check that the database can store a table with the columns and key of ``shape``.
 
     Raises:
         SchemaRefusedError: the shape has no key, too many columns, a column name that the database does not

@@ -97,7 +97,7 @@ class Gathered:
 
     @property
     def present(self) -> Mapping[str, str]:
-        """The side table's columns, as last read by ``look``: type by name."""
+        """The columns of the side table when ``look`` last read them: type by name."""
         return self._present
 
     def lacks(self, shape: TableShape) -> bool:
@@ -151,7 +151,7 @@ class Gathered:
         return Counts(inserted=merge.upserts, deleted=merge.deletes)
 
     def discard(self, cursor: Any) -> None:
-        """Delete all rows of the side table."""
+        """Delete all changes that are gathered in the side table."""
         cursor.execute(f"DELETE FROM {self.place.location}")
 
     def add_emptying(self, cursor: Any, keys: Iterable[str]) -> Counts:
@@ -165,7 +165,9 @@ class Gathered:
         return Counts(deleted=int(cursor.rowcount))
 
     def lacks_row(self, keys: Iterable[str]) -> str:
-        """Return the SQL condition that the side table has no change for the key of a target row ``t``."""
+        """Return an SQL condition that selects target rows (alias ``t``) whose key has no change in the side
+        table.
+        """
         same = " AND ".join(f"g.{name} = t.{name}" for name in self._spelt(keys))
         return f"NOT EXISTS (SELECT 1 FROM {self.place.location} g WHERE {same})"
 
@@ -182,7 +184,7 @@ class Gathered:
         return f"SELECT {texts} FROM {self.place.location} WHERE {self._mark} IS NOT TRUE"
 
     def _spelt(self, names: Iterable[str]) -> list[str]:
-        """Return quoted column names, spelled as in the side table and the target."""
+        """Return column names quoted, in the spelling that the side table and the target table use."""
         fold = folding(self._present)
         own = {fold(name): name for name in self._present}
         return [self._dialect.quote(own.get(fold(name), name)) for name in names]
@@ -247,29 +249,29 @@ class ExcludedTables:
         self.pipeline = pipeline
 
     def prepare(self, cursor: Any) -> None:
-        """Create the table if missing."""
+        """Create the table ``_tidesink_excluded`` if it is missing."""
         text = _TEXT[self._dialect.database]
         self._dialect.prepare_schema(cursor, self.place)
         if not self.is_there(cursor):
             columns = [
-                ("pipeline", text, True, "its name in the config"),
-                ("source_schema", text, True, "the schema of a table of the source"),
-                ("source_table", text, True, "its name: the last cut does not include it"),
+                ("pipeline", text, True, "the pipeline's name in the config"),
+                ("source_schema", text, True, "schema of the source table"),
+                ("source_table", text, True, "source table that the last cut does not include"),
             ]
             self._dialect.create(cursor, self.place, columns)
 
     def is_there(self, cursor: Any) -> bool:
-        """Return True if the table exists."""
+        """Return True if the table ``_tidesink_excluded`` exists."""
         return bool(self._dialect.present(cursor, self.place))
 
     def add(self, cursor: Any, tables: Iterable[TableId]) -> None:
-        """Add rows: the last cut does not include these source tables."""
+        """Add a row for each of these source tables, which the last cut does not include."""
         into = f"{self._location} (pipeline, source_schema, source_table) VALUES (%s, %s, %s)"
         for one in sorted(tables):
             cursor.execute(self._dialect.insert_missing.format(into), (self.pipeline, *one))
 
     def remove(self, cursor: Any, tables: Iterable[TableId]) -> None:
-        """Remove rows: the cut of this transaction includes these source tables."""
+        """Remove the rows of these source tables, because the cut of this transaction includes them."""
         where = "WHERE pipeline = %s AND source_schema = %s AND source_table = %s"
         for one in sorted(tables):
             cursor.execute(f"DELETE FROM {self._location} {where}", (self.pipeline, *one))
@@ -347,10 +349,10 @@ class SqlCuts:
             return
         bigint, moment = (OF_SPARK[self._dialect.database][name] for name in ("bigint", "timestamp"))
         columns = [
-            ("pipeline", _TEXT[self._dialect.database], True, "its name in the config"),
-            ("commit_ts", bigint, False, "all tables are as of this TSO of TiDB, or log position"),
+            ("pipeline", _TEXT[self._dialect.database], True, "the pipeline's name in the config"),
+            ("commit_ts", bigint, False, "the cut shows changes up to this TiDB TSO or log position"),
             ("time", moment, False, "the source's time at commit_ts, in UTC"),
-            ("published", moment, False, "when the tables were brought to the cut"),
+            ("published", moment, False, "the time at which the cut was published"),
         ]
         with self._connections.transaction(self.place.shown) as cursor:
             self._excluded.prepare(cursor)

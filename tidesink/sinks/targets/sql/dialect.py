@@ -18,7 +18,7 @@ from tidesink.typemap.render_sql import Database
 
 
 class MergeColumn(NamedTuple):
-    """A column of a merge.
+    """A column that a merge writes.
 
     ``target``: the column's quoted name in the target table.
     ``staged``: its name in the staging table.
@@ -63,12 +63,12 @@ class Merge:
 
     @property
     def keys(self) -> tuple[MergeColumn, ...]:
-        """The columns that are part of the key."""
+        """The merge's columns that are part of the table's key."""
         return tuple(column for column in self.columns if column.key)
 
     @property
     def values(self) -> tuple[MergeColumn, ...]:
-        """The columns that are not part of the key."""
+        """The merge's columns that are not part of the table's key."""
         return tuple(column for column in self.columns if not column.key)
 
     @property
@@ -78,12 +78,12 @@ class Merge:
 
     @property
     def counted(self) -> str:
-        """SQL condition that a staged row ``s`` comes from one of ``attempts``."""
+        """SQL condition that is true if one of the task attempts ``attempts`` loaded a staged row ``s``."""
         return f"s.t_attempt IN ({', '.join(map(str, self.attempts))})"
 
     @property
     def taken(self) -> str:
-        """SQL condition that a staged row ``s`` is written to the target as a row.
+        """SQL condition that is true if a staged row ``s`` becomes a row of the target.
 
         In the source's order this includes deletes, which are written as tombstones.
         """
@@ -91,12 +91,16 @@ class Merge:
 
     @property
     def own(self) -> dict[str, str]:
-        """tidesink's own target columns, with the SQL of each column's new value. The position comes last."""
+        """tidesink's own target columns, each with the SQL expression of its new value. The position comes
+        last.
+        """
         found = {self.mark: "s.t_delete = 1", self.sequence: "s.t_seq"}
         return {name: value for name, value in found.items() if name is not None}
 
     def rows(self, *, deletes: bool) -> str:
-        """SQL condition that a staged row ``s`` of ``attempts`` is a delete, or with False an upsert."""
+        """SQL condition that is true if a staged row ``s`` of ``attempts`` is a delete, or an upsert if
+        ``deletes`` is False.
+        """
         return f"s.t_delete = {int(deletes)} AND {self.counted}"
 
 
@@ -110,7 +114,7 @@ def no_table(place: Place) -> SchemaRefusedError:
 
 
 class Counts(NamedTuple):
-    """Row counts of a merge, with the meanings that ``ApplyResult`` documents.
+    """Row counts of a merge, which have the same meanings as in ``ApplyResult``.
 
     ``stale``: staged rows that were skipped because they were not newer than the stored row.
     ``absent``: set only for a history.
@@ -124,7 +128,7 @@ class Counts(NamedTuple):
 
 
 class ForView(NamedTuple):
-    """A statement that restores a grant or comment of a view that was created again.
+    """A statement that restores a grant or a comment after a view was dropped and created again.
 
     ``column``: run the statement only if the view still has this column; None to run it always.
     """
@@ -138,11 +142,11 @@ class Dialect(Protocol):
 
     @property
     def database(self) -> Database:
-        """The database's name in the type table."""
+        """The name that the database has in the table of types (``typemap.table``)."""
 
     @property
     def limits(self) -> SqlLimits:
-        """The limits of the database's tables."""
+        """The limits that the DBMS has on tables, such as the maximum number of columns."""
 
     @property
     def key_length(self) -> int | None:
@@ -150,11 +154,11 @@ class Dialect(Protocol):
 
     @property
     def caveats(self) -> Mapping[ChangeKind, str]:
-        """Per kind of column change, a requirement that some servers do not meet."""
+        """For each kind of column change, a requirement that some servers do not meet."""
 
     @property
     def errors(self) -> tuple[type[BaseException], ...]:
-        """The driver's exception classes."""
+        """The exception classes that the database driver raises."""
 
     @property
     def ddl_commits(self) -> bool:
@@ -162,11 +166,13 @@ class Dialect(Protocol):
 
     @property
     def insert_missing(self) -> str:
-        """Template of an INSERT that does nothing if the key exists; ``{}``: table, columns and VALUES."""
+        """Template of an INSERT that does nothing if the key exists. ``{}`` stands for table, columns and
+        VALUES.
+        """
 
     @property
     def hex_prefix(self) -> str:
-        """The prefix of the hex digits of bytes in the CSV lines that are loaded."""
+        """The prefix that the database expects before the hex digits of bytes in loaded CSV lines."""
 
     @property
     def nul_refused(self) -> bool:
@@ -188,7 +194,7 @@ class Dialect(Protocol):
         """
 
     def quote(self, name: str) -> str:
-        """Quote a name as an identifier."""
+        """Return a name as a quoted SQL identifier."""
 
     def connect(self, endpoint: Endpoint) -> Any:
         """Open a driver connection with tidesink's session settings, and with autocommit off."""
@@ -305,7 +311,9 @@ class Dialect(Protocol):
         """
 
     def left_undone(self, cursor: Any, place: Place) -> list[str]:
-        """Return the remaining statements of an ``alter`` that was interrupted when its worker was killed."""
+        """Return the statements that complete a column change (``alter``) whose worker was killed in the
+        middle.
+        """
 
     def staging_tables(self, cursor: Any, place: Place) -> list[str]:
         """Return the names of the existing staging tables of a target table."""
@@ -351,14 +359,13 @@ class Dialect(Protocol):
         """
 
     def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
-        """Delete at most ``most`` rows that match the SQL condition ``where``. Returns the number of these
+        """Delete at most ``most`` rows that match the SQL condition ``where``. Returns the number of deleted
         rows.
-
         ``keys``: quoted names of the key columns.
         """
 
     def hex_of(self, expression: str) -> str:
-        """Return SQL that converts a bytes expression to hex digits."""
+        """Return an SQL expression that converts ``expression``, which is bytes, to hex digits."""
 
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
         """Delete all rows that match the SQL condition ``only``. Returns the number of deleted rows.
@@ -381,7 +388,9 @@ class Connections:
         self._places: dict[str, Place] = {}
 
     def add_place(self, place: Place) -> None:
-        """Register the target table of a source table, so that errors can list the missing grants for it."""
+        """Register a target table, so that errors about missing privileges can list the GRANT statements for
+        it.
+        """
         self._places[str(place.source)] = place
 
     @contextmanager
@@ -426,7 +435,7 @@ class Connections:
 
     @contextmanager
     def translated(self, table: str, *, committing: bool = False) -> Iterator[None]:
-        """Convert the driver's errors to tidesink's errors, and add the source table's name to them."""
+        """Convert the driver's errors inside the block to tidesink's errors with the source table's name."""
         try:
             yield
         except TidesinkError as exc:
@@ -438,8 +447,8 @@ class Connections:
             raise self.error(fault, table=table, committing=committing) from None
 
     def error(self, fault: Fault, *, table: str, committing: bool = False) -> TidesinkError:
-        """Return the error to raise for a fault. If a privilege is missing, the message has the grants to
-        run.
+        """Return the error to raise for a fault. If a privilege is missing, the message has the GRANT
+        statements.
         """
         place = self._places.get(table)
         lacks = place is not None and self.dialect.is_of_rights(fault.code)
@@ -448,7 +457,9 @@ class Connections:
         return self.dialect.error_of(fault, table=table, committing=committing, user=user, grants=grants)
 
     def _missing_grants(self, place: Place) -> list[str]:
-        """Return the missing grants, asked on a new connection; empty if the server does not answer."""
+        """Query the server for the GRANT statements that the user lacks, on a new connection; empty without
+        an answer.
+        """
         with suppress(TidesinkError, OSError, *self.dialect.errors):
             connection = self.dialect.connect(self.endpoint)
             try:

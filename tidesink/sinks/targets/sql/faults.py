@@ -27,7 +27,7 @@ class Fault(NamedTuple):
 
 
 class Meaning(NamedTuple):
-    """The explanation of an error code.
+    """The explanation of a database server's error code for users.
 
     ``error``: the error class to raise.
     ``cause``: what happened, as a sentence without its full stop.

@@ -75,7 +75,7 @@ class SqlLedger:
 
     @property
     def _own(self) -> dict[str, str]:
-        """The values of the ledger's primary key that identify this row."""
+        """The primary key values of this table's or shard's ledger row."""
         return {"table_name": self.place.name} | (
             {"shard": self.place.shard.value} if self.place.shard else {}
         )
@@ -93,7 +93,7 @@ class SqlLedger:
         return (*_values(entry), known) if self.place.shard else _values(entry)
 
     def add_row(self, cursor: Any) -> None:
-        """Insert the table's row if it is missing."""
+        """Insert a ledger row for the table or shard if it is missing."""
         values = (*self._own.values(), json.dumps(list(self.place.source)))
         values += self._values(Entry(self.pipeline, keys=self.keys))
         names = ", ".join((*self._own, "source_table", *self._columns))
@@ -128,7 +128,7 @@ class SqlLedger:
         cursor.execute(statement, (*self._values(entry), *self._own.values()))
 
     def others(self, cursor: Any) -> dict[str, bool]:
-        """Return the names of the table's other shards, with True for shards that have applied progress."""
+        """Return the names of the table's other shards, each with True if the shard has applied progress."""
         if not self.dialect.present(cursor, replace(self.place, name=SHARDS)):
             return {}
         own = self.place.shard.value if self.place.shard else None
@@ -140,7 +140,7 @@ class SqlLedger:
         return {str(shard): bool(applied) for shard, applied in cursor.fetchall() if shard != own}
 
     def loaded(self, cursor: Any) -> bool:
-        """Return True if the ledger has progress of this table, or of another shard of it."""
+        """Return True if the ledger has progress of this table, or of any shard of it."""
         entry = self.read(cursor)
         if entry is not None and entry.progress is not None:
             return True
@@ -174,13 +174,13 @@ class SqlLedger:
                 raise self._owner.another(TableId(*json.loads(source)))
 
     def is_there(self, cursor: Any) -> bool:
-        """Return True if the ledger has the row, whichever pipeline owns it."""
+        """Return True if the ledger has a row for this table or shard, whichever pipeline wrote the row."""
         query = f"SELECT 1 FROM {self.location} WHERE {self._where}"
         cursor.execute(query, tuple(self._own.values()))
         return cursor.fetchone() is not None
 
     def claimed(self, entry: Entry) -> Entry:
-        """Return the row with the next epoch, for a worker that claims the table.
+        """Return the ledger row ``entry`` with the next epoch, for a worker that claims the table.
 
         Raises:
             SchemaRefusedError: the stored rows were written under another key.
@@ -192,7 +192,7 @@ class SqlLedger:
         return replace(entry, epoch=epoch, progress=progress, keys=self.keys, result=None)
 
     def identified(self, cursor: Any, entry: Entry) -> Entry:
-        """Return the row with the current ids of the ledger and the table.
+        """Return the ledger row ``entry`` with the server's current ids of the ledger and the target table.
 
         Raises:
             StaleProgressError: the table was dropped and created again, but the ledger was not. If both were
@@ -263,7 +263,7 @@ PIECE: Final = 100_000
 
 @dataclass(frozen=True)
 class SqlTombstones:
-    """The tombstones of one table, which are the rows that mark a delete.
+    """The tombstones of one table: rows that stay in the target as the memory of a delete.
 
     ``held``: locks and returns the ledger row if this worker still holds the table; raises otherwise.
     """
@@ -275,10 +275,11 @@ class SqlTombstones:
     held: Callable[[Any], Entry]
 
     def collect(self, horizon: int, keys: Sequence[str], *, piece: int = PIECE) -> Collected:
-        """Raise the horizon to a commit_ts, and remove the tombstones of deletes up to it.
+        """Remove the tombstones of deletes up to the commit_ts ``horizon``, after recording it as the new
+        horizon.
 
         ``keys``: the key columns, as the table spells them.
-        ``piece``: most rows that one transaction removes.
+        ``piece``: maximum number of rows that one transaction removes.
         """
         removed = 0
         while True:

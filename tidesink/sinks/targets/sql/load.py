@@ -108,7 +108,7 @@ class StagedColumn(NamedTuple):
 
     @property
     def hex(self) -> bool:
-        """True if the values are loaded as hex digits."""
+        """True if the column's values are loaded as hex digits, because they are bytes."""
         return self.name == SEQUENCE or (self.column is not None and self.column.spark == "binary")
 
 
@@ -146,11 +146,11 @@ class StagedRows:
 
     @property
     def sources(self) -> list[str]:
-        """The columns of the reduced frame that the conversion reads."""
+        """The columns that the conversion reads from a reduced frame."""
         return ["_op", "key", "after", *(name for one in self.columns for name in _MADE_OF.get(one.name, ()))]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows as a record batch with the staging table's columns."""
+        """Convert a reduced batch's rows to a record batch with the staging table's columns."""
         arrays = [self._array(one, rows) for one in self.columns]
         return pa.RecordBatch.from_arrays(arrays, [one.name for one in self.columns])
 
@@ -251,7 +251,9 @@ class Loader:
         )
 
     def _loaded(self, lines: CsvLines, batches: Iterator[pa.RecordBatch]) -> tuple[int, Fault | None]:
-        """Load the rows. Returns their number, and the database's error or None."""
+        """Load CSV lines into the staging table. Returns the number of rows, and the database's error or
+        None.
+        """
         chunks = lines.chunks(batches)
         first = next(chunks, None)
         if first is None:
@@ -279,7 +281,9 @@ def stage_rows(loader: Loader, batch: ReducedBatch) -> tuple[StagedPart, ...]:
     """
     table = str(batch.shape.table)
     if batch.payloads is None and batch.frame is None:
-        raise TargetError("A SQL target needs the batch as a frame, but the batch has rows.", table=table)
+        raise TargetError(
+            "A SQL target needs a batch with a Spark frame, but this batch has Python rows.", table=table
+        )
     try:
         with raised_task_errors(table=table):
             rows = _loading(loader, batch).collect()
@@ -364,7 +368,9 @@ _LARGE: Final = pa.large_string()
 
 
 def _lines(attempt: str, columns: list[Any], quoted: tuple[bool, ...], *, first: bool) -> memoryview:
-    """Return a record batch's CSV lines. Each begins with a line end, except the first line of the task."""
+    """Return the CSV lines of a record batch. Each begins with a line end, except the first line of
+    the task.
+    """
     words = [_words(column, in_quotes) for column, in_quotes in zip(columns, quoted, strict=True)]
     joined = pc.binary_join_element_wise(
         pa.scalar(attempt, _LARGE),

@@ -102,7 +102,7 @@ class Place:
         return self._quoted(f"{self.staging_prefix}{epoch}")
 
     def beside(self, name: str) -> str:
-        """Return the quoted name of another table in the same schema."""
+        """Return the quoted name of the table ``name`` in the schema of this target table."""
         return self._quoted(name)
 
     def _quoted(self, name: str) -> str:
@@ -156,12 +156,12 @@ class Endpoint:
 
     @property
     def shown(self) -> str:
-        """Host, port and database, for messages."""
+        """The server's host, port and database, as a text for messages."""
         return f"{self.host}:{self.port}" + (f"/{self.database}" if self.database else "")
 
 
 def endpoint_of(settings: SqlSettings) -> Endpoint:
-    """Return the database server that a target's settings describe."""
+    """Return the address and login of the database server that a target's settings name."""
     parts = urlsplit(settings.url)
     tls = settings.tls
     return Endpoint(
@@ -214,7 +214,7 @@ def packed_positions(sequences: pa.StructArray) -> pa.Array:
 
 
 def _packed(sequences: pa.StructArray, length: int) -> pa.Array:
-    """Convert positions that all have ``length`` numbers of the source."""
+    """Convert positions to bytes that sort like them. All positions have ``length`` numbers of the source."""
     count = len(sequences)
     source, writes, *place = (
         pc.struct_field(sequences, [name]) for name in ("source", "writes", "partition", "offset", "index")
@@ -240,5 +240,8 @@ def hex_above(commit_ts: int) -> str:
 
 
 def commit_ts_in(digits: str) -> int:
-    """Return the commit_ts in a position's hex digits, which is the first of the source's numbers."""
+    """Return the commit_ts of a row's position, which is given as hex digits.
+
+    It is the first of the numbers that the source gives an event.
+    """
     return int(digits[2 : 2 + 2 * _LONG], 16)

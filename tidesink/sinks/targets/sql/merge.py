@@ -99,7 +99,9 @@ def merge_of(
 
 
 def native_name(at: int) -> str:
-    """Return the staging column with the values of ``staged_name(at)`` cast to the target's type."""
+    """Return the name of the staging column for values of ``staged_name(at)`` that are cast to the target's
+    type.
+    """
     return f"n{at}"
 
 
@@ -148,7 +150,9 @@ def cast_staged(
 def _changed_by_casts(
     cursor: Any, dialect: Dialect, merge: Merge, casts: Mapping[int, Native]
 ) -> list[int] | None:
-    """Cast columns and return the indexes of those with a changed value; None if a cast failed."""
+    """Cast staged columns, and return the indexes of the columns in which a cast changed a value; None if
+    one failed.
+    """
     sets = ", ".join(
         f"{native_name(at)} = {fit.cast_of(f's.{staged_name(at)}')}" for at, fit in casts.items()
     )
@@ -237,7 +241,9 @@ def not_stored(cursor: Any, merge: Merge, shape: TableShape) -> tuple[str, dict[
 
 
 def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
-    """Fill the values that staged rows omit with those of the stored rows, except rows marked as deleted."""
+    """Fill in the values that staged rows omit, from their stored rows, except stored rows marked as
+    deleted.
+    """
     # A single %, because the statement is executed without parameters.
     values = {
         column.staged: f"CASE WHEN s.t_kept LIKE '%,{at},%' THEN t.{column.target} ELSE s.{column.staged} END"
@@ -289,8 +295,9 @@ def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: T
 
 
 def newer(merge: Merge, stored: str) -> str:
-    """Return the SQL condition that a staged row is newer than the stored row of the table or alias
-    ``stored``.
+    """Return an SQL condition that is true if a staged row is newer than its stored row.
+
+    ``stored``: the table or alias of the stored row.
     """
     column = f"{stored}.{merge.sequence}"
     return f"({column} IS NULL OR s.t_seq > {column})"
@@ -333,7 +340,9 @@ _COUNTED: Final = (
 
 @dataclass(frozen=True)
 class _Words:
-    """SQL templates that differ between databases. Their placeholders are numbers, tables or conditions."""
+    """SQL templates of one database for merging histories. Placeholders stand for numbers, tables or
+    conditions.
+    """
 
     number: str
     join: str
@@ -427,7 +436,7 @@ class _Versions:
         self._keys = [f"k{at}" for at in range(len(merge.keys))]
 
     def prepare(self) -> None:
-        """Compute the timeline into a temporary table."""
+        """Compute the timeline of events (see the module's docstring) into a temporary table."""
         if self._database == "postgres":
             if self._merge.upserts + self._merge.deletes > _MANY_ROWS:
                 self._cursor.execute("SET LOCAL enable_nestloop TO off")
@@ -440,7 +449,9 @@ class _Versions:
         self._cursor.execute(self._words.make.format(own=self._own, key=key, query=self._timeline()))
 
     def counts(self) -> tuple[int, ...]:
-        """Return the timeline's numbers of operations, and of staged events by outcome (``_COUNTED``)."""
+        """Count the timeline's operations, and the staged events by outcome. Returns the numbers
+        (``_COUNTED``).
+        """
         self._cursor.execute(f"SELECT {', '.join(_COUNTED)} FROM {self._own}")
         return tuple(int(found or 0) for found in self._cursor.fetchone())
 
@@ -466,7 +477,7 @@ class _Versions:
         return int(self._cursor.rowcount)
 
     def inserted(self) -> int:
-        """Insert new versions and delete markers. Returns their number."""
+        """Insert new versions and delete markers into the history. Returns their number."""
         merge = self._merge
         keys = dict(zip((column.target for column in merge.keys), self._keys, strict=True))
         values = {c.target: f"x.{keys[c.target]}" if c.key else f"s.{c.staged}" for c in merge.columns}

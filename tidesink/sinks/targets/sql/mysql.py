@@ -159,7 +159,10 @@ def connect(endpoint: Endpoint, *, loads: bool = False) -> Any:
 
 
 def _limit(silence: int) -> str:
-    """Return SQL that limits the idle time of transactions (MariaDB) or of sessions (MySQL), in seconds."""
+    """Return the part of a SET statement that limits idle transactions (MariaDB) or idle sessions (MySQL).
+
+    ``silence``: the limit in seconds.
+    """
     mariadb, mysql = f", idle_transaction_timeout = {silence}", f", wait_timeout = {silence}"
     return f" /*M!100300 {mariadb} */ /*!80000 {mysql} */"
 
@@ -276,7 +279,7 @@ class MysqlDialect:
         return code in RIGHTS
 
     def literal(self, text: str, found: str) -> str:
-        """Return a value as a literal for a column of the type ``found``."""
+        """Return an SQL literal for a value of a column with the type ``found``."""
         binary = found.partition("(")[0] in _BYTES
         return f"x'{text}'" if binary else text_mysql(text)
 
@@ -349,7 +352,7 @@ class MysqlDialect:
         return None
 
     def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
-        """Check that the key columns keep different keys apart (``mysql_merge.check_keys``)."""
+        """Check that no two different keys are equal by the types and collations of the key columns."""
         self._look(cursor)
         check_keys(cursor, place, keys, self._collation)
 
@@ -372,7 +375,8 @@ class MysqlDialect:
         widened: Mapping[str, str],
         keys: frozenset[str],
     ) -> list[str]:
-        """Return an ALTER that adds and changes all columns, and one that removes the new columns' defaults.
+        """Return an ALTER that adds and changes all columns, and an ALTER that drops the new columns'
+        defaults.
 
         The defaults fill existing rows.
         """
@@ -449,7 +453,7 @@ class MysqlDialect:
         return merged(cursor, merge, only_key=self._looked_at(cursor, merge))
 
     def _looked_at(self, cursor: Any, merge: Merge) -> bool:
-        """Check the key columns, and return True if the key is the table's only unique index.
+        """Check the target's key columns, and return True if the key is the table's only unique index.
 
         The result stays valid until the commit, because reading the table locks its definition.
         """
@@ -517,7 +521,7 @@ class MysqlDialect:
         return int(cursor.execute(f"DELETE FROM {location} WHERE {where} LIMIT {most}"))  # noqa: S608
 
     def hex_of(self, expression: str) -> str:
-        """Return SQL that converts bytes to hex digits."""
+        """Return an SQL expression that converts ``expression``, which is bytes, to hex digits."""
         return f"HEX({expression})"
 
     def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
@@ -550,7 +554,8 @@ class MysqlDialect:
         return {name: found for name, found, _ in self._columns(cursor, location)}
 
     def _look(self, cursor: Any) -> None:
-        """Find the collation for key columns and the staging engine that this server supports.
+        """Query the server for the collation of key columns and the engine of staging tables, and cache
+        both.
 
         Raises:
             SchemaRefusedError: the server has no collation that compares texts byte by byte.
@@ -590,7 +595,7 @@ _WITHOUT: Final = "without local_infile"
 
 
 def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
-    """Return the MySQL target that a config describes."""
+    """Open the MySQL or MariaDB target that a config describes."""
     return open_sql(_dialect_of(cast("MysqlSettings", config.target)), config)
 
 

@@ -103,7 +103,7 @@ def _deleted(cursor: Any, merge: Merge) -> int:
 
 
 def _found(cursor: Any, merge: Merge) -> tuple[int, int]:
-    """Count the staged rows whose key is in the target, and those not newer than the stored row."""
+    """Count the staged rows whose key has a stored row, and the staged rows that are not newer than it."""
     cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {merge.target})")
     if not cursor.fetchone()[0]:
         return 0, 0
@@ -117,7 +117,11 @@ def _found(cursor: Any, merge: Merge) -> tuple[int, int]:
 
 
 def _values(merge: Merge, alias: str) -> dict[str, str]:
-    """Return the SQL of each column's new value in an existing row ``alias``. The position comes last."""
+    """Return, for each column, the SQL expression of its new value in an existing row; the position comes
+    last.
+
+    ``alias``: the alias of the existing row.
+    """
     values = {column.target: _written(merge, column, alias) for column in merge.values}
     values |= {name: f"IF(s.t_delete = 1, NULL, {alias}.{name})" for name in merge.beside}
     first = merge.keys[0]
@@ -125,7 +129,9 @@ def _values(merge: Merge, alias: str) -> dict[str, str]:
 
 
 def _written(merge: Merge, column: MergeColumn, alias: str) -> str:
-    """Return the SQL of a column's new value. A soft delete changes only the columns of ``on_delete``."""
+    """Return the SQL expression of a column's new value. A soft delete changes only the columns of
+    ``on_delete``.
+    """
     stays = merge.sequence and merge.soft and column not in merge.on_delete
     value = f"s.{column.staged}"
     return f"IF(s.t_delete = 1, {alias}.{column.target}, {value})" if stays else value
@@ -146,7 +152,7 @@ def _insert(merge: Merge, *, missing: bool) -> str:
 
 
 def _on_duplicate(merge: Merge) -> str:
-    """Return the ON DUPLICATE KEY UPDATE clause.
+    """Return the ON DUPLICATE KEY UPDATE clause of a merge's INSERT.
 
     Assignments run from left to right and see the values that earlier ones assigned. The position is compared
     in each of them, so it is assigned last.
@@ -285,7 +291,7 @@ def only_unique(cursor: Any, place: Place, keys: Collection[str]) -> bool:
 
 
 def _indexed(column: str | None, length: int | None) -> str:
-    """Return an index part's column, quoted and in lower case; "" for an expression or a prefix."""
+    """Return the column of an index part, quoted and in lower case; "" if it is an expression or a prefix."""
     return fold_name(quote_mysql(column)) if column and length is None else ""
 
 
@@ -575,7 +581,7 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         Meaning(
             TargetError,
             "The user {user} lacks a privilege at the target",
-            "Grant it. `tidesink validate --connect` prints the GRANT statements.",
+            "Grant the privilege. `tidesink validate --connect` prints the GRANT statements.",
         ),
     ),
     (
@@ -701,9 +707,8 @@ NUMBERS: Final[tuple[tuple[tuple[int, ...], Meaning], ...]] = (
         Meaning(
             TargetError,
             "A trigger or a function at the target raises an error",
-            f"{_NOTHING} Its message is not shown, because it may contain row values. Correct the trigger "
-            "or drop "
-            "it.",
+            f"{_NOTHING} The error's message is not shown, because it may contain row values. Correct the "
+            "trigger or drop it.",
         ),
     ),
     (
@@ -769,7 +774,7 @@ def fault_of(exc: BaseException) -> Fault | None:
 def error_of(
     fault: Fault, *, table: str, committing: bool = False, user: str = "", grants: Sequence[str] = ()
 ) -> TidesinkError:
-    """Return tidesink's error to raise for a fault (``Dialect.error_of``)."""
+    """Return tidesink's error to raise for an error of MySQL or MariaDB (``Dialect.error_of``)."""
     code = fault.code
     if code in _CUT:
         if committing:

@@ -282,15 +282,15 @@ class PostgresDialect:
 
     @cached_property
     def errors(self) -> tuple[type[BaseException], ...]:
-        """psycopg's exception class."""
+        """The exception class that psycopg raises for errors of the database."""
         return (psycopg().Error,)
 
     def is_of_rights(self, code: str) -> bool:
-        """Return True for the SQLSTATE of a missing privilege."""
+        """Return True if ``code`` is the SQLSTATE of a missing privilege."""
         return code == RIGHTS
 
     def literal(self, text: str, found: str) -> str:
-        """Return a value as a quoted literal with a cast to its type."""
+        """Return an SQL literal for a value, cast to the column type ``found``."""
         shown = f"\\x{text}" if found == "bytea" else text
         return f"{text_postgres(shown)}::{found}"
 
@@ -383,7 +383,8 @@ class PostgresDialect:
         widened: Mapping[str, str],
         keys: frozenset[str],  # noqa: ARG002  (key columns stay NOT NULL)
     ) -> list[str]:
-        """Return an ALTER that adds and changes all columns, and one that removes the new columns' defaults.
+        """Return an ALTER that adds and changes all columns, and an ALTER that drops the new columns'
+        defaults.
 
         A constant default fills existing rows without rewriting them.
         """
@@ -458,7 +459,7 @@ class PostgresDialect:
         return [name for (name,) in cursor.fetchall()]
 
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
-        """Return one ALTER that makes all the columns nullable."""
+        """Return one ALTER that removes NOT NULL from all the columns."""
         changes = ", ".join(f"ALTER COLUMN {quote_postgres(name)} DROP NOT NULL" for name in columns)
         return f"ALTER TABLE {place.location} {changes}"
 
@@ -494,7 +495,8 @@ class PostgresDialect:
 
 
 def _held(name: str, found: str) -> str:
-    """Return a staging column's type for a target type: ``text`` with a length check for ``varchar``.
+    """Return the type of a staging column for a target column's type: ``text`` with a length check for
+    ``varchar``.
 
     COPY into a ``varchar`` would silently cut trailing spaces beyond its length.
     """
@@ -512,7 +514,7 @@ _QUESTION: Final = (
 
 
 def open_target(config: Config, _spark: SparkSession, _store: StateStore) -> SqlTarget:
-    """Return the Postgres target that a config describes."""
+    """Open the Postgres target that a config describes."""
     return open_sql(PostgresDialect(), config)
 
 

@@ -80,7 +80,8 @@ def _upserted(cursor: Any, merge: Merge, *, stale: int = 0) -> tuple[int, int]:
 def prepare(cursor: Any, merge: Merge) -> None:
     """Change settings of the transaction for a merge.
 
-    Deferrable unique constraints are checked at the commit, so that rows may swap values.
+    Deferrable unique constraints are checked at the commit, so that rows may swap values. For a large batch,
+    nested loops are disabled.
     """
     cursor.execute("SET CONSTRAINTS ALL DEFERRED")
     if merge.upserts + merge.deletes > _MANY_ROWS:
@@ -143,7 +144,9 @@ def _not_newer(cursor: Any, merge: Merge) -> int:
 
 
 def _written(merge: Merge, column: MergeColumn) -> str:
-    """Return the SQL of a column's new value. A soft delete changes only the columns of ``on_delete``."""
+    """Return the SQL expression of a column's new value. A soft delete changes only the columns of
+    ``on_delete``.
+    """
     stays = merge.sequence and merge.soft and column not in merge.on_delete
     value = f"EXCLUDED.{column.target}"
     return f"CASE WHEN EXCLUDED.{merge.mark} THEN t.{column.target} ELSE {value} END" if stays else value
@@ -376,7 +379,7 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
         "42501",
         TargetError,
         "The user {user} lacks a privilege at the target",
-        "Grant it. `tidesink validate --connect` prints the GRANT statements.",
+        "Grant the privilege. `tidesink validate --connect` prints the GRANT statements.",
     ),
     (
         "42P10",
@@ -422,9 +425,8 @@ STATES: Final[tuple[tuple[str, type[TidesinkError], str, str], ...]] = (
             state,
             TargetError,
             "A trigger or a function at the target raises an error",
-            "Nothing was written. Its message may contain row values, so it is only in the server's log. "
-            "Correct "
-            "the trigger or drop it.",
+            "Nothing was written. The error's message may contain row values, so only the server's log "
+            "has it. Correct the trigger or drop it.",
         )
         for state in ("P0", "38", "39")
     ),
@@ -504,7 +506,7 @@ def fault_of(exc: BaseException) -> Fault | None:
 
 
 def _named(diag: Any) -> str:
-    """Return the table, column and constraint of an error, from its separate fields, such as ``column
+    """Return the names of table, column and constraint in an error's separate fields, such as ``column
     total``.
     """
     found = {name: getattr(diag, f"{name}_name", None) for name in _FIELDS}
@@ -517,7 +519,7 @@ def _named(diag: Any) -> str:
 def error_of(
     fault: Fault, *, table: str, committing: bool = False, user: str = "", grants: Sequence[str] = ()
 ) -> TidesinkError:
-    """Return tidesink's error to raise for a fault (``Dialect.error_of``)."""
+    """Return tidesink's error to raise for an error of Postgres (``Dialect.error_of``)."""
     code = fault.code
     if code.startswith(_CUT[1:]) or code == "":
         if committing:

@@ -57,7 +57,7 @@ class ReadTask:
     table: str
 
     def __call__(self, _batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the query. The batches that Spark passes in are ignored."""
+        """Yield the rows of the task's query. The batches that Spark passes in are ignored."""
         for _ in _batches:
             pass
         names = [f"c{at}" for at in range(self.columns)]
@@ -101,7 +101,7 @@ class SqlReader(TableReader):
 
     @property
     def exists(self) -> bool:
-        """True if the table and its ledger exist."""
+        """True if the target table and its ledger exist."""
         ledger = replace(self._place, name=SHARDS if self._place.shard else LEDGER)
         with self._connections.transaction(self._table, writes=False) as cursor:
             return bool(self._dialect.present(cursor, self._place) and self._dialect.present(cursor, ledger))
@@ -122,7 +122,7 @@ class SqlReader(TableReader):
         return entry.progress if entry else None
 
     def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
-        """Return a lazy frame of the current rows.
+        """Return a lazy frame of the table's current rows.
 
         They are read from the database when Spark runs the task.
         """
@@ -174,7 +174,7 @@ class SqlReader(TableReader):
         return spelling_of(found, self._dialect.database)
 
     def close(self) -> None:
-        """Close idle connections."""
+        """Close the connections to the database."""
         self._connections.close()
 
     @cached_property

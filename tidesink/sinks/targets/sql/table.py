@@ -95,7 +95,7 @@ class SqlTable:
         excluded: ExcludedTables,
         gathers: bool = False,
     ) -> None:
-        """Open the table, and create it if missing.
+        """Open the target table, and create it if missing.
 
         ``view``: name of the view of the table's current rows; None for no view.
         ``excluded``: the list of tables that the pipeline's last cut does not include.
@@ -206,7 +206,9 @@ class SqlTable:
             )
 
     def merge_gathered(self, cursor: Any) -> None:
-        """Merge the gathered changes into the table, in the transaction of a cut that holds the row lock."""
+        """Merge the gathered changes into the table, in a cut's transaction, which has locked the ledger
+        row.
+        """
         self._gathered.merge(cursor, self._shape, self._present)
 
     def row_sink(self, rows: RowFormat) -> RowSink | None:
@@ -217,7 +219,7 @@ class SqlTable:
         return loader_into(self._connections, self.place.staging(self._claimed_epoch()), rows)
 
     def forget_staged(self, parts: Sequence[StagedPart] = ()) -> None:  # noqa: ARG002  (all are in one table)
-        """Drop the staging table, whether or not its batch was applied."""
+        """Drop the table's staging table, whether or not its batch was applied."""
         if self._staging is not None:
             drop_staging(self._connections, self.place.staging(self._claimed_epoch()), self._table)
         self._staging = self._unused = None
@@ -240,7 +242,9 @@ class SqlTable:
         return EvolveResult(created)
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return the difference between the columns, as they were last read, and those of ``shape``."""
+        """Compare the table's columns, as they were last read, with those of ``shape``, and return the
+        difference.
+        """
         plan = self._planned(shape)
         widened = {name: (self._present[name], found) for name, found in plan.widened.items()}
         held = {
@@ -272,7 +276,9 @@ class SqlTable:
         )
 
     def horizon(self) -> int | None:
-        """Return the commit_ts up to which tombstones may have been removed, from the ledger."""
+        """Return the commit_ts up to which tombstones may be missing, from the ledger; None if none were
+        removed.
+        """
         with self._transaction(writes=False) as cursor:
             entry = self._ledger.read(cursor)
         return entry.horizon if entry else None
@@ -333,7 +339,9 @@ class SqlTable:
         self._created = True
 
     def _grown(self, shape: TableShape, *, created: bool) -> EvolveResult:
-        """Add and widen the columns that ``shape`` needs, planned again while the ledger row is locked."""
+        """Add and widen the columns that ``shape`` needs. Plans the changes again while the ledger row is
+        locked.
+        """
         with self._altering() as (cursor, entry):
             if self._gathers:  # the side table first, so an interrupted change is repeated
                 self._change(cursor, self._gathered.growing(cursor, shape))
@@ -409,7 +417,7 @@ class SqlTable:
 
     @contextmanager
     def _altering(self) -> Iterator[tuple[Any, Entry]]:
-        """Yield a transaction's cursor and the ledger row, which is locked while the columns are changed."""
+        """Lock the ledger row while columns are changed, and yield the transaction's cursor and the row."""
         with self._turns.mine(), self._transaction() as cursor:
             entry = self._held(cursor, self._claimed_epoch())
             self._changing = True
@@ -430,7 +438,7 @@ class SqlTable:
         self._change(cursor, [*shown, *rights])
 
     def _change(self, cursor: Any, statements: list[str]) -> None:
-        """Run DDL statements while the ledger row stays locked."""
+        """Run DDL statements, while this worker's lock on the ledger row keeps other workers out."""
         if not statements:
             return
         with self._changer(cursor) as changing:
@@ -511,7 +519,7 @@ class SqlTable:
         missing = [column.name for column in shape.columns if fold(column.name) not in known]
         if missing:
             raise SchemaRefusedError(
-                f"The target has no column {', '.join(missing)}. Call evolve before the batch is applied.",
+                f"The target has no column {', '.join(missing)}. Call `evolve` before `apply`.",
                 table=self._table,
             )
         natives = self._natives(shape)
@@ -521,7 +529,9 @@ class SqlTable:
         ]
 
     def _native_types(self, shape: TableShape) -> tuple[tuple[str, str], ...]:
-        """Return names and types of the additional staging columns that ``cast_staged`` fills."""
+        """Return names and types of the staging columns in which ``cast_staged`` puts values cast to native
+        types.
+        """
         found = self._natives(shape).items()
         return tuple((native_name(at), fit.kept) for at, fit in found if fit.kept is not None)
 
@@ -628,7 +638,9 @@ class SqlTable:
 
     def _claimed_epoch(self) -> int:
         if self._epoch is None:
-            raise StaleProgressError("The table must be claimed before it is written.", table=self._table)
+            raise StaleProgressError(
+                "The table must be claimed before a batch is applied. Call `claim` first.", table=self._table
+            )
         return self._epoch
 
     def _read(self, cursor: Any, *, lock: bool) -> Entry:
@@ -665,7 +677,7 @@ _MARK: Final = "_tidesink_view_"
 
 @dataclass(frozen=True)
 class SqlView:
-    """The view ``name`` of a table's current rows, in the table's schema."""
+    """A view of a target table's current rows, in the same schema."""
 
     dialect: Dialect
     place: Place
@@ -698,7 +710,9 @@ class SqlView:
         return self.dialect.view_statements(self.place.beside(self.name), query)
 
     def in_the_way(self, cursor: Any) -> tuple[list[str], list[ForView]]:
-        """Return the statements to run before and after column types change, so that the view allows it."""
+        """Return the statements to run before and after a change of column types, so that the view does not
+        prevent it.
+        """
         text = self.dialect.view_text(cursor, self.place, self.name)
         if text is None or _MARK not in text:
             return [], []
@@ -728,14 +742,18 @@ class SqlShard:
         self._ledger = ledger
 
     def rows(self, present: Mapping[str, str]) -> str:
-        """Return the SQL condition that a row belongs to the shard; ``present``: the table's column types."""
+        """Return an SQL condition that selects the shard's rows; ``present``: the table's column types by
+        name.
+        """
         assert self._place.shard is not None  # noqa: S101  (a shard's place has it)
         column, value = self._place.shard
         name, found = next(both for both in present.items() if fold_name(both[0]) == fold_name(column))
         return f"{self._dialect.quote(name)} = {self._dialect.literal(value, found)}"
 
     def new(self, shape: TableShape) -> tuple[tuple[ShapeColumn, str], ...]:
-        """Return the shape's columns that the shard's rows do not have yet, even if the table has them."""
+        """Return the columns of ``shape`` that the shard's rows do not have yet, although the table may have
+        them.
+        """
         with self._connections.transaction(str(self._place.source), writes=False) as cursor:
             entry = self._ledger.read(cursor)
         return tuple((column, "") for column in new_columns(shape, entry.known if entry else None))

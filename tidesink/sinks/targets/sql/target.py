@@ -45,7 +45,7 @@ _LENGTH_UNKNOWN: Final = (
 
 
 def capabilities_of(dialect: Dialect) -> Capabilities:
-    """Return the capabilities of a SQL target with this dialect."""
+    """Return the capabilities of a SQL target whose database has this dialect."""
     return Capabilities(
         name=dialect.database,
         exactly_once=True,
@@ -72,15 +72,15 @@ class SqlTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The abilities of the database."""
+        """The abilities of a target with this database."""
         return capabilities_of(self.connections.dialect)
 
     def place_of(self, table: TableId) -> Place:
-        """Return the target table of a source table, as the template names it."""
+        """Return the target table of a source table, by the template ``target.table``."""
         return place_in(self.template, table, self.connections.dialect.quote)
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> SqlTable:
-        """Open the table of ``shape``, and create it if missing."""
+        """Open the target table for rows with the columns and key of ``shape``, and create it if missing."""
         place = replace(self.place_of(shape.table), source=shape.source, shard=shape.shard)
         view = view_name(self.view, place)
         self.connections.add_place(place)
@@ -109,7 +109,9 @@ class SqlTarget:
         return self.place_of(CUTS_TABLE)
 
     def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> SqlReader | None:
-        """Return a reader of the table of ``shape``; None if it does not exist."""
+        """Return a reader of the target table whose columns and key ``shape`` describes; None if it does not
+        exist.
+        """
         place = replace(self.place_of(shape.table), source=shape.source, shard=shape.shard)
         found = SqlReader(self.connections, place, shape, pipeline=pipeline, session=session)
         if found.exists:
@@ -119,7 +121,7 @@ class SqlTarget:
 
 
 def view_name(template: str | None, place: Place) -> str | None:
-    """Return the name of a target table's view; None if no view is configured.
+    """Return the name of the view of a target table, by a template; None if no view is configured.
 
     The ``{table}`` of the template is the table's name at the target, not at the source.
     """
@@ -127,7 +129,7 @@ def view_name(template: str | None, place: Place) -> str | None:
 
 
 def open_sql(dialect: Dialect, config: Config) -> SqlTarget:
-    """Return the SQL target that a config describes. Does not connect yet."""
+    """Create the SQL target that a config describes. Does not connect to the database yet."""
     settings = cast("SqlSettings", config.target)
     connections = Connections(dialect, endpoint_of(settings))
     return SqlTarget(connections, settings.table, settings.view, cuts=config.cuts is not None)
@@ -166,16 +168,18 @@ class SqlPreflight(PreflightChecks):
     """Checks of a SQL target's tables before the first run."""
 
     def __init__(self, dialect_of: Callable[[Any], Dialect]) -> None:
-        """``dialect_of``: returns the dialect for a target's settings."""
+        """Create the checks. ``dialect_of``: returns the ``Dialect`` for a target's settings."""
         self._dialect_of = dialect_of
 
     def column_type(self, settings: SqlSettings, column: ShapeColumn) -> str:
-        """Return the column's type as in CREATE TABLE."""
+        """Return the type that a column has in CREATE TABLE."""
         dialect = self._dialect_of(settings)
         return shown_type(column, dialect.database, dialect.key_length)
 
     def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
-        """Check names, columns and keys against the database's limits."""
+        """Check a table's names, columns and key against the limits of the database, and return limits and
+        warnings.
+        """
         settings = cast("SqlSettings", config.target)
         dialect = self._dialect_of(settings)
         place = place_in(settings.table, shape.table, dialect.quote)
@@ -187,8 +191,8 @@ class SqlPreflight(PreflightChecks):
         return PreflightResult(limits, tuple(_keys_without_length(shape, dialect)))
 
     def missing_grants(self, config: Config, tables: Iterable[TableId]) -> tuple[str, ...]:
-        """Return GRANT statements for what the user lacks on the target tables, the ledgers and the cuts
-        table.
+        """Return the GRANT statements that the user needs for the target tables, ledgers and the table of
+        cuts.
         """
         settings = cast("SqlSettings", config.target)
         dialect = self._dialect_of(settings)
@@ -208,7 +212,7 @@ class SqlPreflight(PreflightChecks):
 
 
 def _is_changed(config: Config, table: TableId) -> bool:
-    """Return True if the config lets column changes at the source alter the target table."""
+    """Return True if, by the config, schema changes at the source may alter the target table's columns."""
     policies = config.table_config(table).schema_changes
     return "apply" in (policies.add, policies.widen, policies.drop, policies.rename)
 

@@ -132,12 +132,15 @@ class RegisteredSchemas(MemorySchemaRegistry):
         """
         known = self._known.get((subject, schema_text))
         if known is None:
-            raise RegistryError("The schema was not registered before its rows were sent.", subject=subject)
+            raise RegistryError(
+                "The schema was not registered before its rows were sent. Report this with the log.",
+                subject=subject,
+            )
         return known
 
 
 class _Noting(MemorySchemaRegistry):
-    """Registers schemas at a schema registry, and remembers the ids for the tasks."""
+    """Registers message schemas at a schema registry, and remembers their ids for the Spark tasks."""
 
     def __init__(self, registry: SchemaRegistry) -> None:
         super().__init__()
@@ -145,7 +148,7 @@ class _Noting(MemorySchemaRegistry):
         self.ids: dict[tuple[str, str], int] = {}
 
     def register(self, subject: str, schema_text: str) -> int:
-        """Register a schema at the registry, and return its id."""
+        """Register a message schema at the schema registry, and return its id."""
         found = self._registry.register(subject, schema_text)
         self.ids[subject, schema_text] = found
         return found
@@ -214,7 +217,7 @@ def prepare(
 
 
 def _zoned(protocol: str, options: CodecOptions) -> CodecOptions:
-    """Return the options with the time zone UTC for Debezium's protocols, whose messages have UTC times.
+    """Set the time zone of the options to UTC for Debezium's protocols, whose messages have UTC times.
 
     With local times, the hour that occurs twice each autumn would be ambiguous.
     """
@@ -285,7 +288,7 @@ class Encoder:
             )
 
     def _deleted(self, key: Row) -> Row:
-        """Return the before image of a delete, of which only the key is known."""
+        """Return the before image of a deleted row, of which only the key is known."""
         return (
             {column.name: key.get(column.name) for column in self._schema.columns}
             if self._fills_deletes

@@ -133,7 +133,7 @@ def endpoint_of(settings: HttpSettings, table: TableId) -> Endpoint:
 
 @dataclass(frozen=True)
 class HttpTarget:
-    """The HTTP endpoint to which a pipeline sends rows."""
+    """A target that sends rows to an HTTP endpoint."""
 
     settings: HttpSettings
     store: StateStore
@@ -181,7 +181,8 @@ class HttpTable(MessageTable):
 
 
 def _in_order(frame: DataFrame, shape: TableShape, tasks: int) -> DataFrame:
-    """Partition and sort the rows by key, so that a batch that is sent again has the same requests.
+    """Return the frame partitioned and sorted by key, so that a batch that is sent again has the same
+    requests.
 
     ``tasks``: number of tasks that send requests in parallel.
     """
@@ -203,8 +204,8 @@ class Endpoint:
     """The HTTP endpoint of a table's rows. It is pickled and sent to the executors.
 
     ``timeout``: seconds to wait for an answer.
-    ``attempts``: most attempts of one request.
-    ``longest_wait``: most seconds between two attempts.
+    ``attempts``: maximum number of attempts to send a request.
+    ``longest_wait``: maximum time between two attempts, in seconds.
     """
 
     url: str = field(repr=False)  # its query may be a secret
@@ -219,7 +220,7 @@ class Endpoint:
 
     @property
     def shown(self) -> str:
-        """The URL without secrets."""
+        """The endpoint's URL without secrets, for messages."""
         return safe_url(self.url)
 
     def secrets(self) -> tuple[str, ...]:

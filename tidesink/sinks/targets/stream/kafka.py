@@ -132,7 +132,7 @@ class KafkaTarget:
 
 
 class KafkaTable(MessageTable):
-    """The topic of one table. It is used by one worker thread."""
+    """A table whose rows are sent to its own topic. It is used by one worker thread."""
 
     def __init__(
         self,
@@ -157,7 +157,9 @@ class KafkaTable(MessageTable):
             self._registry = None
 
     def _prepare(self, shape: TableShape) -> None:
-        """Register the message schemas of a shape's columns and key at the schema registry, if configured."""
+        """Register the message schemas for the columns and key of ``shape`` at the schema registry, if
+        configured.
+        """
         self._encode_as(shape)
 
     def _send(self, batch: ReducedBatch, stamp: Stamp) -> Sent:
@@ -243,7 +245,7 @@ def delivery_error(
 
 
 class Parcel(NamedTuple):
-    """A sent message that is not acknowledged yet.
+    """A message that was sent and is not acknowledged yet.
 
     ``size``: length of key and value in bytes.
     ``place``: topic, partition and offset of the row's event at the source; None if unknown.
@@ -255,7 +257,7 @@ class Parcel(NamedTuple):
 
     @classmethod
     def of(cls, row: MessageRow, record: EncodedRecord) -> Parcel:
-        """Return the parcel of the message that a row was encoded to."""
+        """Create the parcel of a message; ``row``: the row that was encoded, ``record``: the message."""
         return cls(row.op, len(record.key or b"") + len(record.value or b""), row.place)
 
     @property
@@ -287,7 +289,7 @@ def partition_of(key: Row, names: Sequence[str], partitions: int) -> int:
 
 
 def message_headers(stamp: Stamp, row: MessageRow) -> Headers:
-    """Return the headers of a row's message."""
+    """Return the Kafka headers of the message that a row is encoded to."""
     said: dict[str, object] = {
         IDEMPOTENCY_HEADER: f"{stamp.pipeline}/{stamp.table}/{stamp.batch}/{stamp.cut}",
         EPOCH_HEADER: stamp.epoch,
@@ -419,7 +421,9 @@ _REFUSED: Final[Mapping[int, str]] = MappingProxyType(
         KafkaError.TOPIC_EXCEPTION: "Kafka does not allow a topic of this name. Change target.topic.",
         KafkaError.INVALID_REPLICATION_FACTOR: "Lower target.replication-factor to the number of brokers.",
         KafkaError.INVALID_PARTITIONS: "Change target.partition-num.",
-        KafkaError.POLICY_VIOLATION: "A policy of the brokers does not allow it. Create the topic yourself.",
+        KafkaError.POLICY_VIOLATION: (
+            "A policy of the brokers does not allow tidesink to create the topic. Create it yourself."
+        ),
         KafkaError._INVALID_ARG: "Check target.kafka.",
     }
 )
@@ -536,7 +540,9 @@ class TargetTopics:
             if found is not None:
                 return found
             time.sleep(_PAUSE)  # not every broker lists a new topic at once
-        raise TransientTargetError("The topic was created, but Kafka does not list it yet.", topic=topic)
+        raise TransientTargetError(
+            "The topic was created, but Kafka does not list it yet. The worker tries again.", topic=topic
+        )
 
 
 # Error codes of requests that no broker answered, and of connections that failed at TLS or at the login.
@@ -545,7 +551,10 @@ _LET_IN: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 
 def admin_error(exc: KafkaException, topic: str | None, brokers: str = "") -> TargetError:
-    """Return the error to raise for a failed request about a topic; ``brokers``: the brokers' addresses."""
+    """Return the error to raise for a failed request to the brokers about a topic.
+
+    ``brokers``: the brokers' addresses.
+    """
     error: KafkaError = exc.args[0]
     if error.code() == KafkaError._SSL:
         # A certificate may be renewed at the broker.

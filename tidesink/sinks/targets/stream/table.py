@@ -112,7 +112,7 @@ class LedgerEntry:
         return self.epoch, self.sent_epoch
 
     def as_document(self) -> dict[str, Any]:
-        """Return the entry as a JSON-compatible mapping."""
+        """Return the ledger entry as a mapping that can be stored as JSON."""
         result = self.result
         return {
             "version": _VERSION,
@@ -234,7 +234,7 @@ def ledger_name(place: tuple[str, ...], table: TableId) -> str:
 
 
 def now_ms() -> int:
-    """Return the clock's time in milliseconds since 1970."""
+    """Return the current time of the clock in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
@@ -361,7 +361,7 @@ class MessageTable(TargetTable, ABC):
         return self._ledger.committed()
 
     def gap(self, shape: TableShape) -> SchemaGap:
-        """Return the difference between the columns that were sent until now and those of ``shape``."""
+        """Compare the columns that were sent until now with those of ``shape``, and return the difference."""
         present = dict(self._ledger.entry().columns or {})
         return gap_of(present, plan_evolution(present, shape))
 
@@ -391,7 +391,7 @@ class MessageTable(TargetTable, ABC):
         return result
 
     def _prepare(self, shape: TableShape) -> None:
-        """Do what is necessary before rows of ``shape`` are sent, such as registering schemas."""
+        """Prepare to send rows with the columns of ``shape``, for example register their message schemas."""
 
     @abstractmethod
     def _send(self, batch: ReducedBatch, stamp: Stamp) -> Sent:
@@ -437,7 +437,8 @@ def batch_frame(batch: ReducedBatch) -> DataFrame:
     """
     if batch.frame is None:
         raise TargetError(
-            "This target needs the batch as a frame, but the batch has rows.", table=str(batch.shape.table)
+            "This target needs a batch with a Spark frame, but this batch has Python rows.",
+            table=str(batch.shape.table),
         )
     if batch.sequenced:
         raise TargetError(
@@ -587,7 +588,9 @@ def _in_zone(value: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _folded(local: datetime, column_type: ColumnType) -> str:
-    """Return a TIMESTAMP's text. For row checksums, it is marked if it is the second of two equal times."""
+    """Return a TIMESTAMP as text. If it is the second of two equal local times, it is marked for row
+    checksums.
+    """
     text = _clock(local, column_type)
     return FoldedTime(text, 1) if local.fold else text
 
@@ -615,7 +618,7 @@ Task = Callable[[Iterator[pa.RecordBatch]], Iterator["Sent"]]
 
 
 class Sent(NamedTuple):
-    """The numbers of acknowledged upserts and deletes."""
+    """The numbers of upserts and deletes that the target acknowledged."""
 
     upserts: int
     deletes: int
@@ -670,7 +673,9 @@ def send_rows(batch: ReducedBatch, task: Task) -> Sent:
 
 @dataclass(frozen=True)
 class PayloadTask:
-    """Runs ``task`` on payloads: unpacks their upserts and deletes, and selects ``columns``."""
+    """Unpacks payloads (Arrow IPC streams of rows), and runs ``task`` on the ``columns`` of their upserts and
+    deletes.
+    """
 
     task: Task
     columns: tuple[str, ...]
