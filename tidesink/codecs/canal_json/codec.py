@@ -470,7 +470,7 @@ class RowWriter:
         text = mysql_type_text(column_type) if self._full_types else mysql_type_word(column_type)
         if text is None:
             raise EncodeError(
-                f"content-compatible needs the column's full type, but only the name "
+                "content-compatible needs the column's full type, but only the name "
                 f"{row_of(column_type).name} is known. Pass a definition of the table.",
                 column=name,
             )
