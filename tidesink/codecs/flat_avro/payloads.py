@@ -286,8 +286,8 @@ class RecordReader:
             raise self._unreadable(error, len(data)) from error
         if stream.tell() != len(data):
             raise SchemaMismatchError(
-                f"The {self.part} has {len(data) - stream.tell()} more bytes after its Avro record. It was "
-                "written with another schema than the one with its schema id."
+                f"The {self.part} has {len(data) - stream.tell()} more bytes after its record. It was "
+                "written with a different schema than its id names."
             )
         if self._bits and any(row[name] and row[name][0] == 0 < len(row[name]) - 1 for name in self._bits):
             row[_BIT_WIDTH_MEMBER] = FULL
@@ -302,8 +302,8 @@ class RecordReader:
             return SchemaMismatchError(f"The {self.part} contains text that is not UTF-8: {error!s:.120}.")
         if isinstance(error, (EOFError, IndexError)):
             return SchemaMismatchError(
-                f"The {self.part} of {size} bytes is shorter than its schema requires. It is cut off, or it "
-                "was written with another schema than the one with its schema id."
+                f"The {self.part} of {size} bytes is shorter than its schema requires. It is cut short, or "
+                "was written with a different schema than its id names."
             )
         return SchemaMismatchError(f"The {self.part} does not match its Avro schema: {error!s:.120}.")
 
@@ -381,7 +381,7 @@ class DecodePlan:
 
 _LETTERS: Final[Mapping[Op, str]] = {Op.INSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}
 _NO_CHECKSUM: Final[Mapping[str, object]] = {CHECKSUM: "", CORRUPTED: False, VERSION: 0}
-_TOO_LARGE: Final = "does not fit into a signed 64-bit number, which the field needs."
+_TOO_LARGE: Final = "does not fit the field's signed 64-bit number. TiDB timestamps are below 2^63."
 _WRITE_ERRORS: Final = (ValueError, TypeError, AttributeError, KeyError, OverflowError)
 
 
