@@ -139,8 +139,8 @@ def _from_snappy(value: bytes, most: int) -> bytes:
     # Checked first, because the library allocates the declared length before it decompresses.
     if declared is None or declared > _SNAPPY_RATIO * len(value):
         raise FramingError(
-            "The value begins like a snappy block, but it declares a decompressed length that no block of its "
-            "size can have."
+            "The value begins like a snappy block, but it declares a decompressed length that no block of "
+            "its size can have."
         )
     if declared > most:
         raise _too_large("snappy", most)
