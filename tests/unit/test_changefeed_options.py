@@ -43,7 +43,7 @@ class Case(NamedTuple):
         Case(
             AVRO,
             "[sink]\ndispatchers=[{matcher=['a']}]",
-            r"dispatchers\[0\]: Matcher 'a' is wrong: .*correct",
+            r"dispatchers\[0\]: Matcher 'a' is not valid: .*correct",
         ),
         Case(
             "kafka://k/t?protocol=debezium-avro&schema-registry=http://r",

@@ -109,8 +109,8 @@ class ChangeTable:
         """Returns the row changes as a table without structs, for Polars, pandas or DuckDB.
 
         The table has the source table's columns and ``_op``, ``_commit_ts``, ``_topic``, ``_partition`` and
-        ``_offset``. The values are those of the row after the change. For a delete they are those of the row
-        before the change, or of the key.
+        ``_offset``. A column's value comes from the row after the change. A delete has no such row, so its
+        values come from the row before the change, or from the key.
         """
         deleted = pc.equal(self.rows["op"].cast(pa.string()), Op.DELETE.value)
         columns = {
@@ -243,7 +243,7 @@ Columnar = Callable[[Records], ColumnarResult]
 def decode_in_columns(
     records: pa.RecordBatch | pa.Table, *, columnar: Columnar | None, decode: Decode, options: ValueOptions
 ) -> DecodedBatch:
-    """Decodes records with a codec's columnar step, and those that it leaves with the codec's row decoder.
+    """Decodes records with a codec's columnar step, and all records that it leaves with the row decoder.
 
     ``records``: Kafka records with the columns that ``Codec.decode_batch`` describes. ``columnar``: the
     columnar step; None to decode all records with ``decode``.
@@ -297,7 +297,7 @@ def _python(array: pa.Array | None, where: pa.Array) -> list[Any]:
 
 
 def messages(records: pa.RecordBatch) -> Iterator[Message]:
-    """Yields the Kafka records of a record batch, whose columns are those that ``decode_batch`` accepts."""
+    """Yields the Kafka records of a record batch, which has the columns that ``decode_batch`` accepts."""
     return (one for _, one in _records(records, 0).take(np.arange(len(records))))
 
 
@@ -382,7 +382,7 @@ def _read_rows(
                 # The group holds the schema, so that its id is not reused.
                 groups[name] = _RowGroup(event, options)
             groups[name].add(record, event)
-    # For each record with values that do not fit their columns, the event's index and the error of the first.
+    # By record: the index and the error of its first event with a value that does not fit its column.
     refused: dict[int, tuple[int, DecodeError]] = {}
     for record, index, wrong in (one for group in groups.values() for one in group.errors()):
         if record not in refused or index < refused[record][0]:
@@ -586,9 +586,9 @@ def source_lists(numbers: Sequence[npt.NDArray[np.int64]], known: npt.NDArray[np
 
 
 def name_lists(masks: Mapping[str, npt.NDArray[np.bool_]], count: int) -> pa.Array:
-    """Returns a list of names for each of ``count`` rows: those whose mask is true for the row.
+    """Returns, for each of ``count`` rows, the list of the names whose mask is true for the row.
 
-    A row without such a name gets null. ``masks``: masks of the rows, by name.
+    The list is null if the mask of no name is true. ``masks``: masks of the rows, by name.
     """
     if not masks:
         return pa.nulls(count, NAMES_TYPE)

@@ -132,7 +132,7 @@ class TableFilter:
         return tuple(found.values())
 
     def _covers(self, other: _Rule) -> bool:
-        """Returns True if this filter certainly includes every table that another filter's pattern matches."""
+        """Returns True if this filter certainly includes all tables that another filter's pattern matches."""
         for rule in reversed(self.rules):
             if not rule.positive:
                 return False  # the rule may exclude some of the tables
@@ -148,7 +148,7 @@ def _rule(text: str, flags: re.RegexFlag) -> _Rule:
     if text.startswith("@"):
         raise ConfigError(
             f"Matcher {text!r} names a file on TiCDC's host, which cannot be read from here. Write the "
-            "file's patterns instead."
+            "file's patterns instead"
         )
     positive = not text.startswith("!")
     schema, rest = _half(text if positive else text[1:], text, flags)

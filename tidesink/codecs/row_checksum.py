@@ -9,8 +9,8 @@ A checksum is the CRC32 (IEEE) of the bytes of all columns that are not NULL, in
   bytes of the text
 - VECTOR: its dimension, and its elements as 32-bit floats
 
-A row has several possible checksums if the message does not contain TiDB's exact value. That is the case for
-a TIMESTAMP in the hour that occurs twice when clocks are set back, and for an ENUM whose list of labels
+A row has several possible checksums if the message does not contain TiDB's exact value. Such values are a
+TIMESTAMP in the hour that occurs twice when clocks are set back, and an ENUM whose list of labels
 (``allowed``) can be split in several ways.
 """
 

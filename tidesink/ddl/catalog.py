@@ -4,8 +4,8 @@ The statements come from the configuration (CREATE TABLE) and from DDL events.
 
 Definitions in Postgres' SQL are for topics whose messages have no types (JSON without schemas). A column's
 type is the type in which Debezium's PostgreSQL connector (3.5) writes its values. A type that is not built
-into Postgres (an enum, a domain, a composite) is read as text. For a domain over another type than text,
-declare the column with the domain's base type.
+into Postgres (an enum, a domain, a composite) is read as text. If the base type of a domain is not text,
+declare the column with the base type.
 """
 
 from __future__ import annotations
@@ -460,7 +460,7 @@ def parse_create_table(sql: str, *, default_schema: str = "") -> TableSchema:
     """
     reader = SqlReader(tokens(sql))
     if read_creation(reader) is None:
-        raise ConfigError(f"Expected a CREATE TABLE statement, but the text begins with {sql[:40]!r}.")
+        raise ConfigError(f"expected a CREATE TABLE statement, but the text begins with {sql[:40]!r}")
     return read_create_table(reader, default_schema).schema()
 
 
@@ -513,13 +513,13 @@ def read_postgres_tables(sql: str, default_schema: str) -> tuple[TableSchema, ..
         from sqlglot.errors import SqlglotError
     except ImportError as exc:
         raise ConfigError(
-            "Table definitions in Postgres' SQL need the package sqlglot, which is not installed. Run "
-            "`pip install sqlglot`."
+            "table definitions in Postgres' SQL need the package sqlglot, which is not installed: run pip "
+            "install sqlglot"
         ) from exc
     try:
         found = sqlglot.parse(_BIT_VARYING.sub(_VARBIT, sql), read="postgres")
     except SqlglotError as exc:
-        raise ConfigError(f"The table definition is not Postgres' SQL: {str(exc).splitlines()[0]}") from exc
+        raise ConfigError(f"the table definition is not Postgres' SQL: {str(exc).splitlines()[0]}") from exc
     return tuple(_tables(found, default_schema))
 
 
@@ -564,7 +564,7 @@ def _columns(parts: list[Any]) -> Iterator[Column]:
 def _computes(kind: exp.DataType | None, constraints: Mapping[Any, Any]) -> bool:
     """Returns True if Postgres computes a column's value for each row.
 
-    That is the case for serial types, identity columns and generated columns.
+    It does so for serial types, identity columns and generated columns.
     """
     from sqlglot import exp
 

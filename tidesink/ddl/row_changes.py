@@ -45,8 +45,8 @@ class RowChange(NamedTuple):
     """The effect of a DDL statement on the rows of a table.
 
     ``table``: an empty table name matches every table of the schema, an empty schema matches the table in
-    every schema, and a name with both parts empty matches every table. ``effect``: clause for users that says
-    how the target's rows differ from the source database if the statement is not applied.
+    every schema, and a name with both parts empty matches every table. ``effect``: clause for users about how
+    the target's rows differ from the source database if the statement is not applied.
     """
 
     table: TableId
@@ -406,7 +406,7 @@ def _adds_unique(part: SqlReader) -> bool:
 def _column_values(alter: AlterTable, part: SqlReader) -> Iterator[RowChange]:
     """Yields the effects on existing rows of a part that adds or redefines columns.
 
-    For an added column this is an effect if the database computed its values in existing rows.
+    An added column has an effect if the database computed its values in existing rows.
     """
     adds = part.sees("ADD")
     try:

@@ -152,7 +152,7 @@ def _type_name(sql: SqlReader) -> str:
             for _ in words:
                 sql.take()
             return name
-    raise ConfigError(f"The column definition has the unknown SQL type {shown(sql.peek().text)}.")
+    raise ConfigError(f"the column definition has the unknown SQL type {shown(sql.peek().text)}")
 
 
 # Options without a value.
@@ -329,7 +329,7 @@ class TableDefinition:
         for place, column in enumerate(self.columns):
             if fold_name(column.name) == fold_name(name):
                 return place
-        raise ConfigError(f"The table {self.table} has no column {name!r}.")
+        raise ConfigError(f"the table {self.table} has no column {name!r}")
 
 
 def skip_definer(sql: SqlReader) -> bool:
@@ -426,7 +426,7 @@ def read_create_table(sql: SqlReader, default_schema: str) -> TableDefinition:
     for name in definition.primary_key:
         definition.place_of(name)
     if not definition.columns:
-        raise ConfigError(f"The statement CREATE TABLE {definition.table} has no columns.")
+        raise ConfigError(f"the statement CREATE TABLE {definition.table} has no columns")
     return definition
 
 
@@ -665,7 +665,8 @@ def read_definitions(part: SqlReader) -> list[ColumnDefinition]:
 def computed_for_rows(found: ColumnDefinition) -> str:
     """Describes the values that the database computed for existing rows when it added this column.
 
-    Returns an empty text if the column's definition alone determines these values, like a constant default.
+    Returns an empty text if the column's definition determines these values, for example by a constant
+    default.
     """
     column, options = found
     if options.generated:
@@ -973,8 +974,9 @@ _VERBS: dict[str, Callable[[_Changes, TableDefinition, SqlReader], None]] = {
 def _was_done(definition: TableDefinition, changes: _Changes) -> bool:
     """Returns True if a statement's column renames show that it was already applied to this table.
 
-    That is the case if a new name exists and its old name does not. It is also the case if a new name belongs
-    to a column that the statement neither drops nor renames, because the server would reject that statement.
+    It was applied if the table has a column of a new name and no column of the matching old name. It was also
+    applied if a new name belongs to a column that the statement neither drops nor renames, because the server
+    would otherwise have rejected the statement.
     """
     leaving = {fold_name(name) for name in changes.dropped}
     leaving |= {fold_name(old) for old, _, _, _ in changes.renamed}
@@ -1052,9 +1054,9 @@ def _placed(
 ) -> TableDefinition:
     """Returns the table definition with the added columns, and all moved columns at their new positions.
 
-    ``columns``: the altered columns, in their old order. ``moved``: those that ``FIRST`` or ``AFTER`` moves,
-    by folded new name. ``defined``: definitions of added and redefined columns, in the statement's order.
-    ``names``: new names by folded old names.
+    ``columns``: the altered columns, in their old order. ``moved``: columns that ``FIRST`` or ``AFTER``
+    moves, by folded new name. ``defined``: definitions of added and redefined columns, in the statement's
+    order. ``names``: new names by folded old names.
 
     Raises:
         ConfigError: Two columns would have the same name, or the column given with ``AFTER`` does not exist.
@@ -1079,7 +1081,7 @@ def _placed(
     for name, times in taken.items():
         if times > 1:
             raise ConfigError(
-                f"The statement would leave the table {definition.table} with two columns named {name!r}."
+                f"the statement would leave the table {definition.table} with two columns named {name!r}"
             )
     definition = replace(definition, columns=tuple(columns))
     for found in new_keys:
@@ -1092,12 +1094,12 @@ def _place_among(
 ) -> int:
     if options.first or options.after is None:
         return 0 if options.first else len(columns)
-    # AFTER names a column by its new name. If no column has that new name, it is taken as an old name.
+    # AFTER names a column by its new name. If no column has that name, it is looked up as an old name.
     for after in (options.after, names.get(fold_name(options.after), options.after)):
         for place, column in enumerate(columns):
             if fold_name(column.name) == fold_name(after):
                 return place + 1
-    raise ConfigError(f"The table {definition.table} has no column {options.after!r}.")
+    raise ConfigError(f"the table {definition.table} has no column {options.after!r}")
 
 
 def drop_index(definition: TableDefinition, name: str) -> TableDefinition:

@@ -334,7 +334,7 @@ def _extension(
 ) -> dict[str, object] | None:
     """Returns the members of a message that an encoder needs, in addition to the event, to write it again.
 
-    Returns None if the event alone is sufficient.
+    Returns None if the event has all of them.
     """
     es, members = parsed.get("es"), parsed.get("_tidb")
     as_reported = es is None or (commit_ts is not None and commit_ts >> 18 == es)

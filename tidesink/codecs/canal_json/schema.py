@@ -319,7 +319,7 @@ class RowShapes:
         return _read_utf8 if self._binary_text == "utf-8" else _read_latin1
 
     def _defined(self, table: TableId) -> dict[str, Column]:
-        """Returns the columns of the table's definition by folded name; empty if the table has none."""
+        """Returns the columns of the table's definition by folded name; empty if it is not defined."""
         definition = self._definitions.get(table)
         return {fold_name(c.name): c for c in definition.columns} if definition else {}
 

@@ -498,7 +498,7 @@ class RecordWriter:
         return self._write(datum)
 
     def _with_checksum(self, event: ChangeEvent) -> ChangeEvent:
-        """Returns the event with a checksum of its row, if checksums are written and the event has none."""
+        """Returns the event with a checksum of its row, if the options require one and the event lacks it."""
         extension = event.extension or {}
         if self._sums is None or CHECKSUM in extension:
             return event

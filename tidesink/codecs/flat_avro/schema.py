@@ -262,7 +262,7 @@ _TO_JSON: Final[dict[Reader, Callable[[str], JsonDefault]]] = {
 
 
 def to_text(default: object, reader: Reader, avro: str) -> str | None:
-    """Converts the default of an Avro field to TiDB's text of the column's default; None if there is none.
+    """Converts the default of an Avro field to TiDB's text of the column's default, or None to None.
 
     Each byte of a binary default becomes one character from U+0000 to U+00FF. ``reader``: kind of the
     column's type. ``avro``: Avro type of the field.
@@ -503,7 +503,9 @@ def _number(value: object) -> int | None:
         return int(value)
     if isinstance(value, int) and 0 <= value < 10000:
         return value
-    raise SchemaMismatchError(f"{shown(value, 40)} is not a length, precision or scale.")
+    raise SchemaMismatchError(
+        f"{shown(value, 40)} is not a valid length, precision or scale of a column type."
+    )
 
 
 def _parsed(bare: dict[str, Any]) -> Any:
