@@ -228,7 +228,7 @@ def _field(avro: object) -> str:
         (_field({"type": "int", "connect.parameters": {"tidb_type": "MONEY"}}), "tidb_type 'MONEY'"),
         (
             _field({"type": "bytes", "connect.parameters": {"tidb_type": "BIT", "length": "9" * 400}}),
-            "not a length",
+            "not a valid length",
         ),
         (_field({"type": "bytes", "connect.parameters": {"tidb_type": "DECIMAL"}}), "no precision"),
         (_TWICE, "'c' twice"),

@@ -126,10 +126,10 @@ class LargeMessages:
         location, only_key = (parsed["_tidb"].get(name) for name in ("claimCheckLocation", "onlyHandleKey"))
         if location:
             if type(location) is not str:
-                raise SchemaMismatchError("'_tidb.claimCheckLocation' must be text.")
+                raise SchemaMismatchError("The message's '_tidb.claimCheckLocation' must be text.")
             return self._claimed(parsed, location)
         if only_key is not True:
-            raise SchemaMismatchError("'_tidb.onlyHandleKey' must be true or false.")
+            raise SchemaMismatchError("The message's '_tidb.onlyHandleKey' must be true or false.")
         return completed(parsed, self.upstream, key=key, full_types=self._options.content_compatible)
 
     def _claimed(self, pointer: Parsed, location: str) -> Parsed:
@@ -542,14 +542,18 @@ def _texts(row: Mapping[str, Any]) -> Texts:
 def _table(parsed: Parsed) -> TableId:
     database, name = parsed.get("database"), parsed.get("table")
     if not (type(database) is str and type(name) is str and database and name):
-        raise SchemaMismatchError("The message names no table. 'database' and 'table' must be text.")
+        raise SchemaMismatchError(
+            "The message names no table. Its 'database' and 'table' must be non-empty texts."
+        )
     return TableId(database, name)
 
 
 def _commit_ts(parsed: Parsed) -> int:
     value = parsed["_tidb"].get("commitTs")
     if type(value) is not int or not 0 < value < 2**63:
-        raise SchemaMismatchError("A row that was reduced to its handle key needs '_tidb.commitTs'.")
+        raise SchemaMismatchError(
+            "The row was reduced to its handle key, but its message has no valid '_tidb.commitTs'."
+        )
     return value
 
 

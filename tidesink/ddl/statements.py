@@ -1,7 +1,7 @@
 """Parses CREATE TABLE and ALTER TABLE of MySQL and TiDB into a table's columns and keys.
 
 Only columns and keys are parsed. Partitions, options, foreign keys, checks and comments are skipped. The
-handle key is the one that TiCDC chooses (tiflow c7b2588): the primary key, or else the unique index of NOT
+handle key is chosen as TiCDC chooses it (tiflow c7b2588): the primary key, or else the unique index of NOT
 NULL stored columns that has the fewest columns. If several indexes have equally few, the oldest is chosen.
 
 A column definition becomes a Column with the default and the type text that TiDB would show. The rules were

@@ -169,7 +169,9 @@ class CanalJsonCodec(Codec):
         old = _old_rows(parsed, rows)[0] if op is _UPDATE else None
         row = rows[0]
         if type(row) is not dict or not row:
-            raise SchemaMismatchError("A row in 'data' is not an object with columns.")
+            raise SchemaMismatchError(
+                "The message's 'data' contains a row that is not a JSON object with columns."
+            )
         shape = self._shapes.find(
             get("database"),
             get("table"),
@@ -312,17 +314,19 @@ def _before(old: object, after: Mapping[str, Value], shape: RowShape) -> dict[st
         SchemaMismatchError: ``old`` is not an object, or it has a column that ``after`` does not have.
     """
     if type(old) is not dict:
-        raise SchemaMismatchError("A row in 'old' is not an object.")
+        raise SchemaMismatchError("The message's 'old' contains a row that is not a JSON object.")
     unknown = old.keys() - after.keys()
     if unknown:
-        raise SchemaMismatchError("'old' has a column that 'data' does not have.", column=sorted(unknown)[0])
+        raise SchemaMismatchError(
+            "The message's 'old' has a column that its 'data' does not have.", column=sorted(unknown)[0]
+        )
     values = shape.read(old)
     return values if len(values) == len(after) else {**after, **values}
 
 
 def _commit_ts(extension: object) -> int | None:
     if type(extension) is not dict:
-        raise SchemaMismatchError("'_tidb' must be an object.")
+        raise SchemaMismatchError("The message's '_tidb' must be a JSON object.")
     value = extension.get("commitTs")
     if type(value) is int and value >= 0:  # the fast path, once per row
         return value
@@ -655,7 +659,7 @@ def _tidb(event: ChangeEvent) -> Mapping[str, object]:
 def _row_key(event: ChangeEvent) -> str:
     key = _tidb(event).get("rowkey")
     if not isinstance(key, str):
-        raise EncodeError("output-row-key needs extension._tidb.rowkey, but the event does not have it.")
+        raise EncodeError("output-row-key needs TiDB's row key, but the event has no extension._tidb.rowkey.")
     return key
 
 

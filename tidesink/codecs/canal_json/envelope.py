@@ -83,7 +83,7 @@ def control_event(parsed: Parsed, kind: object, message: Message, index: int) ->
         raise SchemaMismatchError("The message has no 'type'.")
     extension = parsed.get("_tidb")
     if extension is not None and type(extension) is not dict:
-        raise SchemaMismatchError("'_tidb' must be an object.")
+        raise SchemaMismatchError("The message's '_tidb' must be a JSON object.")
     if kind == _WATERMARK:
         return _watermark(extension or {}, message, index)
     if parsed.get("isDdl") is not True or kind in OPS:
@@ -212,7 +212,7 @@ def _ddl(parsed: Parsed, kind: str, message: Message, index: int) -> DdlEvent:
 def _text(parsed: Parsed, member: str) -> str:
     value = parsed.get(member)
     if type(value) is not str:
-        raise SchemaMismatchError(f"A DDL message needs {member!r} as text.")
+        raise SchemaMismatchError(f"The DDL message must have the member {member!r} with a text.")
     return value
 
 
@@ -225,7 +225,9 @@ def timestamp(extension: Mapping[str, object], member: str) -> int | None:
     value = extension.get(member)
     # orjson parses integers beyond 64 bits as floats, which are not valid here either.
     if value is not None and (type(value) is not int or value < 0):
-        raise SchemaMismatchError(f"'_tidb.{member}' must be an unsigned integer, not {shown(value, 40)}.")
+        raise SchemaMismatchError(
+            f"The message's '_tidb.{member}' must be an unsigned integer, not {shown(value, 40)}."
+        )
     return value
 
 

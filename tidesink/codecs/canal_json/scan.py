@@ -684,9 +684,9 @@ class MarkedDdl(NamedTuple):
 
 
 def marked_ddl(most_bytes: int, records: Iterator[pa.RecordBatch]) -> MarkedDdl:
-    """Returns the values that may be DDL events, from the first record on.
+    """Returns the record values that may be DDL events, from the first record on.
 
-    Reading ends after the batch with which the returned values reach ``most_bytes`` bytes in total.
+    Reading stops after the batch in which the total size of these values reaches ``most_bytes``.
     """
     values, offsets, times, size = list[bytes](), list[int](), list[int | None](), 0
     for batch in records:
@@ -755,9 +755,9 @@ def _valued(batch: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
 
 
 def _indices(heads: pa.DictionaryArray) -> Indices:
-    """Returns the index of each record's first bytes in the dictionary.
+    """Returns, for each record, the index of its first bytes in the dictionary ``heads``.
 
-    For a record without a value it is the size of the dictionary.
+    A record without a value gets the number of dictionary entries.
     """
     found: Indices = heads.indices.fill_null(len(heads.dictionary)).to_numpy(zero_copy_only=False)
     return found.astype(np.int64)

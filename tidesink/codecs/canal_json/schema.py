@@ -441,7 +441,9 @@ def _contradicts(word: str, column_type: ColumnType) -> bool:
 
 def _table(database: object, name: object) -> TableId:
     if not (isinstance(database, str) and isinstance(name, str) and database and name):
-        raise SchemaMismatchError("The message names no table. 'database' and 'table' must be text.")
+        raise SchemaMismatchError(
+            "The message names no table. Its 'database' and 'table' must be non-empty texts."
+        )
     return TableId(database, name)
 
 
@@ -449,7 +451,9 @@ def _types(mysql_type: object) -> Mapping[str, str]:
     if mysql_type is None:
         return {}
     if not isinstance(mysql_type, Mapping) or not all(isinstance(word, str) for word in mysql_type.values()):
-        raise SchemaMismatchError("'mysqlType' must be an object of type names.")
+        raise SchemaMismatchError(
+            "The message's 'mysqlType' must be a JSON object with the columns' types as texts."
+        )
     return mysql_type
 
 
@@ -457,9 +461,9 @@ def _names(pk_names: object) -> list[str]:
     if pk_names is None:
         return []
     if not isinstance(pk_names, list) or not all(isinstance(name, str) for name in pk_names):
-        raise SchemaMismatchError("'pkNames' must be a list of column names.")
+        raise SchemaMismatchError("The message's 'pkNames' must be a list of column names.")
     if (twice := _twice(pk_names)) is not None:
-        raise SchemaMismatchError("'pkNames' contains the column twice.", column=twice)
+        raise SchemaMismatchError("The message's 'pkNames' contains the column twice.", column=twice)
     return pk_names
 
 

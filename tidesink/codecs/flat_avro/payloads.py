@@ -439,11 +439,13 @@ class RowWriter:
         for avro, column in self._required:
             if found[avro] is None:
                 why = (
-                    "New TiCDC cannot write a virtual column that is NOT NULL."
+                    "New-architecture TiCDC cannot write a virtual column that is NOT NULL."
                     if avro in self._virtual
                     else ""
                 )
-                raise EncodeError(why or "The column is NOT NULL, but the value is NULL.", column=column)
+                raise EncodeError(
+                    why or "The column is NOT NULL, but its value in the row is NULL.", column=column
+                )
 
 
 class RecordWriter:

@@ -503,9 +503,7 @@ def _number(value: object) -> int | None:
         return int(value)
     if isinstance(value, int) and 0 <= value < 10000:
         return value
-    raise SchemaMismatchError(
-        f"{shown(value, 40)} is not a valid length, precision or scale of a column type."
-    )
+    raise SchemaMismatchError(f"{shown(value, 40)} is not a valid length, precision or scale.")
 
 
 def _parsed(bare: dict[str, Any]) -> Any:
