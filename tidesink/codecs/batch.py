@@ -561,12 +561,12 @@ def rows_schema(key: pa.StructType, row: pa.StructType) -> pa.Schema:
 
 
 def op_array(codes: Sequence[int] | npt.NDArray[np.int8]) -> pa.DictionaryArray:
-    """Returns operations as an Arrow dictionary array. ``codes``: indices of the operations in ``OPS``."""
+    """Returns the Arrow column ``op`` of row changes. ``codes``: indices of their operations in ``OPS``."""
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int8()), pa.array(OPS, pa.string()))
 
 
 def op_code(op: Op) -> int:
-    """Returns the index of an operation in ``OPS``."""
+    """Returns the code of an operation in the Arrow column ``op``, which is its index in ``OPS``."""
     return _OP_CODES[op]
 
 

@@ -116,7 +116,7 @@ class TableDefinitions:
         return next((index.columns for index in definition.uniques if index.name == name), ())
 
     def put(self, schema: TableSchema) -> None:
-        """Declares a table with this schema. It replaces the table's definition and its history, if any."""
+        """Declares a table with this schema, and removes an earlier definition and history of the table."""
         self._history.forget(schema.table)
         self._keep(replace(_definition_of(schema), declared=True))
 
@@ -583,7 +583,7 @@ def _is_null(constraints: Mapping[Any, Any]) -> bool:
 
 
 def _literal(value: exp.Expression) -> str | None:
-    """Returns the text of a constant default, or None if Postgres computes the default's value."""
+    """Returns the text of a column's default in Postgres' SQL, or None if the default is not a constant."""
     from sqlglot import exp
 
     inner = value.this if isinstance(value, exp.Cast) else value

@@ -185,7 +185,10 @@ class Parting(NamedTuple):
 
     @property
     def moment(self) -> str:
-        """Text that identifies the last drop or rename. It is the same for all readers of the same DDL."""
+        """Text that identifies the last drop or rename: its TSO, or ``#`` and the count if it is unknown.
+
+        All readers of the same DDL get the same text.
+        """
         return f"#{self.times}" if self.since is None else str(self.since)
 
 

@@ -210,7 +210,10 @@ def _altered_rows(sql: SqlReader, default_schema: str, about: TableId | None) ->
 
 
 def _is_order(part: SqlReader) -> bool:
-    """Returns True if a comma-separated part only has a column name, with or without ASC or DESC."""
+    """Returns True if a part of an ALTER TABLE is only a column name, with or without ASC or DESC.
+
+    After ORDER BY such a part is not a change but a further column of the order.
+    """
     return part.peek(1).text == "" or (part.peek(1).says("ASC", "DESC") and part.peek(2).text == "")
 
 

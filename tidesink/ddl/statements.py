@@ -540,7 +540,7 @@ _IGNORE: Final = "IGNORE ROWS"
 
 
 def producer_statements(query: str) -> Iterator[SqlReader]:
-    """Returns a reader of each statement in the SQL text of a DDL event.
+    """Splits the SQL text of a DDL event into statements, and returns a reader of each statement.
 
     Raises:
         ConfigError: The text is not SQL.

@@ -269,7 +269,7 @@ class CanalJsonColumns:
         return _Chunk(records.start, len(values), rows, stops)
 
     def _scanned(self, values: pa.Array) -> tuple[_Rows, Indices]:
-        """Returns the row changes that the scan proves, and the chunk indices of all other records."""
+        """Scans a chunk; returns the row changes found to be valid, and the indices of all other records."""
         rows = self._rows(scan(values))
         return rows, np.setdiff1d(np.arange(len(values)), rows.where, assume_unique=True)
 
@@ -323,9 +323,9 @@ class CanalJsonColumns:
         return ColumnarResult(size, tables, left=np.flatnonzero(left))
 
     def _by_shape(self, rows: _Rows, places: Indices) -> Iterator[tuple[RowShape, Indices]]:
-        """Yields each shape with the indices of its rows, in their order.
+        """Groups rows by their ``RowShape``, and yields each shape with the ascending indices of its rows.
 
-        Rows for which no shape is found, or that lack a key column, are left out.
+        A shape has the column types and the key. Rows without a shape, or without a key column, are left out.
         """
         found: dict[int, tuple[RowShape, list[Indices]]] = {}
         for of_kind in _by_kind(rows, places):
@@ -586,7 +586,10 @@ def _from_utf8(texts: pa.Array) -> ColumnResult:
 
 
 def _struct(columns: Sequence[pa.Array], kind: pa.StructType, rows: Indices, count: int) -> pa.Array:
-    """Returns a struct array of the columns' values at these row indices; null for a negative index."""
+    """Returns a struct array of table rows: the columns' values at these row indices.
+
+    A negative index becomes null.
+    """
     none = rows < 0
     if not columns or none.all():
         return pa.nulls(count, kind)

@@ -230,10 +230,11 @@ def _monotonic(bounds: Indices) -> npt.NDArray[np.int32]:
 
 
 def _cuts(data: Bytes, offsets: Indices, rest: Indices) -> Cuts:
-    """Returns the cuts of all records in TiCDC's format among the records ``rest`` (ascending batch indices).
+    """Returns the positions at which records are cut into their parts, for all records in TiCDC's format.
 
-    The first record's cut is applied to all records that have the same members at the same offsets. This
-    repeats for the remaining records, because only few different lengths occur in a batch.
+    ``rest``: ascending batch indices of the records. The first record's offsets are used for all records that
+    have the same members at the same offsets. This repeats for the remaining records, because only few
+    different lengths occur in a batch.
     """
     found: list[tuple[Indices, Indices]] = []
     alone = 0
@@ -255,9 +256,10 @@ def _cuts(data: Bytes, offsets: Indices, rest: Indices) -> Cuts:
 
 
 def _first_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, Cut | None]:
-    """Returns the records from the first record in TiCDC's format on, and this record's cut.
+    """Finds the first record in TiCDC's format; returns this and all later records, and its part offsets.
 
-    If no record has TiCDC's format, the result is no records and None.
+    ``rest``: ascending batch indices of the records. If no record has TiCDC's format, the result has no
+    records, and None instead of offsets.
     """
     for at, one in enumerate(rest.tolist()):
         cut = _cut(data[offsets[one] : offsets[one + 1]])

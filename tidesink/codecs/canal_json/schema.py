@@ -324,7 +324,10 @@ class RowShapes:
         return {fold_name(c.name): c for c in definition.columns} if definition else {}
 
     def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
-        """Yields the columns of a row with their types. ``known``: defined columns by folded name."""
+        """Yields the columns of a row with their types, in the row's order.
+
+        ``words``: names in the row's message. ``known``: defined columns by folded name.
+        """
         for name in words.names:
             word, defined = words.types.get(name), known.get(fold_name(name))
             yield _column(name, word, defined, primary=name in words.keys, commit_ts=commit_ts)
@@ -420,7 +423,9 @@ def _lists(word: str, column_type: ColumnType) -> bool:
 
 
 def _contradicts(word: str, column_type: ColumnType) -> bool:
-    """Returns True if a text has another meaning as the message's type ``word`` than as ``column_type``.
+    """Returns True if a value's text means something else when read as type ``word`` or as ``column_type``.
+
+    ``word``: type name in the message. ``column_type``: type in the table's definition.
 
     The text of an enum is a member's number, the text of a set is the sum of its members' bits, and the text
     of a binary column is Latin-1. All other texts have the same meaning for every type.

@@ -58,7 +58,7 @@ _CONTROL_SIZE: Final = 9
 
 @dataclass(frozen=True)
 class FlatAvroColumns:
-    """The columnar step of one codec.
+    """Decodes many flat-avro records at once into Arrow tables (the codec's columnar step).
 
     ``plan_of``: returns the row codec's decode plan for a message's topic and headers. ``options``: options
     for converting values.
@@ -356,7 +356,7 @@ def _struct(kind: pa.StructType, image: _Image, count: int, present: Mask | None
 
 
 def _ops(values: pa.Array, left: Mask) -> npt.NDArray[np.int8]:
-    """Returns the operations of ``_tidb_op``, as indices in ``batch.OPS``.
+    """Converts the texts of ``_tidb_op`` to the codes of their operations (indices in ``batch.OPS``).
 
     Records with an unknown operation are marked in ``left``.
     """

@@ -109,7 +109,7 @@ def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> 
 
 
 def includes_before(options: CodecOptions) -> bool:
-    """Returns True if values contain the old row. Only the new architecture of TiCDC can write it."""
+    """Returns True if the options make values contain the old row. Only new-architecture TiCDC writes it."""
     return options.avro_include_before_value and options.producer == "new"
 
 
@@ -311,7 +311,7 @@ class AvroColumn:
 
     @property
     def bare(self) -> object:
-        """The field's type in the bare schema, which fastavro uses."""
+        """Avro type of the field in the schema for fastavro, which has no defaults and no logical types."""
         if self.null_first is None:
             return self.avro
         return ["null", self.avro] if self.null_first else [self.avro, "null"]
