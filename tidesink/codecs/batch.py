@@ -431,7 +431,7 @@ class _RowGroup:
         for at, event in enumerate(self._events):
             unknown = [name for image in _IMAGES for name in self._unknown(getattr(event, image))]
             if unknown:
-                reason = "The row has a column that is not in its schema."
+                reason = "The row has a column that is not in the event's schema."
                 yield at, SchemaMismatchError(reason, table=str(event.table), column=unknown[0])
             if (wrong := _unfit_position(event)) is not None:
                 yield at, ValueOutOfRangeError(wrong, table=str(event.table))

@@ -156,7 +156,7 @@ def _rule(text: str, flags: re.RegexFlag) -> _Rule:
         raise _wrong(text, "there is no '.' between schema and table")
     table, rest = _half(rest[1:], text, flags)
     if rest:
-        raise _wrong(text, f"{rest!r} follows the table's pattern")
+        raise _wrong(text, f"there is the text {rest!r} after the table's pattern")
     return _Rule(schema, table, positive)
 
 

@@ -266,7 +266,8 @@ def _taken_apart(location: str) -> tuple[str, str]:
 
 def _outside(location: str, why: str) -> RowUnavailableError:
     return RowUnavailableError(
-        f"The file was not opened, because the message's claimCheckLocation {shown(location)} {why}."
+        f"The claim-check file was not opened, because the message's claimCheckLocation {shown(location)} "
+        f"{why}. Check that {_OPTION} is the changefeed's."
     )
 
 
@@ -362,7 +363,8 @@ class LocalStorage:
         path = self._root / name
         if path.resolve() != self._root.resolve() / name:
             raise RowUnavailableError(
-                f"The claim-check file {name!r} is a symbolic link, which is not followed."
+                f"The claim-check file {name!r} is a symbolic link, which is not followed. Replace the link "
+                "by the file itself."
             )
         with _translated(name):
             # Opened without blocking, because a pipe instead of a file would block the reader forever.
@@ -467,7 +469,8 @@ def _translated(name: str) -> Iterator[None]:
         ) from error
     except Exception as error:  # each storage's library has errors of its own
         raise SourceUnavailableError(
-            f"The claim-check storage does not answer for the file {name!r}: {type(error).__name__}."
+            f"The claim-check storage does not answer for the file {name!r}: {type(error).__name__}. Check "
+            f"that the storage can be reached, and check {_OPTION}."
         ) from error
 
 

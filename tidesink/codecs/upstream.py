@@ -166,7 +166,8 @@ def _translated(table: TableId, commit_ts: int) -> Iterator[None]:
         raise _error(code_of(error), commit_ts).with_context(table=str(table)) from error
     except SQLAlchemyError as error:
         raise SourceUnavailableError(
-            f"The query to the upstream failed: {type(error).__name__}.", table=str(table)
+            f"The query to the upstream failed: {type(error).__name__}. Check that the upstream is running.",
+            table=str(table),
         ) from error
 
 
@@ -190,4 +191,6 @@ def _error(
         return ConfigError(
             f"{_OPTION}: The upstream is not TiDB, so it cannot be read as of a commit_ts.", key=_OPTION
         )
-    return SourceUnavailableError(f"The upstream does not answer (code {code}).")
+    return SourceUnavailableError(
+        f"The upstream does not answer (code {code}). Check that it is running, and check {_OPTION}."
+    )

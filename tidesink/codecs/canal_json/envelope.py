@@ -39,7 +39,9 @@ def objects(value: bytes | None, large: LargeMessages) -> list[Parsed]:
         DecodeError: The record has no value, its compression is damaged, or the value is not a JSON object.
     """
     if not value:
-        raise FramingError("The record has no value, but canal-json always writes one.")
+        raise FramingError(
+            "The record has no value, but every canal-json record has one. Is the topic canal-json?"
+        )
     try:
         return [_object(orjson.loads(value))]
     except orjson.JSONDecodeError:
@@ -80,7 +82,7 @@ def control_event(parsed: Parsed, kind: object, message: Message, index: int) ->
         SchemaMismatchError: The message is neither a DDL event nor a watermark, or a member is not valid.
     """
     if type(kind) is not str:
-        raise SchemaMismatchError("The message has no 'type'.")
+        raise SchemaMismatchError("The message has no 'type'. Is the topic's protocol canal-json?")
     extension = parsed.get("_tidb")
     if extension is not None and type(extension) is not dict:
         raise SchemaMismatchError("The message's '_tidb' must be a JSON object.")

@@ -367,7 +367,10 @@ class DefinedShapes(RowShapes):
     def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
         names, types, keys = words
         if (twice := _twice(names)) is not None:
-            raise SchemaMismatchError("The row contains the column twice.", column=twice)
+            raise SchemaMismatchError(
+                "The row contains the column twice, in upper and lower case.",
+                column=twice,
+            )
         if not known.keys() >= {fold_name(name) for name in names}:
             yield from (Column(name, ColumnType("text", sql=types.get(name))) for name in names)
             return

@@ -195,7 +195,11 @@ class FlatAvroCodec(Codec):
             RegistryError: The registry does not have a schema with this id, or does not answer.
         """
         if event.schema_id is None or event.schema_id == (None, None):
-            raise EncodeError("The event has no schema ids, so it cannot be encoded.", table=str(event.table))
+            raise EncodeError(
+                "The event has no schema ids. Use `encode`, which registers the schemas, or pass a decoded "
+                "event.",
+                table=str(event.table),
+            )
         key_id, value_id = event.schema_id
         wide = self._options.producer == "new" or (event.extension or {}).get(BIT_WIDTH) == FULL
         try:
@@ -319,7 +323,10 @@ class FlatAvroCodec(Codec):
     def _writer(self, event: ChangeEvent, topic: str, part: SubjectPart) -> RecordWriter | None:
         schema = event.schema
         if schema is None:
-            raise EncodeError("The event has no table schema, from which its Avro schemas are built.")
+            raise EncodeError(
+                "The event has no table schema, but its Avro schemas are built from it. Set the event's "
+                "schema."
+            )
         return self._writers.get(schema, event.table, topic, part)
 
     def _new_writer(

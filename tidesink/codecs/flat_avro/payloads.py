@@ -94,7 +94,9 @@ def _bit_reader(column_type: ColumnType) -> FromWire:
     def read(data: bytes) -> int:
         value = int.from_bytes(data, "big")
         if value >= limit:
-            raise ValueOutOfRangeError(f"0x{data[:9].hex()} has more bits than {_shown(column_type)}.")
+            raise ValueOutOfRangeError(
+                f"The value 0x{data[:9].hex()} has more bits than {_shown(column_type)}."
+            )
         return value
 
     return read
