@@ -267,7 +267,7 @@ def _taken_apart(location: str) -> tuple[str, str]:
 def _outside(location: str, why: str) -> RowUnavailableError:
     return RowUnavailableError(
         f"The claim-check file was not opened, because the message's claimCheckLocation {shown(location)} "
-        f"{why}. Check that {_OPTION} is the changefeed's."
+        f"{why}. Check that claim-check-storage-uri is the changefeed's."
     )
 
 
@@ -470,7 +470,7 @@ def _translated(name: str) -> Iterator[None]:
     except Exception as error:  # each storage's library has errors of its own
         raise SourceUnavailableError(
             f"The claim-check storage does not answer for the file {name!r}: {type(error).__name__}. Check "
-            f"that the storage can be reached, and check {_OPTION}."
+            "that the storage can be reached, and check claim-check-storage-uri."
         ) from error
 
 

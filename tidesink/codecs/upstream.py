@@ -192,5 +192,5 @@ def _error(
             f"{_OPTION}: The upstream is not TiDB, so it cannot be read as of a commit_ts.", key=_OPTION
         )
     return SourceUnavailableError(
-        f"The upstream does not answer (code {code}). Check that it is running, and check {_OPTION}."
+        f"The upstream does not answer (code {code}). Check that it is running, and check upstream-url."
     )
