@@ -385,7 +385,7 @@ class _Spans(NamedTuple):
 
 
 def _spans(rows: _Rows, position: Positions, size: int | None, present: Mask | None) -> _Spans:
-    """Returns the byte ranges of the values at these positions.
+    """Returns the byte ranges of the values that begin at these positions.
 
     ``size``: size of each value in bytes; None if each value is preceded by its size as a varint.
     """
@@ -554,7 +554,10 @@ class _Nullable:
 
     @cached_property
     def _inner_checks(self) -> bool:
-        """True if ``inner`` rejects a record that ends before the value. Then ``read`` need not check it."""
+        """True if the step ``inner`` itself rejects a record that ends before the value.
+
+        Then ``read`` need not check the record's end at the branch byte.
+        """
         return isinstance(self.inner, _Integer | _Boolean | _Float | _Enum | _Bytes | _Decimal)
 
     @property

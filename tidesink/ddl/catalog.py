@@ -262,7 +262,10 @@ class TableDefinitions:
         return definitions
 
     def _set(self, definition: TableDefinition, parted: Iterable[str] = ()) -> None:
-        """Stores the table definition that a statement results in, unless a newer statement was applied."""
+        """Stores a table's definition after a statement, unless a newer statement was already applied.
+
+        ``parted``: folded names of the columns that the statement dropped or renamed.
+        """
         table, since = definition.table, self._since
         if self._history.note(table, parted, since):
             self._keep(self._history.timed(definition, self._find(table), since))

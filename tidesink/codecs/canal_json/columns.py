@@ -181,7 +181,7 @@ def may_be_ddl(value: bytes | None) -> bool:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The row changes of a chunk that the scan has proven, one per array element.
+    """The row changes of a chunk whose records the scan found to be valid, one per array element.
 
     ``places``: index of each row's record in ``scan``. ``where``: index of each row's record in the chunk.
     ``head`` and ``body``: index of each row's head in ``heads`` and of its skeleton in ``bodies``. ``first``:
@@ -402,7 +402,7 @@ class _Remembered(Generic[T]):
         self._size = 0
 
     def all(self, texts: pa.BinaryArray) -> list[T]:
-        """Returns the parsed form of each element."""
+        """Returns the parsed form of each head or skeleton, from the cache if possible."""
         return [self._one(text) for text in texts.to_pylist()]
 
     def _one(self, text: bytes) -> T:

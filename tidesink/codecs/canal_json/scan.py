@@ -385,7 +385,10 @@ class _Bodies:
         return self._texts(places, first), self._skeletons(places, first)
 
     def _refuse(self, places: Indices) -> None:
-        """Marks the bodies at these byte positions as not proven; the row codec then decodes the records."""
+        """Marks the bodies at these byte positions as not proven, because they may not be valid JSON.
+
+        The row codec then decodes their records.
+        """
         if len(places):
             self.proven[np.searchsorted(self.starts, places, "right") - 1] = False
 

@@ -69,7 +69,10 @@ class FlatAvroColumns:
     _groups: dict[tuple[str, int, int], _GroupDecoder | None] = field(default_factory=dict, repr=False)
 
     def __call__(self, records: Records) -> ColumnarResult:
-        """Decodes the records whose bytes and values are valid; the result's ``left`` has all others."""
+        """Decodes the records of a batch. The result's ``left`` has the records that may not be valid.
+
+        The row codec must decode those records.
+        """
         batch = _Batch(records)
         left, tables = [np.flatnonzero(batch.left)], []
         for group in batch.groups():
@@ -317,7 +320,7 @@ class _GroupDecoder:
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
     def _images(self, half: _Half, deleted: Mask) -> dict[str, pa.Array]:
-        """Returns the columns ``before`` and ``after``, and the columns of ``MARKS``.
+        """Returns the columns ``before`` and ``after`` of row changes, and those named by ``batch.MARKS``.
 
         ``deleted``: mask of the deletes.
         """
