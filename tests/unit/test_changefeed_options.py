@@ -43,7 +43,7 @@ class Case(NamedTuple):
         Case(
             AVRO,
             "[sink]\ndispatchers=[{matcher=['a']}]",
-            r"dispatchers\[0\]: Matcher 'a' is wrong: .*Correct this rule",
+            r"dispatchers\[0\]: Matcher 'a' is not valid: .*Correct this rule",
         ),
         Case(
             "kafka://k/t?protocol=debezium-avro&schema-registry=http://r",

@@ -322,7 +322,7 @@ def test_a_row_too_large_is_written_to_a_file_and_read_again(
         ),
         (
             {"large_message_handle_option": "handle-key-only", "max_message_bytes": 200},
-            "Even the columns of its handle key are that large",
+            "Even with only the columns of its handle key it is too large",
         ),
         (
             {"large_message_handle_option": "handle-key-only", "enable_tidb_extension": False},

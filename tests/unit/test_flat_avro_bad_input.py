@@ -57,8 +57,8 @@ def test_a_header_of_another_kind_is_refused(key: bytes, match: str) -> None:
         (b"\x00", "The value has 1 bytes"),
         (b"\x05\x00\x00\x00\x01", "The value starts with 05"),
         (b"\x03\x05" + uuid.UUID(int=7).bytes + b"\x02", "AWS Glue"),
-        (b"\x01{}", "the byte of a control event, but the key is not null"),
-        (b"\x02" + bytes(8), "the byte of a control event, but the key is not null"),
+        (b"\x01{}", "like a DDL event or watermark, but the key is not null"),
+        (b"\x02" + bytes(8), "like a DDL event or watermark, but the key is not null"),
     ],
 )
 def test_a_value_of_another_kind_is_refused(value: bytes, match: str) -> None:
@@ -233,13 +233,13 @@ def _field(avro: object) -> str:
         (_field({"type": "int", "connect.parameters": {"tidb_type": "MONEY"}}), "tidb_type 'MONEY'"),
         (
             _field({"type": "bytes", "connect.parameters": {"tidb_type": "BIT", "length": "9" * 400}}),
-            "not a length",
+            "not a valid length",
         ),
         (_field({"type": "bytes", "connect.parameters": {"tidb_type": "DECIMAL"}}), "no precision"),
         (_TWICE, "'c' twice"),
         (_BEFORE_ITSELF, "not valid Avro: redefined named type"),
         (_field("t").replace('"c"', '"_tidb_self"'), "has no connect.parameters"),
-        (_EXTENSION_FIRST, "An extension field precedes a column"),
+        (_EXTENSION_FIRST, "a field of the TiDB extension before this column"),
     ],
 )
 def test_a_schema_tidb_did_not_write_is_refused_with_its_id(text: str, match: str) -> None:

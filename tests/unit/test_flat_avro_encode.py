@@ -199,7 +199,7 @@ def test_a_registrys_refusal_names_the_field() -> None:
             {"id": 1, "b": ""},
             "'' is not a valid enum",
         ),
-        ("create table t (id int primary key, b enum('x','y'))", {"id": 1, "b": 1}, "written as its label"),
+        ("create table t (id int primary key, b enum('x','y'))", {"id": 1, "b": 1}, "must be its label"),
         (
             "create table t (id int primary key, b set('x','y'))",
             {"id": 1, "b": "x,z"},
@@ -354,7 +354,7 @@ def test_control_events_are_sent_only_when_the_producer_would() -> None:
     assert encoded is not None
     assert encoded.value is not None
     assert b"\\u003c\\u003e" in encoded.value
-    with pytest.raises(EncodeError, match="number of its action"):
+    with pytest.raises(EncodeError, match="number of TiDB's DDL action"):
         sends.encode(ddl._replace(kind="ALTER"), topic=TOPIC)
     with pytest.raises(EncodeError, match="not an unsigned 64-bit"):
         sends.encode(mark._replace(commit_ts=-1), topic=TOPIC)

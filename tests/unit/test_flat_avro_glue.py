@@ -90,8 +90,8 @@ def test_a_uuid_that_the_source_lacks_is_the_records_own_fault() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        (KEY, framed(VALUE, VALUE_ID), "One part has an AWS Glue header, but the key"),
-        (framed(KEY, KEY_ID), VALUE, "One part has an AWS Glue header, but the value"),
+        (KEY, framed(VALUE, VALUE_ID), "Only one of key and value has an AWS Glue header. The key"),
+        (framed(KEY, KEY_ID), VALUE, "Only one of key and value has an AWS Glue header. The value"),
         (framed(KEY, KEY_ID)[:-1], None, "The key of .* bytes is shorter than its schema requires"),
         (b"\3\5" + KEY_ID.bytes + b"no zlib", None, "The key's payload is not a zlib stream"),
         (framed(KEY, KEY_ID, compressed=True)[:-1], None, "not exactly one zlib stream"),

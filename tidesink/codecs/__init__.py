@@ -1,4 +1,4 @@
-"""Codecs by protocol name. A codec is loaded when it is first opened, and none needs Spark or Java."""
+"""Codecs decode and encode the Kafka records of the supported protocols. They need no Spark and no Java."""
 
 from tidesink.codecs.open import CODECS, CodecParts, open_codec, protocol_named
 

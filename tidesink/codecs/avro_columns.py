@@ -1,13 +1,13 @@
-"""Columnar Avro decoding: all records of one writer's schema at once, field by field, in numpy.
+"""Decodes many Avro records of one schema at once into Arrow arrays, field by field, with numpy.
 
-The bytes are Avro's binary encoding (Avro 1.12 specification, "Binary Encoding"). Each field is read at the
-positions of all records together. A step *proves* a record or rejects it: varints of at most ten bytes,
-``int`` in 32 bits, the branch of a union, booleans, the index of an enum, UTF-8, decimals within their
-precision, no field past its record's end, and the last field exactly at that end. Rejected records are left
-to the row codec, the only place that names faults.
+The bytes are Avro's binary encoding (Avro 1.12 specification, "Binary Encoding"). Each field is read from all
+records before the next field. A record is *proven* if all its bytes are valid: varints have at most ten
+bytes, an ``int`` fits into 32 bits, union branches, booleans and enum indices exist, text is UTF-8, decimals
+have at most their precision, and the last field ends exactly at the record's end. Other records are rejected:
+they are left to the row codec, which decodes one record at a time and raises the errors.
 
-Masks are tested with ``count_nonzero``, which needs a quarter of the time of ``any`` on a thousand records. A
-wide table tests several masks per column.
+Masks are tested with ``count_nonzero``, because it is four times as fast as ``any`` on a thousand records,
+and a wide table has several masks per column.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Words = npt.NDArray[np.uint64]
 
 # Number of records read together: numpy's intermediate results stay in the processor's cache.
 CHUNK_RECORDS: Final = 8192
-# Eight bytes are read at any position up to one past a record's end, and then eight more.
+# Up to 16 bytes are read from any position in a record, and from the position after its end.
 _PADDING: Final = 24
 # Arrow's offsets are int32, so larger inputs are split.
 _MOST_BYTES: Final = 1 << 30
@@ -38,7 +38,8 @@ _MOST_BYTES: Final = 1 << 30
 _U8: Final = np.uint64
 _STOPS: Final = _U8(0x8080808080808080)
 _SEVENS: Final = _U8(0x7F7F7F7F7F7F7F7F)
-# Join seven payload bits per byte in three steps: pairs of bytes, of pairs, of fours.
+# Masks and shifts that join the seven payload bits of each byte of a varint: first pairs of bytes, then pairs
+# of the results, then pairs of those.
 _GATHER: Final = (
     (_U8(0x7F007F007F007F00), _U8(1), _U8(0x007F007F007F007F)),
     (_U8(0x3FFF00003FFF0000), _U8(2), _U8(0x00003FFF00003FFF)),
@@ -49,7 +50,10 @@ _ONE: Final = _U8(1)
 
 @dataclass(frozen=True)
 class RecordBytes:
-    """Records in one buffer: the bytes ``start[i]`` to ``end[i]`` of ``data``, ascending, not overlapping."""
+    """Records in one buffer. Record ``i`` has the bytes from ``start[i]`` up to ``end[i]`` of ``data``.
+
+    The records are in ascending order of their positions and do not overlap.
+    """
 
     data: npt.NDArray[np.uint8]
     start: Positions
@@ -57,9 +61,9 @@ class RecordBytes:
 
     @classmethod
     def of(cls, records: pa.Array, skip: int = 0) -> RecordBytes:
-        """The records of a binary or large_binary array, sliced or not, without their first ``skip`` bytes.
+        """Returns the records of a binary or large_binary array, without the first ``skip`` bytes of each.
 
-        The bytes are not copied. A null has a place like any other value; exclude nulls with ``take``.
+        The bytes are not copied. A null counts as a record; exclude nulls with ``take``.
         """
         large = pa.types.is_large_binary(records.type) or pa.types.is_large_string(records.type)
         _, offsets, values = records.buffers()
@@ -76,22 +80,22 @@ class RecordBytes:
         return len(self.start)
 
     def take(self, rows: npt.NDArray[Any]) -> RecordBytes:
-        """The records at these ascending indices, or of a mask."""
+        """Returns the records at these ascending indices, or those selected by a mask."""
         return RecordBytes(self.data, self.start[rows], self.end[rows])
 
     def slice(self, begin: int, end: int) -> RecordBytes:
-        """The records from index ``begin`` up to ``end``."""
+        """Returns the records from index ``begin`` up to, but not including, ``end``."""
         return RecordBytes(self.data, self.start[begin:end], self.end[begin:end])
 
     def chunks(self, records: int = CHUNK_RECORDS) -> Iterator[RecordBytes]:
-        """Slices of at most ``records`` records."""
+        """Yields the records in slices of at most ``records`` records."""
         for begin in range(0, len(self), records):
             yield self.slice(begin, begin + records)
 
     def words(self) -> Words:
-        """The first eight bytes of each record as a little-endian number.
+        """Returns the first eight bytes of each record as an unsigned little-endian number.
 
-        If a record is shorter, the number includes the bytes after it.
+        If a record has fewer than eight bytes, the number includes the bytes that follow it in the buffer.
         """
         parts = []
         for one in self.chunks():
@@ -102,11 +106,11 @@ class RecordBytes:
 
 
 class AvroColumns(NamedTuple):
-    """Decoded records.
+    """Decoded Avro records.
 
-    ``record`` is a struct array of the schema's fields. A child is null wherever its parent is, so
-    ``record.field(i)`` needs no mask. ``unproven`` is a mask of the rejected records, whose values are
-    undefined; None if every record is proven.
+    ``record``: struct array with the schema's fields. A child is null wherever its parent is null, so
+    ``record.field(i)`` can be used without the parent's validity. ``unproven``: mask of the rejected records,
+    whose values are undefined; None if no record was rejected.
     """
 
     record: pa.StructArray
@@ -115,17 +119,19 @@ class AvroColumns(NamedTuple):
 
 @dataclass(frozen=True)
 class AvroDecoder:
-    """Decodes the records of one writer's schema: parsed JSON, or fastavro's parsed form of it.
+    """Decodes Avro records that were written with one schema.
 
-    Arrow types: ``int`` int32, ``long`` int64, ``float`` float32, ``double`` float64, ``boolean`` bool,
-    ``string`` string, ``bytes`` and ``fixed`` binary, ``enum`` string, records struct. ``bytes`` and
-    ``fixed`` with the logical type ``decimal``: decimal128 up to 38 digits, decimal256 up to 76. Other
-    logical types are read as their underlying types. Arrays, maps, unions except ``null`` with one other
-    type, recursive types and longer decimals have the Arrow type null, and a record with a value there is
-    never proven.
+    ``schema``: the schema as parsed JSON, or as fastavro's ``parse_schema`` returns it.
+
+    Arrow types: ``int`` becomes int32, ``long`` int64, ``float`` float32, ``double`` float64, ``boolean``
+    bool, ``string`` and ``enum`` string, ``bytes`` and ``fixed`` binary, a record struct. With the logical
+    type ``decimal``, ``bytes`` and ``fixed`` become decimal128 up to 38 digits and decimal256 up to 76. Other
+    logical types are ignored. Arrays, maps, recursive types, longer decimals and unions other than ``null``
+    with one type are not supported: they become the Arrow type null, and a record with such a value is
+    rejected.
 
     Raises:
-        SchemaMismatchError: the schema is not a record.
+        SchemaMismatchError: The schema is not an Avro record.
     """
 
     schema: Any
@@ -139,13 +145,13 @@ class AvroDecoder:
 
     @cached_property
     def type(self) -> pa.StructType:
-        """The Arrow type of the records."""
+        """The Arrow struct type of the decoded records."""
         return self._step.type
 
     def decode(self, records: RecordBytes) -> AvroColumns:
-        """Decode all records at once; pass at most ``CHUNK_RECORDS`` for speed.
+        """Decodes all records at once. It is fastest with at most ``CHUNK_RECORDS`` records.
 
-        The bytes from ``start`` to ``end`` must be one record each, without the Confluent header.
+        The bytes of each record must not include the Confluent header.
         """
         if len(records) and int(records.end[-1]) - int(records.start[0]) > _MOST_BYTES:
             return self._halves(records)
@@ -179,10 +185,11 @@ def _if_any(mask: Mask | None) -> Mask | None:
 
 
 class _Rows:
-    """The records being read: their bytes with padding, their ends, and the mask of rejected records.
+    """The records being decoded: their bytes with padding, their end positions, and the rejected records.
 
-    Positions count from ``base``. For any bytes, a position stays between a record's start and its end: a
-    step that would pass the end rejects the record and stays at the end.
+    Positions are relative to ``base``. A read position never leaves its record, whatever the bytes are: a
+    step that would pass the record's end rejects the record, and the position stays at the end.
+    ``unproven``: mask of the rejected records, or None.
     """
 
     def __init__(self, data: npt.NDArray[np.uint8], base: int, end: Positions) -> None:
@@ -208,19 +215,25 @@ class _Rows:
 
     @cached_property
     def every_other(self) -> pa.Array:
-        """The indices of the records' values in an array that also contains the bytes between them."""
+        """The even numbers 0, 2, 4, …, one per record.
+
+        They are the indices of the records' values in an array that also has the bytes between the values.
+        """
         return pa.array(np.arange(0, 2 * len(self), 2, dtype=np.int32))
 
     def reject(self, rows: Mask) -> None:
-        """Leave these records to the row codec."""
+        """Rejects the records in this mask, so that the row codec decodes them."""
         self.unproven = rows if self.unproven is None else self.unproven | rows
 
     def words_at(self, positions: Positions) -> Words:
-        """Eight bytes at each position, with the first byte as the lowest."""
+        """Returns the eight bytes at each position as an unsigned little-endian number."""
         return self._words[positions]
 
     def advance(self, position: Positions, size: Positions | int, present: Mask | None) -> Positions:
-        """The positions after a value of ``size`` bytes, unchanged for records without one."""
+        """Returns the positions after a value of ``size`` bytes. A record that is too short is rejected.
+
+        ``present``: mask of the records that have the value; None if all have it. Other positions are kept.
+        """
         moved: Positions = position + (size if present is None else size * present)
         past = moved > self.end
         if np.count_nonzero(past):
@@ -230,14 +243,18 @@ class _Rows:
 
 
 class _Step(Protocol):
-    """Reads one value of each record; where ``present`` is false, the slot is null."""
+    """Decodes one field of all records."""
 
     @property
     def type(self) -> pa.DataType:
-        """The values' Arrow type."""
+        """Arrow type of the decoded values."""
 
     def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
-        """The values, and the positions after them."""
+        """Decodes the value at each record's position; returns the values and the positions after them.
+
+        ``present``: mask of the records that have a value at their position; None if all have one. The result
+        is null for the others.
+        """
 
 
 def _array(kind: pa.DataType, values: npt.NDArray[Any], present: Mask | None) -> pa.Array:
@@ -253,10 +270,10 @@ def _both(one: Mask, other: Mask | None) -> Mask:
 
 
 def _read_long(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64], Positions | int]:
-    """The zigzag varints at these positions and their sizes.
+    """Returns the integers at these positions, encoded as zigzag varints, and their sizes in bytes.
 
-    A varint of more than ten bytes, or of more than 64 bits, is rejected only if its record contains it: its
-    size is then far past any record's end.
+    A varint with more than ten bytes or 64 bits gets a size that is larger than any record. ``advance`` then
+    rejects the record, if the record has a value at this position.
     """
     words = rows.words_at(position)
     if not np.bitwise_or.reduce(words) & _U8(0x80):
@@ -274,7 +291,10 @@ def _read_long(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64],
 
 
 def _read_size(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64], Positions | int]:
-    """Read like ``_read_long``, with a fast path for numbers of one byte."""
+    """Returns the zigzag varints at these positions, and their sizes in bytes.
+
+    It equals ``_read_long``, but is faster if all varints have one byte.
+    """
     first = rows.data.take(position)
     if np.bitwise_or.reduce(first) & 0x80:
         return _read_long(rows, position)
@@ -357,7 +377,7 @@ class _Enum:
 
 
 class _Spans(NamedTuple):
-    """Positions of values in the rows' data, ascending, and their lengths, 0 for rejected records."""
+    """Byte ranges of values in the records' data, in ascending order. The size is 0 in rejected records."""
 
     start: Positions
     size: Positions
@@ -365,7 +385,10 @@ class _Spans(NamedTuple):
 
 
 def _spans(rows: _Rows, position: Positions, size: int | None, present: Mask | None) -> _Spans:
-    """The spans of values of this size; None: each value is preceded by its size."""
+    """Returns the byte ranges of the values that begin at these positions.
+
+    ``size``: size of each value in bytes; None if each value is preceded by its size as a varint.
+    """
     if size is not None:
         end = rows.advance(position, size, present)
         start = np.minimum(position, end)  # of a rejected record the position may be past its end
@@ -382,10 +405,10 @@ def _spans(rows: _Rows, position: Positions, size: int | None, present: Mask | N
 
 
 def _binary(rows: _Rows, spans: _Spans, present: Mask | None) -> pa.Array:
-    """The bytes of spans, copied by Arrow: numpy would need an index of eight bytes for each byte.
+    """Returns the bytes of these ranges as a binary array; null where ``present`` is false.
 
-    The spans and the bytes between them form one binary array over the data. The result is every second value
-    of it.
+    The ranges and the bytes between them form one binary array over the data, and every second value of it is
+    taken. Arrow copies the bytes, because numpy would need an index of eight bytes for each byte.
     """
     count = len(spans.start)
     offsets = np.empty(2 * count, np.int32)
@@ -398,7 +421,7 @@ def _binary(rows: _Rows, spans: _Spans, present: Mask | None) -> pa.Array:
 
 
 def _text(rows: _Rows, values: pa.Array, present: Mask | None) -> pa.Array:
-    """Bytes as text; a record whose bytes are not UTF-8 is rejected."""
+    """Returns binary values as text. A record whose value is not valid UTF-8 is rejected."""
     _, offsets, data = values.buffers()
     if data is None or not data.size or np.frombuffer(data, np.uint8).max() < 0x80:
         return pa.Array.from_buffers(pa.string(), len(values), [_bitmap(present), offsets, data])
@@ -411,7 +434,7 @@ def _text(rows: _Rows, values: pa.Array, present: Mask | None) -> pa.Array:
 
 
 def is_utf8(values: pa.Array) -> Mask:
-    """A mask of the values of a binary array that are valid UTF-8; a null counts as valid."""
+    """Returns a mask of the values of a binary array that are valid UTF-8. A null counts as valid."""
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -429,7 +452,7 @@ def _decodes(data: bytes) -> bool:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """``bytes``, or ``fixed`` of a size; as text for ``string``."""
+    """Decodes Avro's ``bytes``, ``string`` (``text``) and ``fixed`` (``size``: number of bytes)."""
 
     size: int | None = None
     text: bool = False
@@ -446,7 +469,11 @@ class _Bytes:
 
 @dataclass(frozen=True)
 class _Decimal:
-    """Big-endian two's complement in ``bytes`` or ``fixed``, of 1 byte up to the size of the Arrow type."""
+    """Decodes decimals: a big-endian two's complement integer in ``bytes`` or ``fixed``.
+
+    ``size``: number of bytes for ``fixed``, None for ``bytes``. An integer may have from 1 byte up to the
+    size of the Arrow type.
+    """
 
     precision: int
     scale: int
@@ -476,7 +503,7 @@ class _Decimal:
 
 
 def _short_integers(rows: _Rows, spans: _Spans, width: int) -> npt.NDArray[np.int64]:
-    """Signed integers of at most eight bytes, as ``width`` little-endian words each."""
+    """Returns big-endian signed integers of at most 8 bytes as ``width`` little-endian 64-bit words each."""
     shift = 64 - 8 * np.minimum(np.maximum(spans.size, 1), 8)
     words = np.empty((len(spans.size), width), np.int64)
     words[:, 0] = rows.words_at(spans.start).byteswap().view(np.int64) >> shift
@@ -485,7 +512,10 @@ def _short_integers(rows: _Rows, spans: _Spans, width: int) -> npt.NDArray[np.in
 
 
 def _integers(rows: _Rows, spans: _Spans, width: int) -> npt.NDArray[np.int64]:
-    """Signed integers of at most ``8 * width`` bytes, as ``width`` little-endian words each."""
+    """Returns big-endian signed integers as ``width`` little-endian 64-bit words each.
+
+    An integer may have at most ``8 * width`` bytes.
+    """
     size = np.minimum(np.maximum(spans.size, 1), 8 * width)
     behind = np.arange(8 * width)
     at = spans.start[:, None] + np.maximum(size[:, None] - 1 - behind, 0)
@@ -497,7 +527,7 @@ def _integers(rows: _Rows, spans: _Spans, width: int) -> npt.NDArray[np.int64]:
 
 
 def _is_below(words: npt.NDArray[np.int64], limit: int) -> Mask:
-    """A mask of the integers, in little-endian words, that are less than ``limit``."""
+    """Returns a mask of the integers that are less than ``limit``. ``words``: their little-endian words."""
     width = words.shape[1]
     bounds = np.frombuffer(limit.to_bytes(8 * width, "little", signed=True), "<i8")
     below = words[:, 0].view(np.uint64) < bounds[:1].view(np.uint64)
@@ -514,14 +544,20 @@ def _is_below(words: npt.NDArray[np.int64], limit: int) -> Mask:
 
 @dataclass(frozen=True)
 class _Nullable:
-    """A union of ``null`` and one other type; ``null`` is the branch byte of null, 00 or 02."""
+    """Decodes a union of ``null`` and one other type.
+
+    ``null``: byte that encodes the null branch, 0 or 2. ``inner``: step for values of the other type.
+    """
 
     null: int
     inner: _Step
 
     @cached_property
     def _inner_checks(self) -> bool:
-        """True if the value's own step detects a record that ended at the branch byte or earlier."""
+        """True if the step ``inner`` itself rejects a record that ends before the value.
+
+        Then ``read`` need not check the record's end at the branch byte.
+        """
         return isinstance(self.inner, _Integer | _Boolean | _Float | _Enum | _Bytes | _Decimal)
 
     @property
@@ -564,7 +600,7 @@ class _Record:
 
 
 class _Unsupported:
-    """A value that is left to the row codec; a record without such a value may be proven."""
+    """Rejects records that have a value of an unsupported type; the row codec decodes them."""
 
     type = pa.null()
 
@@ -586,7 +622,10 @@ _UNSUPPORTED: Final = _Unsupported()
 
 
 class _Compiler:
-    """Turns a schema into steps. ``named`` holds its named types so far, None while a type is being read."""
+    """Creates the decoding step of a schema.
+
+    ``_named``: the steps of named types by full name; None while the type's own fields are being compiled.
+    """
 
     def __init__(self) -> None:
         self._named: dict[str, _Step | None] = {}

@@ -1,20 +1,19 @@
-"""The interface of a codec, its options, and helpers that several formats share.
+"""Defines the interface of codecs, their options, and helpers that several codecs share.
 
-A codec decodes bytes to change events and encodes events to bytes. The word has its meaning from change data
-capture: a codec reads and writes an envelope of change events. It has nothing to do with compression or with
-Python's ``codecs`` module.
+A codec decodes the bytes of Kafka records to change events, and encodes change events to bytes. It has
+nothing to do with compression, or with Python's ``codecs`` module.
 
-The Confluent header before a payload is byte 00, then the schema's registry id as int32 big-endian. Each
-codec reads it itself, because a DDL, a watermark and a delete marker of flat-avro start with other bytes
-(TiCDC tiflow c7b2588 and ticdc b813e76).
+The Confluent header before an Avro payload is byte 00, followed by the schema's registry id as int32
+big-endian. Each codec checks the header itself, because DDL events, watermarks and delete markers of
+flat-avro start with other bytes (TiCDC tiflow c7b2588 and ticdc b813e76).
 
-The options of a Debezium connector supply what its records omit. With a schema, a record describes itself
-nearly completely. Without one (``schemas.enable: false``) it has only JSON's own types. Names and defaults
-are Debezium's (3.5); ``decimal_format`` is JsonConverter's.
+``DebeziumModes`` has the settings of a Debezium connector that its records do not show. A record with a
+schema contains nearly all types. A record without a schema (``schemas.enable: false``) has only JSON's types.
+The names and defaults of the settings are Debezium's (3.5); ``decimal_format`` is a setting of JsonConverter.
 
-JSON that is stored unchanged with an event has a limit on its nesting. No producer nests its own members
-deeper than a few levels. Values are read and written with one call per level, so deeper values would exceed
-the limits of Python and orjson.
+The nesting of JSON values that are stored unchanged with an event is limited, because parsing and writing a
+deeply nested value would exceed the limits of Python and orjson. No producer nests its own members deeper
+than a few levels.
 """
 
 from __future__ import annotations
@@ -61,15 +60,16 @@ PLACEHOLDER: Final = "__debezium_unavailable_value"
 
 @dataclass(frozen=True)
 class DebeziumModes:
-    """A connector's handling modes.
+    """Settings of a Debezium connector that determine how it writes values.
 
-    ``time_zone`` is the zone in which a column that a table definition declares as TIMESTAMP is written as
-    text; every other instant has its offset in its text. The other fields are read only if a record has no
-    schema, with two exceptions: ``binary_handling_mode`` is always needed, because a schema does not show how
-    text in a binary column is encoded, and so is ``unavailable_value_placeholder``. None means Debezium's own
-    placeholder, or no placeholder if the producer ``sends_every_value``. ``commit_positions``: the
-    ``commit_ts`` of events is the position of their transaction in the connector's log
-    (``debezium.commit_positions``).
+    The ``…_mode`` fields and ``decimal_format`` are used only for records without a schema. The exception is
+    ``binary_handling_mode``, because a schema does not show how the bytes of a binary column are encoded.
+
+    ``unavailable_value_placeholder``: text that replaces a value that the connector did not send. None means
+    Debezium's default placeholder, or no placeholder if ``sends_every_value`` is True. ``time_zone``: zone in
+    which columns are written that a table definition declares as TIMESTAMP; all other texts of instants
+    contain their offset. ``commit_positions``: True if the ``commit_ts`` of an event is the position of its
+    transaction in the connector's log (``debezium.commit_positions``).
     """
 
     decimal_handling_mode: DecimalHandling = "precise"
@@ -86,16 +86,16 @@ class DebeziumModes:
 
     @property
     def placeholder(self) -> str | None:
-        """The text that replaces a value that was not sent; None if every text is a real value."""
+        """Text that replaces a value that the connector did not send; None if all texts are real values."""
         usual = None if self.sends_every_value else PLACEHOLDER
         return usual if self.unavailable_value_placeholder is None else self.unavailable_value_placeholder
 
     def of_ticdc(self) -> DebeziumModes:
-        """The modes of TiCDC's messages, which identify themselves.
+        """Returns the settings for messages of TiCDC's Debezium format, which identify themselves as TiCDC's.
 
-        TiCDC always uses these handling modes and sends every value of a row (``pkg/sink/codec/debezium``,
-        b813e76). A configured placeholder is kept, because tidesink's own Kafka target writes it in TiCDC's
-        format.
+        TiCDC always uses the same handling modes, and sends all values of a row (``pkg/sink/codec/debezium``,
+        b813e76). A configured placeholder is kept, because tidesink's own Kafka target writes this format
+        with placeholders.
         """
         given = self.unavailable_value_placeholder
         return replace(_TICDC, time_zone=self.time_zone, unavailable_value_placeholder=given)
@@ -107,7 +107,7 @@ _TICDC: Final = DebeziumModes(
 
 
 class Unavailable(Enum):
-    """The type of ``UNAVAILABLE``: an Enum, so that type checkers narrow it by ``is``."""
+    """The type of ``UNAVAILABLE_PLACEHOLDER``. It is an Enum, so that type checkers narrow it by ``is``."""
 
     UNAVAILABLE = "unavailable"
 
@@ -126,34 +126,35 @@ _DEFAULT_MODES = DebeziumModes()
 
 
 class EncodedRecord(NamedTuple):
-    """The key and value bytes of one Kafka record; None is a null."""
+    """The key and value bytes of one Kafka record. None represents a null key or value."""
 
     key: bytes | None
     value: bytes | None
 
 
-# The text encodings of a binary column's bytes in canal-json.
+# Encodings with which a producer of canal-json writes the bytes of a binary column as text.
 BinaryText = Literal["iso-8859-1", "utf-8"]
 
 
 @dataclass(frozen=True)
 class CodecOptions:
-    """TiCDC's own codec options, under TiCDC's names with ``_`` for ``-``.
+    """Options of the codecs. Most of them are TiCDC's options, with ``_`` instead of ``-`` in their names.
 
-    They configure encoding. A decoder reads the bytes and ignores them, except ``time_zone``,
-    ``output_raw_change_event`` and ``binary_text``, which the bytes do not show, and ``checksum``.
+    TiCDC's options determine how events are encoded. Decoding ignores them, because the bytes show how they
+    were written. The exceptions are ``time_zone`` and ``output_raw_change_event``, which the bytes do not
+    show.
 
-    ``binary_text``: how canal-json's text of a binary column is decoded.
-    ``checksum``: what a reader does if a row's checksum does not match (flat-avro): ``off`` skips the check,
-    ``warn`` logs it, ``reject`` refuses the record. ``claim_check_storage_uri`` and ``upstream_url``: where a
-    reader finds rows that are not in the message. Both may contain secrets and are never shown.
-    ``max_decompressed_bytes``: the most bytes that a reader accepts for one message.
-    ``producer``: ``classic`` (tiflow) or ``new`` (the new architecture), for encoding only.
-    ``namespace``: changefeed namespace or keyspace, the first part of Avro record namespaces.
-    ``debezium``: the connector's handling modes, for what Debezium's records do not show themselves.
-    ``debezium_unwrapped``: the topic was flattened by ExtractNewRecordState, so a null value is a delete.
-    Rows that show the flattening themselves do not need it. ``cluster_id`` and the other ``debezium_…``
-    options are TiCDC's own, for encoding.
+    These options are for decoding. ``binary_text``: encoding of binary columns in canal-json. ``checksum``:
+    treatment of a flat-avro row that does not match its checksum: ``off`` does not check, ``warn`` logs a
+    warning, ``reject`` raises an error. ``claim_check_storage_uri`` and ``upstream_url``: sources of rows
+    that were too large for Kafka; both may contain secrets and are never shown. ``max_decompressed_bytes``:
+    maximum size of one decompressed message. ``debezium``: settings of the Debezium connector.
+    ``debezium_unwrapped``: True if ExtractNewRecordState flattened the topic's rows, so that a null value is
+    a delete; not needed if the rows show it.
+
+    These options are for encoding. ``producer``: ``classic`` (tiflow) or ``new`` (the new architecture).
+    ``namespace``: the changefeed's namespace or keyspace, the first part of Avro namespaces. ``cluster_id``
+    and the other ``debezium_…`` options: TiCDC's options for its Debezium formats.
     """
 
     enable_tidb_extension: bool = False
@@ -188,40 +189,46 @@ class CodecOptions:
 
     @property
     def sends_row_keys(self) -> bool:
-        """True if canal-json rows carry TiDB's row key, which is a member of the extension."""
+        """True if canal-json rows contain TiDB's row key, which is part of the TiDB extension."""
         return self.enable_tidb_extension and self.output_row_key
 
 
 class Codec(ABC):
-    """A decoder and encoder of one protocol; ``name`` is the protocol's key in ``CODECS``."""
+    """Decodes and encodes the records of one protocol. ``name``: name of the protocol in ``CODECS``."""
 
     name: str
     _options: CodecOptions
 
     @abstractmethod
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """The events of one Kafka record, in order; empty if the record contains none.
+        """Returns the events of one Kafka record, in the record's order; empty if it contains no event.
 
         Raises:
-            DecodeError: this record cannot be decoded; context has topic, partition, offset.
-            RegistryError: the writer's schema is not available.
+            DecodeError: The record cannot be decoded. The error's context has topic, partition and offset.
+            RegistryError: The schema registry does not have, or does not return, the record's schema.
         """
 
     @abstractmethod
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """The Kafka record of one event; None if the protocol has no record for it.
+        """Returns the Kafka record of one event, or None if the protocol has no record for such an event.
 
         Raises:
-            EncodeError: the protocol cannot write this event.
-            RegistryError: the schema cannot be registered.
+            EncodeError: The protocol cannot represent this event.
+            RegistryError: The event's schema cannot be registered.
         """
 
     def columnar(self, options: ValueOptions) -> Columnar | None:  # noqa: ARG002
-        """The columnar step, for ``codecs.batch.decode_in_columns``; None if the codec does not have one."""
+        """Returns the codec's columnar step, a function that decodes many records at once; None by default.
+
+        ``codecs.batch.decode_in_columns`` calls it.
+        """
         return None
 
     def table_of(self, _message: Message) -> TableId | None:
-        """The table that a record names, even if its row cannot be decoded; None if it names no table."""
+        """Returns the table that a record names, or None if it names no table.
+
+        It does not decode the row, so it also works for a record that cannot be decoded.
+        """
         return None
 
     def decode_batch(
@@ -231,17 +238,20 @@ class Codec(ABC):
         zero_date: ZeroDate = "null",
         ambiguous_time: AmbiguousTime = "first",
     ) -> DecodedBatch:
-        """Decode many Kafka records to Arrow tables, with the same events as ``decode`` of each record.
+        """Decodes many Kafka records to Arrow tables. The events are the same as those of ``decode``.
 
-        ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
-        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded
-        becomes a fault in the result. Invalid calendar dates follow ``zero_date``. TIMESTAMP is read in the
-        options' ``time_zone``, and a local time that occurs twice there follows ``ambiguous_time``.
-        ``codecs.batch`` describes the tables.
+        ``records``: Kafka records with the columns ``key`` and ``value``. The columns ``topic``,
+        ``partition``, ``offset``, ``timestamp`` and ``headers`` are optional; all have the names of Spark's
+        Kafka source. ``zero_date``: policy for dates that do not exist, such as 0000-00-00.
+        ``ambiguous_time``: policy for local times that occur twice in the options' ``time_zone``, in which
+        TIMESTAMP columns are read.
+
+        A record that cannot be decoded becomes a fault in the result. ``codecs.batch.ChangeTable`` describes
+        the columns of the tables.
 
         Raises:
             SchemaMismatchError: ``records`` lacks a column.
-            RegistryError: a writer's schema is not available.
+            RegistryError: The schema registry does not have, or does not return, a record's schema.
         """
         from tidesink.codecs.batch import ValueOptions, decode_in_columns
 
@@ -251,24 +261,24 @@ class Codec(ABC):
         )
 
 
-# Errors of reading damaged bytes: the record ends early, or the bytes are not a value of their type.
-# MemoryError, and pyarrow's, is not evidence of a damaged record: fastavro never allocates more memory than
-# there are bytes, whatever lengths they declare. It must leave every decoder, so that the task is retried
-# (``sinks.spark.errors.passing_failure``). So no decoder catches ``Exception`` or ``pa.ArrowException``.
+# Errors that libraries raise for damaged bytes: a record ends early, or bytes are not a value of their type.
+# MemoryError (also pyarrow's) is not among them, because fastavro never allocates more memory than there are
+# bytes. Decoders must let it pass, so that the task is retried (``sinks.spark.errors.passing_failure``). So
+# no decoder catches ``Exception`` or ``pa.ArrowException``.
 DAMAGED: Final = (EOFError, LookupError, ValueError, OverflowError, TypeError, RecursionError)
 _HEADER: Final = struct.Struct(">BI")
 
 
 def header(schema_id: int) -> bytes:
-    """The five bytes before an Avro payload."""
+    """Returns the Confluent header, the five bytes before an Avro payload, with this schema id."""
     return _HEADER.pack(MAGIC, schema_id)
 
 
 def schema_id_of(data: bytes, part: str) -> int:
-    """The schema id with which a message's ``part`` (``key`` or ``value``) was written.
+    """Returns the schema id in the Confluent header of a key or value. ``part``: ``key`` or ``value``.
 
     Raises:
-        FramingError: the bytes do not start with a Confluent header; the message names what they look like.
+        FramingError: The bytes do not start with a Confluent header. The error text describes the bytes.
     """
     if len(data) >= HEADER_SIZE and data[0] == MAGIC:
         schema_id: int = _HEADER.unpack_from(data)[1]
@@ -278,11 +288,13 @@ def schema_id_of(data: bytes, part: str) -> int:
 
 
 class ByIdentity(Generic[T]):
-    """A cache of values derived from recurring objects, for example a schema that many rows share.
+    """A cache of values that are derived from objects, for example from a schema that many rows share.
 
-    An entry is found by the object's identity, since hashing one is slow, and by the further arguments. The
-    cache holds the object, so that its id is not reused. All entries are dropped if there are too many,
-    because a caller may pass a new object each time.
+    ``make``: function that creates the value for an object and further arguments. ``most``: maximum number of
+    entries; if it is reached, all entries are dropped.
+
+    An entry is found by the identity of the object, because hashing the object is slow, and by the further
+    arguments. The cache keeps a reference to the object, so that its id is not reused.
     """
 
     def __init__(self, make: Callable[..., T], most: int) -> None:
@@ -290,7 +302,7 @@ class ByIdentity(Generic[T]):
         self._known: dict[tuple[Hashable, ...], tuple[object, T]] = {}
 
     def get(self, one: object, *more: Hashable) -> T:
-        """Return the result of ``make`` for these arguments, from the cache if possible."""
+        """Returns the value that ``make`` creates for these arguments, from the cache if possible."""
         place = (id(one), *more)
         found = self._known.get(place)
         if found is None:
@@ -305,10 +317,7 @@ _NESTING: Final = frozenset({dict, list})
 
 
 def is_deep(value: object, *, most: int = MOST_LEVELS) -> bool:
-    """Return True if objects and lists in a value are nested deeper than ``most`` levels.
-
-    Only plain dicts and lists count, as the parsers of JSON and Avro return them.
-    """
+    """Returns True if dicts and lists in a parsed value are nested deeper than ``most`` levels."""
     level: list[Any] = [value] if type(value) in _NESTING else []
     for _ in range(most):
         members = (one.values() if type(one) is dict else one for one in level)
@@ -319,11 +328,15 @@ def is_deep(value: object, *, most: int = MOST_LEVELS) -> bool:
 
 
 def kept(value: T, name: str) -> T:
-    """Check the value of a member that is stored unchanged, and return it.
+    """Checks the nesting of a message's member that is stored unchanged with the event, and returns it.
+
+    ``name``: name of the member, for the error.
 
     Raises:
-        SchemaMismatchError: it is nested deeper than any producer's.
+        SchemaMismatchError: The member is nested deeper than ``MOST_LEVELS`` levels.
     """
     if is_deep(value):
-        raise SchemaMismatchError(f"{name!r} is nested deeper than {MOST_LEVELS} levels.")
+        raise SchemaMismatchError(
+            f"The member {name!r} is nested deeper than {MOST_LEVELS} levels, which no producer writes."
+        )
     return value

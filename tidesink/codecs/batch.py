@@ -1,9 +1,10 @@
-"""A batch of Kafka records as Arrow tables: the result of ``decode_batch``, and how it is assembled.
+"""Decodes a batch of Kafka records into Arrow tables.
 
-A codec's columnar step decodes many records at once. It proves a value or leaves the record to the row path
-(``Codec.decode``, then ``typemap.values`` value by value), the only place that names faults.
-``decode_in_columns`` runs both and restores the order of the input. The result is the same as if every record
-had used the row path.
+There are two ways to decode a record. A codec's *columnar step* decodes many records at once; it checks every
+value, and leaves each record that it cannot decode with certainty to the row path. The *row path* decodes one
+record at a time (``Codec.decode``) and converts one value at a time (``typemap.values``). Only the row path
+reports records that cannot be decoded. ``decode_in_columns`` runs both and restores the order of the input.
+The result is the same as if all records had used the row path.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ Indices = npt.NDArray[np.int64]
 OP_TYPE: Final = pa.dictionary(pa.int8(), pa.string())
 TOPIC_TYPE: Final = pa.dictionary(pa.int32(), pa.string())
 NAMES_TYPE: Final = pa.list_(pa.string())
-# The lists of a row's columns whose value a policy chose, named like the marks of a converted column.
+# Columns of ``ChangeTable.rows`` that list the columns of a row whose value was chosen by a policy. A
+# converted column has attributes of these names.
 MARKS: Final = ("zero_dates", "ambiguous_times")
 # SQL Server's and Db2's LSNs have 80 bits.
 SOURCE_TYPE: Final = pa.list_(pa.decimal128(38, 0))
@@ -62,7 +64,7 @@ _HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.bi
 
 
 class Fault(NamedTuple):
-    """A record that cannot be decoded. ``record`` is its index in the input."""
+    """A record that cannot be decoded, with the reason. ``record``: its index in the input."""
 
     record: int
     error: DecodeError
@@ -70,7 +72,7 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class ChangeTable:
-    """The row changes of one table under one writer's schema, in the order of the input.
+    """The row changes of one table that were written with one schema, in the order of the input.
 
     ``rows`` has one row per change:
 
@@ -104,10 +106,11 @@ class ChangeTable:
     rows: pa.Table
 
     def flat(self) -> pa.Table:
-        """The rows as a plain table for Polars, pandas or DuckDB.
+        """Returns the row changes as a table without structs, for Polars, pandas or DuckDB.
 
-        It has the columns of the row after the change, for a delete those of the row before it or of the key,
-        and additionally ``_op``, ``_commit_ts``, ``_topic``, ``_partition`` and ``_offset``.
+        The table has the source table's columns and ``_op``, ``_commit_ts``, ``_topic``, ``_partition`` and
+        ``_offset``. A column's value comes from the row after the change. A delete has no such row, so its
+        values come from the row before the change, or from the key.
         """
         deleted = pc.equal(self.rows["op"].cast(pa.string()), Op.DELETE.value)
         columns = {
@@ -123,11 +126,12 @@ class ChangeTable:
 
 @dataclass(frozen=True)
 class DecodedBatch:
-    """The contents of a batch of Kafka records.
+    """The decoded contents of a batch of Kafka records.
 
-    ``events`` are the DDL events, watermarks and messages in the order of the input. ``event_records`` has,
-    for each of them, the index of its record in the input. ``records`` counts the input.
-    ``row_by_row_records`` counts the records that the columnar step left to the row codec.
+    ``tables``: row changes by table and schema. ``events``: DDL events, watermarks and Debezium's messages,
+    in the order of the input. ``event_records``: for each of ``events``, the index of its record in the
+    input. ``faults``: records that cannot be decoded. ``records``: number of records in the input.
+    ``row_by_row_records``: number of records that the columnar step left to the row path.
     """
 
     tables: tuple[ChangeTable, ...]
@@ -140,10 +144,12 @@ class DecodedBatch:
 
 @dataclass(frozen=True)
 class ValueOptions:
-    """Options for converting values for a target: the zone of TIMESTAMP texts, and the policies for times.
+    """Options for converting values for a target.
 
-    ``keys``: the columns, in lower case, that are the key at the target. An invalid date or a local time that
-    occurs twice is an error in a key column. None: the keys of the records themselves.
+    ``zero_date``: policy for invalid dates such as 0000-00-00. ``time_zone``: zone of TIMESTAMP texts.
+    ``ambiguous_time``: policy for local times that occur twice, when clocks are set back. ``keys``: the
+    target's key columns in lower case; None means that each record's own key is used. In a key column an
+    invalid date or an ambiguous time is an error, whatever the policy is.
     """
 
     zero_date: ZeroDate = "null"
@@ -153,13 +159,16 @@ class ValueOptions:
 
     @cached_property
     def zone(self) -> tzinfo:
-        """The time zone as a ``tzinfo``."""
+        """The zone of TIMESTAMP texts as a ``tzinfo``."""
         return ZoneInfo(self.time_zone)
 
 
 @dataclass(frozen=True)
 class Records:
-    """Kafka records as Arrow arrays. ``start`` is the index of the first record in the input."""
+    """Kafka records as Arrow arrays, one array element per record.
+
+    ``start``: index of the first of these records in the batch's input.
+    """
 
     topic: pa.Array
     partition: pa.Array
@@ -174,14 +183,14 @@ class Records:
         return len(self.offset)
 
     def slice(self, start: int, length: int | None = None) -> Records:
-        """A slice of the records, without a copy."""
+        """Returns ``length`` records from index ``start`` on, or all following records; nothing is copied."""
         fields = ("topic", "partition", "offset", "key", "value", "timestamp", "headers")
         arrays = {name: getattr(self, name) for name in fields}
         cut = {name: array and array.slice(start, length) for name, array in arrays.items()}
         return replace(self, **cut, start=self.start + start)
 
     def take(self, indices: Indices) -> Iterator[tuple[int, Message]]:
-        """The records at these indices of this object, each with its index in the input."""
+        """Yields the records at these indices as messages, each with its index in the batch's input."""
         where = pa.array(indices)
         columns = [
             _python(array, where)
@@ -194,9 +203,10 @@ class Records:
             yield self.start + at, Message(topic, partition, offset, key, value, timestamp, pairs)
 
     def places(self, rows: Indices) -> dict[str, pa.Array]:
-        """The columns of ``ChangeTable.rows`` that locate the changes of these records.
+        """Returns the columns of ``ChangeTable.rows`` that locate row changes, for the records at ``rows``.
 
-        ``rows`` are ascending indices of this object.
+        These are ``record``, ``index``, ``topic``, ``partition`` and ``offset``. ``rows`` are ascending
+        indices of these records.
         """
         count = len(rows)
         names = ("topic", "partition", "offset")
@@ -213,11 +223,12 @@ class Records:
 
 @dataclass(frozen=True)
 class ColumnarResult:
-    """The result of a columnar step for the first ``consumed`` of its records.
+    """The result of a columnar step, which decoded a first part of the records that it got.
 
-    ``tables`` and ``events`` come from the records that the step proved; ``record`` in them counts from the
-    input's start. ``left`` are the ascending indices (among the step's own records) of all other consumed
-    records. A step consumes fewer records than it got if a record changes how the following records are read.
+    ``consumed``: number of records in this part; it is smaller than the number of records if a DDL event may
+    change how the following records are decoded. ``tables`` and ``events``: the contents of the records that
+    were decoded; the record indices in them refer to the batch's input. ``left``: ascending indices, among
+    the step's own records, of the consumed records that are left to the row path.
     """
 
     consumed: int
@@ -232,11 +243,15 @@ Columnar = Callable[[Records], ColumnarResult]
 def decode_in_columns(
     records: pa.RecordBatch | pa.Table, *, columnar: Columnar | None, decode: Decode, options: ValueOptions
 ) -> DecodedBatch:
-    """Decode records with a codec's columnar step, and with its row decoder the records that the step leaves.
+    """Decodes records with a codec's columnar step, and all records that it leaves with the row decoder.
+
+    ``records``: Kafka records with the columns that ``Codec.decode_batch`` describes. ``columnar``: the
+    columnar step; None to decode all records with ``decode``.
 
     Raises:
-        SchemaMismatchError: ``records`` lacks a column, or one has another type.
-        RegistryError, SourceUnavailableError: ``decode`` raised it.
+        SchemaMismatchError: ``records`` lacks a column, or a column does not have the required type.
+        RegistryError: The schema registry does not have, or does not return, a record's schema.
+        SourceUnavailableError: The claim-check storage or the upstream database does not answer.
     """
     found = _Found()
     for part in _parts(records):
@@ -254,11 +269,12 @@ def decode_in_columns(
 def rows_from_events(
     records: pa.RecordBatch | pa.Table, decode: Decode, options: ValueOptions
 ) -> DecodedBatch:
-    """Decode records with the row path only, the reference for every columnar step.
+    """Decodes records one at a time. Every columnar step must return the same result.
 
     Raises:
-        SchemaMismatchError: ``records`` lacks a column, or one has another type.
-        RegistryError, SourceUnavailableError: ``decode`` raised it.
+        SchemaMismatchError: ``records`` lacks a column, or a column does not have the required type.
+        RegistryError: The schema registry does not have, or does not return, a record's schema.
+        SourceUnavailableError: The claim-check storage or the upstream database does not answer.
     """
     return decode_in_columns(records, columnar=None, decode=decode, options=options)
 
@@ -281,7 +297,7 @@ def _python(array: pa.Array | None, where: pa.Array) -> list[Any]:
 
 
 def messages(records: pa.RecordBatch) -> Iterator[Message]:
-    """Iterate over Kafka records in the columns that ``decode_batch`` accepts."""
+    """Yields the Kafka records of a record batch, which has the columns that ``decode_batch`` accepts."""
     return (one for _, one in _records(records, 0).take(np.arange(len(records))))
 
 
@@ -328,7 +344,7 @@ def _bytes(columns: Mapping[str, pa.Array], name: str, count: int) -> pa.Array:
         return pa.nulls(count, pa.binary())
     if found is None:
         raise SchemaMismatchError(
-            f"The records have no column {name!r}. Pass key and value as Kafka delivers them."
+            f"The records have no column {name!r}. Pass the columns key and value with Kafka's bytes."
         )
     if found.type in (pa.binary(), pa.large_binary()):
         return found
@@ -347,7 +363,7 @@ def _timestamps(found: pa.Array | None) -> pa.Array | None:
 def _read_rows(
     records: Records, indices: Indices, decode: Decode, options: ValueOptions, found: _Found
 ) -> None:
-    """Decode the records at ``indices`` one by one, and add their events to ``found``."""
+    """Decodes the records at ``indices`` one by one, and adds their row changes and events to ``found``."""
     groups: dict[Any, _RowGroup] = {}
     control: list[tuple[int, ControlEvent]] = []
     for record, message in records.take(indices):
@@ -366,13 +382,13 @@ def _read_rows(
                 # The group holds the schema, so that its id is not reused.
                 groups[name] = _RowGroup(event, options)
             groups[name].add(record, event)
-    # The first value of each record that does not fit the column's type.
+    # By record: the index and the error of its first event with a value that does not fit its column.
     refused: dict[int, tuple[int, DecodeError]] = {}
     for record, index, wrong in (one for group in groups.values() for one in group.errors()):
         if record not in refused or index < refused[record][0]:
             refused[record] = (index, wrong)
     found.faults += [Fault(record, wrong) for record, (_, wrong) in refused.items()]
-    # A record is a fault as a whole, whatever else it holds.
+    # If one event of a record is not valid, the whole record is a fault, and none of its events is returned.
     found.events += [(record, event) for record, event in control if record not in refused]
     tables = (group.table(refused) for group in groups.values())
     found.tables += [table for table in tables if table is not None]
@@ -388,7 +404,7 @@ _IMAGES: Final = ("key", "before", "after")
 
 
 class _RowGroup:
-    """The rows of one table, writer's schema and key."""
+    """Row changes with the same table, schema and key columns."""
 
     def __init__(self, event: ChangeEvent, options: ValueOptions) -> None:
         self._schema = event.schema or TableSchema(event.table, ())
@@ -398,12 +414,15 @@ class _RowGroup:
         self._records: list[int] = []
 
     def add(self, record: int, event: ChangeEvent) -> None:
-        """Add a row change of the record with this index in the input."""
+        """Adds a row change. ``record``: index of its record in the input."""
         self._records.append(record)
         self._events.append(event)
 
     def errors(self) -> Iterator[tuple[int, int, DecodeError]]:
-        """Errors of values that do not fit their type, with the indices of the record and of its event."""
+        """Yields the errors of values that do not fit their column's type.
+
+        Each comes with the index of its record in the input, and the index of its event in the record.
+        """
         for at, error in sorted(self._column_errors(), key=lambda found: found[0]):
             event = self._events[at]
             yield self._records[at], event.position.index, _placed(error, event.position)
@@ -412,7 +431,7 @@ class _RowGroup:
         for at, event in enumerate(self._events):
             unknown = [name for image in _IMAGES for name in self._unknown(getattr(event, image))]
             if unknown:
-                reason = "The row has a column that is not in its schema."
+                reason = "The row has a column that is not in the event's schema."
                 yield at, SchemaMismatchError(reason, table=str(event.table), column=unknown[0])
             if (wrong := _unfit_position(event)) is not None:
                 yield at, ValueOutOfRangeError(wrong, table=str(event.table))
@@ -426,7 +445,7 @@ class _RowGroup:
 
     @cached_property
     def _columns(self) -> dict[tuple[str, str], PythonResult]:
-        """The values by image and column name."""
+        """The converted column values, by row image (key, before or after) and column name."""
         found = {}
         for image in _IMAGES:
             kind = self._types.key if image == "key" else self._types.row
@@ -442,7 +461,10 @@ class _RowGroup:
         return found
 
     def table(self, faults: Mapping[int, object]) -> ChangeTable | None:
-        """The rows as Arrow, without the rows of faulty records; None if no row remains."""
+        """Returns the row changes as Arrow, without those of the records in ``faults``.
+
+        Returns None if no row change remains.
+        """
         events, first = self._events, self._events[0]
         columns = {
             "record": pa.array(self._records, pa.int64()),
@@ -466,7 +488,7 @@ class _RowGroup:
         return ChangeTable(first.table, self._schema, first.schema_id, rows) if len(rows) else None
 
     def _structs(self, image: str, kind: pa.StructType) -> pa.StructArray:
-        # Built from the columns: pyarrow's own conversion of dicts looks up every name in each row.
+        # Built from columns, because pyarrow's conversion of dicts looks up every column name in each row.
         nulls = [getattr(event, image) is None for event in self._events]
         if not kind.num_fields:
             return pa.array([None if null else {} for null in nulls], kind)
@@ -474,7 +496,10 @@ class _RowGroup:
         return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=pa.array(nulls, pa.bool_()))
 
     def _marked(self, marks: str) -> list[list[str] | None]:
-        """Each row's columns with one of ``MARKS``, from the new row, or for a delete from the old row."""
+        """Returns, for each row change, the names of the columns with the mark ``marks``, or None.
+
+        The columns are those of the row after the change, or for a delete of the row before it.
+        """
         found: list[list[str]] = [[] for _ in self._events]
         for (image, name), column in self._columns.items():
             flags: npt.NDArray[np.bool_] | None = getattr(column, marks)
@@ -487,7 +512,11 @@ class _RowGroup:
 
 
 class RowTypes:
-    """The Arrow types of the rows of one writer's schema; ``keys`` are the key columns, or None."""
+    """The Arrow types of the rows of one schema.
+
+    ``keys``: key columns of the rows, or None if they have no key. ``row``, ``key`` and ``table``: types of a
+    row, of its key, and of ``ChangeTable.rows``.
+    """
 
     def __init__(self, schema: TableSchema, keys: tuple[str, ...] | None, options: ValueOptions) -> None:
         named = options.keys
@@ -500,7 +529,7 @@ class RowTypes:
         self.table = rows_schema(self.key, self.row)
 
     def policies_of(self, column: Column) -> TimePolicies:
-        """The time policies of a column; the columns of the key have the strict ones."""
+        """Returns the time policies of a column. In key columns, invalid and ambiguous times are errors."""
         if self._fold(column.name) in self._keys:
             return KEY_POLICIES
         return TimePolicies(zero_date=self._options.zero_date, ambiguous_time=self._options.ambiguous_time)
@@ -510,7 +539,7 @@ class RowTypes:
 
 
 def rows_schema(key: pa.StructType, row: pa.StructType) -> pa.Schema:
-    """The schema of ``ChangeTable.rows`` for a key and a row of these types."""
+    """Returns the Arrow schema of ``ChangeTable.rows`` for a key and a row of these types."""
     return pa.schema(
         [
             ("record", pa.int64()),
@@ -532,17 +561,21 @@ def rows_schema(key: pa.StructType, row: pa.StructType) -> pa.Schema:
 
 
 def op_array(codes: Sequence[int] | npt.NDArray[np.int8]) -> pa.DictionaryArray:
-    """Ops as an Arrow array, from their indices in ``OPS``."""
+    """Returns the Arrow column ``op`` of row changes. ``codes``: indices of their operations in ``OPS``."""
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int8()), pa.array(OPS, pa.string()))
 
 
 def op_code(op: Op) -> int:
-    """The index of an op in ``OPS``."""
+    """Returns the code of an operation in the Arrow column ``op``, which is its index in ``OPS``."""
     return _OP_CODES[op]
 
 
 def source_lists(numbers: Sequence[npt.NDArray[np.int64]], known: npt.NDArray[np.bool_]) -> pa.Array:
-    """Each row's ``Position.source``, with one number from each array; null if ``known`` is false."""
+    """Returns the column ``source`` (``Position.source``) of row changes.
+
+    ``numbers``: arrays with one number of each row's position. ``known``: mask of the rows with a position;
+    the result is null for other rows.
+    """
     values = np.stack(numbers, axis=1)[known].reshape(-1)
     offsets = np.zeros(len(known) + 1, np.int32)
     np.cumsum(known * len(numbers), out=offsets[1:])
@@ -553,7 +586,10 @@ def source_lists(numbers: Sequence[npt.NDArray[np.int64]], known: npt.NDArray[np
 
 
 def name_lists(masks: Mapping[str, npt.NDArray[np.bool_]], count: int) -> pa.Array:
-    """Each row's names whose mask is true, in order; null if there is no such name."""
+    """Returns, for each of ``count`` rows, the list of the names whose mask is true for the row.
+
+    The list is null if the mask of no name is true. ``masks``: masks of the rows, by name.
+    """
     if not masks:
         return pa.nulls(count, NAMES_TYPE)
     flags = np.array(list(masks.values())).T
@@ -564,12 +600,12 @@ def name_lists(masks: Mapping[str, npt.NDArray[np.bool_]], count: int) -> pa.Arr
 
 
 def _fitting(number: int | None) -> int | None:
-    """The number if it fits into 64 bits, else None: the row of such a fault is not read."""
+    """Returns the number if it fits into 64 bits, else None. The record of such a number is a fault."""
     return None if number is None or abs(number) > _MOST else number
 
 
 def _unfit_position(event: ChangeEvent) -> str | None:
-    """The reason why a change's commit_ts or position does not fit the columns, or None."""
+    """Returns why an event's commit_ts or source position does not fit its Arrow column, or None."""
     if abs(event.commit_ts or 0) > _MOST:
         return "The event's commit_ts does not fit into 64 bits."
     if any(abs(number) > _MOST_SOURCE for number in event.position.source or ()):
@@ -584,16 +620,16 @@ def _source(event: ChangeEvent) -> list[int | None] | None:
 
 
 def _name_lists(events: Iterable[ChangeEvent], member: str) -> pa.Array:
-    """The names in one member of the events' extensions."""
+    """Returns the column names that one member of each event's extension lists, or null."""
     found: list[Any] = [(event.extension or {}).get(member) for event in events]
     return pa.array([list(names) if names else None for names in found], NAMES_TYPE)
 
 
-# Both paths together
+# The results of both paths
 
 
 class _Found:
-    """The events, tables and faults collected so far, from both paths."""
+    """Collects the tables, events and faults of a batch from the columnar step and the row path."""
 
     def __init__(self) -> None:
         self.tables: list[ChangeTable] = []
@@ -602,7 +638,7 @@ class _Found:
         self.left = 0
 
     def batch(self, records: int) -> DecodedBatch:
-        self.events.sort(key=lambda found: found[0])  # stable: a record's own events stay in order
+        self.events.sort(key=lambda found: found[0])  # stable, so a record's events keep their order
         self.faults.sort(key=lambda fault: fault.record)
         return DecodedBatch(
             tuple(merged(self.tables)),
@@ -615,8 +651,11 @@ class _Found:
 
 
 def merged(tables: Iterable[ChangeTable]) -> list[ChangeTable]:
-    """One table for each combination of table, schema, ids and types, its rows in the order of the input."""
-    # Grouped by name first: a topic may have thousands of tables, and comparing schemas is slow.
+    """Merges change tables that have the same table, schema, schema ids and Arrow types into one.
+
+    Rows are in the order of the input. Tables without rows are left out.
+    """
+    # Grouped by name first, because a topic may have thousands of tables and comparing schemas is slow.
     named: dict[tuple[TableId, SchemaIds | None], list[list[ChangeTable]]] = {}
     for one in tables:
         if not len(one.rows):

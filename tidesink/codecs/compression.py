@@ -1,12 +1,13 @@
-"""Compressed Kafka messages, as TiCDC writes them: lz4 frames and raw snappy blocks.
+"""Compresses and decompresses Kafka messages as TiCDC does: with lz4 frames and raw snappy blocks.
 
-``large-message-handle-compression`` compresses every canal-json value (tiflow c7b2588), and key and value of
-every ``debezium`` message separately (b813e76). The bytes show how they are compressed. A JSON object begins
-with ``{``, an lz4 frame with its magic, and a snappy block with the length of its text, followed by a literal
-that begins like the text, since there is nothing to copy from yet. The three exclude each other: a block of
-123 bytes begins with ``{`` too, but the tag of its literal cannot follow in JSON. A block that begins like
-the magic has 4 bytes, and no message is that short. So a reader needs no option, and a damaged value is never
-mistaken for an uncompressed one.
+``large-message-handle-compression`` compresses every canal-json value (tiflow c7b2588), and separately the
+key and the value of every ``debezium`` message (b813e76).
+
+A reader needs no option, because the first bytes show the compression. A JSON object begins with ``{``, and
+an lz4 frame with its magic bytes. A snappy block begins with the length of its text, followed by the tag of a
+literal and the literal's first byte ``{``. No value can be mistaken for another form: a snappy block of 123
+bytes begins with ``{`` as well, but a literal's tag cannot follow it in JSON; and a snappy block that begins
+like the lz4 magic has only 4 bytes, which no message has.
 """
 
 from __future__ import annotations
@@ -20,36 +21,37 @@ from tidesink.errors import ConfigError, EncodeError, FramingError
 Compression = Literal["none", "snappy", "lz4"]
 
 LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
-# TiDB accepts transactions of 6 MiB by default. Even escaped twice, such a row stays far below this.
+# TiDB's default limit for a row is 6 MiB. Even if its text is escaped twice, it is far below this size.
 LARGEST: Final = 64 * 2**20
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-# A row of 4,096 columns, TiDB's maximum, needs some hundred thousand bytes in addition to its texts.
+# A row with TiDB's maximum of 4,096 columns has some hundred thousand bytes outside of its strings. Values up
+# to the first size, in bytes, are not checked. The second is the limit for the bytes outside of strings.
 _LOOKED_AT: Final = 2**20
 _MOST_STRUCTURE: Final = 4 * 2**20
 
 _BLOCK_SIZE: Final = struct.Struct("<I")
 _BLOCK_MOST: Final = {4: 2**16, 5: 2**18, 6: 2**20, 7: 2**22}
 _NOT_COMPRESSED: Final = 0x8000_0000
-# The highest compression ratio of one byte in each format.
+# Maximum number of bytes to which one compressed byte can decompress, by format.
 _LZ4_RATIO: Final = 255
 _SNAPPY_RATIO: Final = 32
 
 
 def compression_of(value: bytes) -> Compression:
-    """The compression of a value; ``none`` if it begins like neither format."""
+    """Returns the compression of a value, judged by its first bytes; ``none`` if it is not compressed."""
     if value.startswith(LZ4_MAGIC):
         return "lz4"
     return "snappy" if _is_snappy(value) else "none"
 
 
 def decompressed(value: bytes, *, most: int = LARGEST) -> bytes | None:
-    """Decompress a value; None if it is not compressed.
+    """Returns a value decompressed, or None if it is not compressed.
 
     Raises:
-        FramingError: the bytes are damaged, decompress to more than ``most`` bytes, or have more objects than
-            a row.
-        ConfigError: the value is compressed, and the ``large-messages`` extra is not installed.
+        FramingError: The compressed bytes are damaged, decompress to more than ``most`` bytes, or contain
+            more JSON objects than a row can have.
+        ConfigError: The value is compressed, but the ``large-messages`` extra is not installed.
     """
     kind = compression_of(value)
     if kind == "none":
@@ -58,11 +60,11 @@ def decompressed(value: bytes, *, most: int = LARGEST) -> bytes | None:
 
 
 def compressed(value: bytes, kind: Compression) -> bytes:
-    """The bytes that TiCDC would send under this option.
+    """Returns a value compressed as TiCDC compresses it. With the kind ``none`` it is returned unchanged.
 
     Raises:
-        EncodeError: the value cannot be compressed.
-        ConfigError: the ``large-messages`` extra is not installed.
+        EncodeError: The value cannot be compressed.
+        ConfigError: The ``large-messages`` extra is not installed.
     """
     if kind == "none":
         return value
@@ -76,13 +78,13 @@ def compressed(value: bytes, kind: Compression) -> bytes:
 
 
 def checked_structure(text: bytes) -> bytes:
-    """Check that a text has only as much structure as a row needs, and return it.
+    """Checks that a JSON text has no more bytes outside of strings than a row can have, and returns the text.
 
-    Parsed, ``{},`` needs a hundred times its size in memory. Kafka's limit does not bound decompressed texts,
-    so they are bounded here.
+    When ``{},`` is parsed, it needs a hundred times its size in memory. Kafka's size limit does not apply to
+    decompressed text, so the limit is checked here.
 
     Raises:
-        FramingError: the bytes outside of the strings exceed those of any row.
+        FramingError: The text has more bytes outside of strings than the largest row.
     """
     if len(text) <= _LOOKED_AT:
         return text
@@ -95,7 +97,7 @@ def checked_structure(text: bytes) -> bytes:
     else:
         beside += len(text) - end
     if beside > _MOST_STRUCTURE:
-        raise FramingError("The value contains far more objects than a row has columns.")
+        raise FramingError("The value contains far more objects than a row can have columns.")
     return text
 
 
@@ -120,7 +122,10 @@ def _is_snappy(value: bytes) -> bool:
 
 
 def _snappy_length(value: bytes) -> tuple[int | None, int]:
-    """The length that a block declares, or None if it is invalid, and the index of the block's elements."""
+    """Returns the decompressed length that a snappy block declares, and the index after the length.
+
+    The length is None if it is not valid.
+    """
     length = 0
     for at, byte in enumerate(value[:5]):
         length |= (byte & 0x7F) << (7 * at)
@@ -131,11 +136,11 @@ def _snappy_length(value: bytes) -> tuple[int | None, int]:
 
 def _from_snappy(value: bytes, most: int) -> bytes:
     declared, _ = _snappy_length(value)
-    # Checked first, because the library allocates the declared length before it reads on.
+    # Checked first, because the library allocates the declared length before it decompresses.
     if declared is None or declared > _SNAPPY_RATIO * len(value):
         raise FramingError(
-            "The value begins like a snappy block, but it declares a length that no block of its size can "
-            "have."
+            "The value begins like a snappy block, but it declares a decompressed length that no block of "
+            "its size can have."
         )
     if declared > most:
         raise _too_large("snappy", most)
@@ -168,9 +173,10 @@ def _too_large(kind: Compression, most: int) -> FramingError:
 
 
 def _lz4_bound(value: bytes) -> int:
-    """An upper bound of the decompressed size of the frames in a value, from the sizes of their blocks.
+    """Returns an upper bound, in bytes, of the decompressed size of a value of lz4 frames.
 
-    LZ4 frame format 1.6.3: the frame's own size is optional, and TiCDC omits it.
+    It is computed from the sizes of the frames' blocks, because TiCDC omits the content size, which is
+    optional (LZ4 frame format 1.6.3).
     """
     at, bound = 0, 0
     try:
@@ -183,7 +189,7 @@ def _lz4_bound(value: bytes) -> int:
 
 
 def _lz4_frame(value: bytes, at: int) -> tuple[int, int]:
-    """The index after a frame, and an upper bound of its decompressed size."""
+    """Returns the index after the lz4 frame at ``at``, and an upper bound of its decompressed bytes."""
     if value[at : at + 4] != LZ4_MAGIC:
         raise FramingError("The value has other bytes after its lz4 frame.")
     flags, most = value[at + 4], _BLOCK_MOST[value[at + 5] >> 4 & 7]

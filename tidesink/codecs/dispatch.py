@@ -1,14 +1,15 @@
-"""TiCDC's routing of rows, topics by expression and partitions by hash, and its table filters.
+"""Routes row changes to topics and partitions as TiCDC does, and parses TiCDC's table filters.
 
-Dispatchers of a changefeed follow ``[sink] dispatchers``: the first whose matcher fits a table decides. A
-table without a matching dispatcher goes to the sink URI's topic, with the partition rule ``table``. Source:
-TiCDC (tiflow c7b2588) and its new architecture (b813e76), which differ in one point: classic TiCDC hashes a
-NULL as the text ``null``, the new architecture omits it.
+A changefeed's config lists dispatchers (``[sink] dispatchers``). The first dispatcher whose matcher fits a
+table determines the table's topic and the rule by which rows are assigned to partitions. A table without a
+matching dispatcher goes to the sink URI's topic with the partition rule ``table``. Classic TiCDC (tiflow
+c7b2588) and the new architecture (b813e76) differ in one point: classic TiCDC hashes a NULL as the text
+``null``, and the new architecture omits it.
 
-A filter is a list of patterns, in the language of TiCDC's ``matcher`` and of TiDB's other filters. A pattern
-is ``schema.table``. Each half is a name with ``*``, ``?`` and ``[a-z]`` (``[!a-z]`` for others), a name in
-backquotes or double quotes, or a ``/regular expression/``. ``!`` in front excludes tables, ``#`` is a
-comment, and if several patterns fit a table the last one counts (TiDB, pkg/util/table-filter).
+A table filter is a list of patterns (TiDB, pkg/util/table-filter). A pattern is ``schema.table``. Each of the
+two parts is a name with the wildcards ``*``, ``?`` and ``[a-z]`` (``[!a-z]`` for all other characters), a
+name in backquotes or double quotes, or a ``/regular expression/``. A pattern that begins with ``!`` excludes
+tables, and ``#`` begins a comment. If several patterns match a table, the last of them counts.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ _WRONG_PIECES: Final = {
 
 
 class _Name(NamedTuple):
-    """One half of a pattern. ``literal`` is the only name that it matches, if there is only one.
+    """One part of a filter's pattern: the schema or the table.
 
-    ``folds``: the pattern is in lower case, as TiCDC writes it for case-insensitive names.
+    ``literal``: the name, if the part matches only one name; else None. ``everything``: True for ``*``.
+    ``folds``: True if names are folded before they are matched, because the filter ignores case.
     """
 
     pattern: re.Pattern[str]
@@ -57,7 +59,7 @@ class _Name(NamedTuple):
         return self.everything or self.pattern.search(fold_name(name) if self.folds else name) is not None
 
     def covers(self, other: _Name) -> bool:
-        """True if every name that ``other`` matches fits, judged by the patterns' texts."""
+        """Returns True if this part certainly matches every name that ``other`` matches."""
         if other.literal is not None:
             return self.fits(other.literal)
         return self.everything or self.pattern == other.pattern
@@ -71,18 +73,18 @@ class _Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class TableFilter:
-    """Parsed patterns; ``patterns`` are their texts."""
+    """A table filter. ``patterns``: texts of its patterns. ``rules``: the parsed patterns."""
 
     patterns: tuple[str, ...]
     rules: tuple[_Rule, ...]
 
     @classmethod
     def parse(cls, patterns: Sequence[str], *, case_sensitive: bool = False) -> TableFilter:
-        """Read the patterns of one matcher.
+        """Parses the patterns of a table filter, for example of a dispatcher's matcher.
 
         Raises:
-            ConfigError: TiCDC would refuse a pattern; or it imports a file (``@file``), which is on
-                TiCDC's machine.
+            ConfigError: TiCDC does not accept a pattern, or a pattern imports a file (``@file``), which is on
+                TiCDC's host.
         """
         flags = re.RegexFlag(0) if case_sensitive else re.IGNORECASE
         stripped = [pattern.strip(" \t") for pattern in patterns]
@@ -90,7 +92,7 @@ class TableFilter:
         return cls(tuple(patterns), tuple(rules))
 
     def matches(self, table: TableId) -> bool:
-        """True if the patterns include this table."""
+        """Returns True if the filter includes this table."""
         for rule in reversed(self.rules):
             if rule.schema.fits(table.schema) and rule.table.fits(table.name):
                 return rule.positive
@@ -98,7 +100,7 @@ class TableFilter:
 
     @property
     def everything(self) -> bool:
-        """True if every table is included: the last pattern is ``*.*``."""
+        """True if the filter certainly includes all tables, because its last pattern is ``*.*``."""
         if not self.rules:
             return False
         last = self.rules[-1]
@@ -106,7 +108,7 @@ class TableFilter:
 
     @property
     def only_table(self) -> TableId | None:
-        """The table, if the patterns name exactly one."""
+        """The table that the filter includes, if it is a single pattern with one table's name; else None."""
         if len(self.rules) != 1 or not self.rules[0].positive:
             return None
         schema, table, _ = self.rules[0]
@@ -115,7 +117,10 @@ class TableFilter:
         return TableId(schema.literal, table.literal)
 
     def rest(self, others: Sequence[TableFilter]) -> tuple[TableId, ...] | None:
-        """The tables that these patterns include and no ``others`` do; None if they cannot be listed."""
+        """Returns the tables that this filter includes and none of ``others`` includes.
+
+        Returns None if these tables cannot be listed, because a pattern has a wildcard.
+        """
         left = [rule for rule in self.rules if rule.positive and not any(o._covers(rule) for o in others)]
         found: dict[tuple[str, str], TableId] = {}
         for schema, table, _ in left:
@@ -127,7 +132,7 @@ class TableFilter:
         return tuple(found.values())
 
     def _covers(self, other: _Rule) -> bool:
-        """True if every table of another list's pattern is included here."""
+        """Returns True if this filter certainly includes all tables that another filter's pattern matches."""
         for rule in reversed(self.rules):
             if not rule.positive:
                 return False  # the rule may exclude some of the tables
@@ -142,7 +147,8 @@ class TableFilter:
 def _rule(text: str, flags: re.RegexFlag) -> _Rule:
     if text.startswith("@"):
         raise ConfigError(
-            f"Matcher {text!r} names a file on TiCDC's host. Write the file's patterns here instead"
+            f"Matcher {text!r} names a file on TiCDC's host, which cannot be read from here. Write the "
+            "file's patterns instead"
         )
     positive = not text.startswith("!")
     schema, rest = _half(text if positive else text[1:], text, flags)
@@ -150,18 +156,22 @@ def _rule(text: str, flags: re.RegexFlag) -> _Rule:
         raise _wrong(text, "there is no '.' between schema and table")
     table, rest = _half(rest[1:], text, flags)
     if rest:
-        raise _wrong(text, f"{rest!r} follows the table's pattern")
+        raise _wrong(text, f"there is the text {rest!r} after the table's pattern")
     return _Rule(schema, table, positive)
 
 
 def _wrong(text: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"Matcher {text!r} is wrong: {reason}. Write schema.table, for example shop.* or *.*", key="matcher"
+        f"Matcher {text!r} is not valid: {reason}. Write schema.table, for example shop.* or *.*",
+        key="matcher",
     )
 
 
 def _half(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
-    """Parse one half of a pattern; return it with the remaining text."""
+    """Parses the part of a pattern at the start of ``rest``; returns the part and the remaining text.
+
+    ``text``: the whole pattern, for errors.
+    """
     quote = _QUOTED.get(rest[:1])
     if quote is None:
         return _wildcards(rest, text, flags)
@@ -176,7 +186,7 @@ def _half(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
 
 
 def _literal(name: str, flags: re.RegexFlag) -> _Name:
-    # ``IGNORECASE`` treats names as equal that TiDB distinguishes: ασ and ας.
+    # ``IGNORECASE`` is not used, because it treats names as equal that TiDB distinguishes (ασ and ας).
     spelt = fold_name(name) if flags else name
     return _Name(re.compile(rf"\A{re.escape(spelt)}\Z"), name, everything=False, folds=bool(flags))
 
@@ -193,7 +203,7 @@ def _wildcards(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
     while at < len(rest) and rest[at] != ".":
         found = _PIECE.match(rest, at)
         if found is None:
-            nothing = f"{rest[at]!r} is not allowed outside of quotes, so put the name into backquotes"
+            nothing = f"{rest[at]!r} is not allowed without quotes, so put the name into backquotes"
             raise _wrong(text, _WRONG_PIECES.get(rest[at], nothing))
         plain, inside = found["plain"] or found["escaped"], found["inside"]
         literal = literal and plain is not None
@@ -214,7 +224,8 @@ def _wildcards(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
 
 PartitionRule = Literal["table", "index-value", "columns", "ts"]
 
-# TiCDC's names in any case; rowid is its old name of index-value, default one of table.
+# Partition rules by TiCDC's names, whose case is ignored. TiCDC accepts rowid for index-value and default for
+# table.
 PARTITION_RULES: Final[dict[str, PartitionRule]] = {
     "default": "table",
     "table": "table",
@@ -226,20 +237,29 @@ PARTITION_RULES: Final[dict[str, PartitionRule]] = {
 
 
 class Route(NamedTuple):
-    """The destination of one row. ``key`` is TiCDC's partition key: the hashed values, as text."""
+    """The destination of a row change.
+
+    ``topic``: Kafka topic. ``hash``: number that determines the partition. ``key``: TiCDC's partition key,
+    which is ``hash`` or the table's name as text.
+    """
 
     topic: str
     hash: int
     key: str
 
     def partition(self, partitions: int) -> int:
-        """The partition number in a topic with ``partitions`` partitions."""
+        """Returns the partition number of the row in a topic with ``partitions`` partitions."""
         return self.hash % partitions
 
 
 @dataclass(frozen=True)
 class Dispatcher:
-    """One rule. ``topic`` None means the sink URI's topic; ``index`` is the index of index-value."""
+    """A dispatcher of a changefeed: the topic and the partition rule of the tables that ``matcher`` includes.
+
+    ``topic``: rule for the topic's name; None means the sink URI's topic. ``index``: name of the index for
+    the partition rule ``index-value``; empty means the handle key. ``columns``: columns for the partition
+    rule ``columns``.
+    """
 
     matcher: TableFilter
     topic: TopicRule | None = None
@@ -248,9 +268,10 @@ class Dispatcher:
     columns: tuple[str, ...] = ()
 
     def scatters(self, key: Collection[str] | None = None) -> str | None:
-        """The reason why Kafka may not order the rows of one key (they are in several partitions), or None.
+        """Returns why changes of one row may go to several partitions, where Kafka does not order them.
 
-        ``key``: the columns of the table's handle key, if known.
+        Returns None if all changes of a row go to the same partition. ``key``: columns of the table's handle
+        key, if known.
         """
         if self.partition == "ts":
             return "partition 'ts' spreads the changes of one row over partitions by their commit ts"
@@ -263,7 +284,7 @@ class Dispatcher:
             what = f"partition 'columns' hashes {', '.join(self.columns)}"
         else:
             what = f"partition 'index-value' hashes the index {self.index}"
-        return f"{what}, so a row's later changes go to another partition when one of these values changes"
+        return f"{what}, so changes of a row go to another partition after one of these values was changed"
 
     def __str__(self) -> str:
         if self.partition == "columns":
@@ -277,35 +298,41 @@ def _folded(names: Collection[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class Router:
-    """The dispatchers of a changefeed, in its order, and the topic for all other tables."""
+    """Determines the topic and the partition of row changes, as a changefeed's dispatchers do.
+
+    ``default_topic``: topic in the sink URI, for tables without a dispatcher that sets a topic.
+    ``dispatchers``: dispatchers in the order of the changefeed's config.
+    """
 
     default_topic: str
     dispatchers: tuple[Dispatcher, ...] = ()
     producer: Producer = "classic"
 
     def dispatcher_of(self, table: TableId) -> Dispatcher:
-        """The rule for a table."""
+        """Returns the first dispatcher that matches a table, or a dispatcher with the default rules."""
         found = (one for one in self.dispatchers if one.matcher.matches(table))
         return next(found, _OTHERWISE)
 
     def topic_of(self, table: TableId) -> str:
-        """The topic of a table's rows."""
+        """Returns the topic to which a table's rows go."""
         rule = self.dispatcher_of(table).topic
         return self.default_topic if rule is None else rule.topic_for(table)
 
     def route(self, event: ChangeEvent, *, index: Sequence[str] = ()) -> Route:
-        """The route of a row change; ``index`` has the columns of the index that its dispatcher names.
+        """Returns the topic and the partition hash of a row change.
+
+        ``index``: columns of the index that the table's dispatcher names, if it names one.
 
         Raises:
-            ConfigError: the dispatcher names columns or an index that the table does not have.
-            EncodeError: the event has no schema, no commit_ts, or a value that does not fit its type.
+            ConfigError: The dispatcher names columns or an index that the table does not have.
+            EncodeError: The event has no schema or no commit_ts, or a value does not fit its column's type.
         """
         dispatcher = self.dispatcher_of(event.table)
         topic = self.topic_of(event.table)
         if dispatcher.partition == "ts":
             if event.commit_ts is None:
                 raise EncodeError(
-                    "Partition 'ts' needs the event's commit_ts, but the event does not have one.",
+                    "The partition rule 'ts' needs the event's commit_ts, but the event has no commit_ts.",
                     table=str(event.table),
                 )
             return Route(topic, event.commit_ts, str(event.commit_ts))
@@ -321,7 +348,7 @@ class Router:
 
     def _parts(self, column: Column, row: Row) -> Iterator[int]:
         if column.name not in row:
-            raise EncodeError(f"The event has no column {column.name}, which its partition depends on.")
+            raise EncodeError(f"The event has no column {column.name}, on which its partition depends.")
         value = row[column.name]
         if value is not None:
             yield _crc(column.name.encode(), _hashed_text(column, value))

@@ -1,6 +1,6 @@
-"""Recognition of framings that a decoder does not read: other converters' formats, by bytes and headers.
+"""Recognises keys and values in formats that a codec does not read, by their bytes and record headers.
 
-For every framing the message names the converter's setting that changes it. Sources:
+The error text for each format names the converter's setting that changes the format. Sources:
 
 - Confluent: byte 00, then the schema's id as int32 (the wire format's documentation). With
   ``HeaderSchemaIdSerializer`` the headers ``__key_schema_id`` and ``__value_schema_id`` have byte 01 and a
@@ -61,7 +61,7 @@ _EIGHT_BYTES: Final = (
     "value.converter.apicurio.registry.as-confluent to true (or ….apicurio.registry.id-handler to "
     "io.apicurio.registry.serde.Legacy4ByteIdHandler) {}"
 )
-# First bytes of formats, and the formats' names in messages.
+# First bytes of other formats, and the names of these formats for users.
 _STARTS: Final = (
     (b"Obj\x01", "an Avro container file, which no converter writes into a Kafka record"),
     (b"\xc3\x01", "Avro's single-object encoding, which has no registry id"),
@@ -75,12 +75,15 @@ _STARTS: Final = (
 
 
 def is_glue(data: bytes) -> bool:
-    """Return True if the bytes start with an AWS Glue header."""
+    """Returns True if the bytes start with the header of AWS Glue Schema Registry."""
     return len(data) >= GLUE_SIZE and data[0] == 3 and data[1] in _GLUE_COMPRESSION
 
 
 def in_headers(headers: Headers, part: str) -> str | None:
-    """The reason why the schema id of a record's ``key`` or ``value`` is not read, or None."""
+    """Returns an error text if the schema id of a record's key or value is in a record header, else None.
+
+    ``part``: ``key`` or ``value``.
+    """
     names = {name for name, value in headers if value is not None}
     for pattern, (writer, remedy) in _IN_HEADERS.items():
         name = pattern.format(part=part)
@@ -93,15 +96,16 @@ def in_headers(headers: Headers, part: str) -> str | None:
 
 
 def ids_in_headers(headers: Headers) -> str | None:
-    """The reason of ``in_headers`` for the value, otherwise for the key."""
+    """Returns an error text if a record header has the schema id of the value or the key, else None."""
     known = [*headers]
     return in_headers(known, "value") or in_headers(known, "key")
 
 
 def eight_byte_id(data: bytes) -> int | None:
-    """The id of eight bytes with which the bytes start; None if they do not start with one.
+    """Returns the schema id if the bytes start with byte 00 and an id of eight bytes, else None.
 
-    Confluent's ids of four bytes begin at 1, so four zeros are the first half of a longer id.
+    Confluent's schema ids have four bytes and begin at 1. So four zero bytes after the first byte are the
+    first half of a longer id, as Apicurio's converter writes it.
     """
     if len(data) < _LONG_ID.size or data[0] != MAGIC or any(data[1:HEADER_SIZE]):
         return None
@@ -110,13 +114,14 @@ def eight_byte_id(data: bytes) -> int | None:
 
 
 def not_confluent(data: bytes) -> str:
-    """Describe bytes without a Confluent header, as the rest of a sentence about the key or the value."""
+    """Describes bytes without a Confluent header, as text that follows the words "The key" or "The value"."""
     if not data:
         return "is empty, but a Confluent header of 5 bytes was expected."
     if is_glue(data):
         return (
-            "has an AWS Glue schema registry header, which is not read here. Set schema-registry at the "
-            "changefeed, or read the topic with tidesink decode and its Glue schemas."
+            "has an AWS Glue schema registry header, but only Confluent's header is supported here. Set "
+            "schema-registry at the changefeed to a Confluent registry, or read the topic with tidesink "
+            "decode and its Glue schemas."
         )
     long_id = eight_byte_id(data)
     if long_id is not None:
@@ -136,7 +141,7 @@ def not_confluent(data: bytes) -> str:
 
 
 def not_json(data: bytes) -> str | None:
-    """Return a sentence that names the format of bytes that are not JSON, or None if it is unknown."""
+    """Returns a sentence for users about the format of bytes that are not JSON, or None if it is unknown."""
     if is_glue(data):
         return "It has an AWS Glue schema registry header. Set the connector's converter to JsonConverter."
     if data[:1] == bytes([MAGIC]):

@@ -1,18 +1,20 @@
-"""Completion of canal-json messages: decompression, claim-check files, and rows read from the upstream.
+"""Adds the missing columns to canal-json messages whose row was too large for Kafka.
 
-Claim check: a row too large for Kafka is in a file, and its message has the file's location. TiCDC (tiflow
-c7b2588, ticdc b813e76) writes a file ``<uuid>.json`` directly under ``claim-check-storage-uri``:
+TiCDC handles such a row in one of two ways (tiflow c7b2588, ticdc b813e76).
+
+Claim check: TiCDC writes the complete message to a file, and the message in Kafka has the file's location.
+The file ``<uuid>.json`` is directly under ``claim-check-storage-uri``. It contains
 ``{"key":null,"value":"<base64 of the message's value>"}``, or with ``claim-check-raw-value`` the value
 itself. The value in the file is compressed like the topic's messages. The storage is a local directory, or
-one that fsspec supports (S3, GCS, Azure, memory).
+a storage that fsspec supports (S3, GCS, Azure, memory).
 
-A message's location is not trusted. It is reduced to a name, which is looked up only under the configured
-root. TiCDC's own consumer uses only the last part of the location, since a reader may mount the storage
-elsewhere. So does this module, if that part has the form of TiCDC's names.
+A location in a message is not trusted: only files under the configured root are read. If the location is not
+under this root, its last part is used, provided that it has the form of TiCDC's file names, because a reader
+may mount the storage elsewhere. TiCDC's own consumer does the same.
 
-Handle key: TiCDC reduces a row that is too large to the columns of its handle key, and sets
-``_tidb.onlyHandleKey``. The new row is read from the upstream as of the commit_ts, the old row of an update
-as of just before it. A delete needs only its own key, unless the reader uses another key.
+Handle key only: the message has only the row's handle key columns, and ``_tidb.onlyHandleKey`` is true. The
+row is read from the upstream TiDB as of its commit_ts, and the old row of an update as of the moment before.
+A delete is used without a query, unless the reader needs key columns that the message does not have.
 """
 
 from __future__ import annotations
@@ -48,18 +50,22 @@ from tidesink.typemap.table import mysql_type_text, mysql_type_word
 Parsed = dict[str, Any]
 
 _NO_STORAGE: Final = (
-    "The row was too large for Kafka and is in claim-check storage (large-message-handle-option: "
+    "The row was too large for Kafka, so TiCDC stored it in a claim-check file (large-message-handle-option: "
     "claim-check). Set claim-check-storage-uri as in the changefeed, or to a directory with the same files."
 )
 
 
 def is_cut_down(extension: Mapping[str, object]) -> bool:
-    """Return True if ``_tidb`` shows that the row's columns are not in the message."""
+    """Returns True if a message does not have all columns of its row. ``extension``: its member ``_tidb``."""
     return bool(extension.get("onlyHandleKey") or extension.get("claimCheckLocation"))
 
 
 class LargeMessages:
-    """Completes messages according to the options. Storage and upstream are opened on first use."""
+    """Decompresses messages, and adds the columns that large messages omit.
+
+    ``options``: settings of the claim-check storage and the upstream database, which are opened on first use.
+    ``claims`` and ``upstream``: objects to use instead of the options.
+    """
 
     def __init__(
         self,
@@ -74,10 +80,10 @@ class LargeMessages:
 
     @cached_property
     def claims(self) -> ClaimCheck | None:
-        """The claim-check files; None if no storage is configured.
+        """The claim-check files, or None if no claim-check storage is configured.
 
         Raises:
-            ConfigError: no such storage, or its library is not installed.
+            ConfigError: The storage's URI is not supported, or its library is not installed.
         """
         options = self._options
         if self._given_claims is not None or not options.claim_check_storage_uri:
@@ -90,38 +96,40 @@ class LargeMessages:
 
     @cached_property
     def upstream(self) -> RowsAtCommit | None:
-        """The upstream; None if no upstream is configured.
+        """The upstream database, or None if no upstream is configured.
 
         Raises:
-            ConfigError: its URL is not valid, or its driver is missing.
+            ConfigError: The upstream's URL is not valid, or its driver is not installed.
         """
         if self._given_upstream is not None or not self._options.upstream_url:
             return self._given_upstream
         return open_upstream(self._options.upstream_url, time_zone=self._options.time_zone)
 
     def plain(self, value: bytes) -> bytes | None:
-        """Decompress a value; None if it is not compressed.
+        """Returns a record's value decompressed, or None if the value is not compressed.
 
         Raises:
-            FramingError: the bytes are damaged, or decompress to too many.
+            FramingError: The compressed bytes are damaged, or decompress to more bytes than the limit.
         """
         return decompressed(value, most=self._options.max_decompressed_bytes)
 
     def whole(self, parsed: Parsed, *, key: Sequence[str] = ()) -> Parsed:
-        """A row's message with all its columns; ``key``: the columns that the reader needs of a delete.
+        """Returns the complete message of a row whose message omits columns.
+
+        ``parsed``: the message in Kafka. ``key``: columns that the reader needs of a delete.
 
         Raises:
-            RowUnavailableError: the columns are not available; the message says what to configure.
-            SchemaMismatchError: a member of the message is not valid.
-            SourceUnavailableError: storage or upstream do not answer.
+            RowUnavailableError: The columns are not available. The error text names the setting to change.
+            SchemaMismatchError: A member of the message is not valid.
+            SourceUnavailableError: The claim-check storage or the upstream database does not answer.
         """
         location, only_key = (parsed["_tidb"].get(name) for name in ("claimCheckLocation", "onlyHandleKey"))
         if location:
             if type(location) is not str:
-                raise SchemaMismatchError("'_tidb.claimCheckLocation' must be text.")
+                raise SchemaMismatchError("The message's '_tidb.claimCheckLocation' must be text.")
             return self._claimed(parsed, location)
         if only_key is not True:
-            raise SchemaMismatchError("'_tidb.onlyHandleKey' must be true or false.")
+            raise SchemaMismatchError("The message's '_tidb.onlyHandleKey' must be true or false.")
         return completed(parsed, self.upstream, key=key, full_types=self._options.content_compatible)
 
     def _claimed(self, pointer: Parsed, location: str) -> Parsed:
@@ -134,13 +142,13 @@ class LargeMessages:
             raise SchemaMismatchError("The claim-check file does not contain a canal-json message.") from None
         if not isinstance(found, dict) or not _is_of(found, pointer):
             raise SchemaMismatchError(
-                "The claim-check file contains a different message than the one that refers to it."
+                "The claim-check file contains a different message than the record that refers to it."
             )
         return found
 
 
 def _is_of(found: Parsed, pointer: Parsed) -> bool:
-    """Return True if a file's message is the complete form of the message that refers to it."""
+    """Returns True if the message in a claim-check file is the complete form of the message in Kafka."""
     same = all(found.get(name) == pointer.get(name) for name in ("database", "table", "type"))
     extension = found.get("_tidb")
     if not same or not isinstance(extension, dict) or is_cut_down(extension):
@@ -159,7 +167,11 @@ _SAME: Final = {"": "file", "local": "file", "s3a": "s3", "gcs": "gs", "azblob":
 
 
 class ClaimCheck:
-    """Reads and writes claim-check files under one root."""
+    """Reads and writes claim-check files under the root of a storage.
+
+    ``raw_value``: True to write the value itself, False to write it in base64. ``most``: maximum size of a
+    value in bytes.
+    """
 
     def __init__(self, storage: ClaimCheckStorage, *, raw_value: bool = False, most: int = LARGEST) -> None:
         self._storage = storage
@@ -167,27 +179,27 @@ class ClaimCheck:
         self._most = most
 
     def value(self, location: str) -> bytes:
-        """The message value at a location, in the form that the producer would have sent.
+        """Returns the record value in the claim-check file at a location, as TiCDC would have sent it.
 
         Raises:
-            RowUnavailableError: the location is outside of the root, or there is no such file.
-            SchemaMismatchError: the file does not contain a message.
-            FramingError: the file contains far more than one message.
-            SourceUnavailableError: the storage does not answer.
+            RowUnavailableError: The location is outside of the root, or the file does not exist.
+            SchemaMismatchError: The file does not contain a message.
+            FramingError: The file contains more JSON objects than a message can have.
+            SourceUnavailableError: The storage does not answer.
         """
         name = name_under(self._storage.location, location)
         # Base64 needs four bytes for three, and the rest of the envelope a few more.
         return _unwrapped(self._storage.read(name, most=self._most * 4 // 3 + 64), name)
 
     def new_location(self) -> str:
-        """A new unique location."""
+        """Returns a unique location for a new claim-check file."""
         return f"{self._storage.location}/{uuid.uuid4()}.json"
 
     def store(self, location: str, value: bytes) -> None:
-        """Write a message's value to its location.
+        """Writes the value of a record to the claim-check file at a location.
 
         Raises:
-            SourceUnavailableError: the storage did not accept it.
+            SourceUnavailableError: The storage did not accept the file.
         """
         data = value
         if not self._raw_value:
@@ -196,24 +208,26 @@ class ClaimCheck:
 
 
 def open_claim_check(uri: str, *, raw_value: bool = False, most: int = LARGEST) -> ClaimCheck:
-    """Claim-check files under ``claim-check-storage-uri``.
+    """Opens the claim-check files under ``claim-check-storage-uri``.
+
+    ``raw_value``: value of ``claim-check-raw-value``. ``most``: maximum size of a record's value in bytes.
 
     Raises:
-        ConfigError: no such storage, or its library is not installed.
+        ConfigError: The storage's URI is not supported, or its library is not installed.
     """
     return ClaimCheck(open_storage(uri), raw_value=raw_value, most=most)
 
 
 def name_under(root: str, location: str) -> str:
-    """The name of a file under the root, from a message's ``location``.
+    """Returns the name, relative to ``root``, of the claim-check file at the location in a message.
 
     Raises:
-        RowUnavailableError: the location is outside of the root, or in another storage.
+        RowUnavailableError: The location is outside of the root, or TiCDC does not write such a location.
     """
     scheme, path = _taken_apart(location)
     own, root_path = _taken_apart(root)
     if scheme != own and not (own == "file" and not scheme):
-        raise _outside(location, f"is not in a storage of type {own}")
+        raise _outside(location, f"is not in a storage of type {own}, as claim-check-storage-uri is")
     parts = path.split("/")
     if {"", ".", ".."}.intersection(parts):
         raise _outside(location, "is not a path that TiCDC writes")
@@ -230,9 +244,12 @@ def name_under(root: str, location: str) -> str:
 
 
 def _taken_apart(location: str) -> tuple[str, str]:
-    """The type of a location's storage, and its path including the bucket.
+    """Returns the type of a location's storage, such as ``s3``, and the path with the bucket.
 
-    Some versions of TiCDC clean the path together with its scheme, and write ``file:/dir/name``.
+    Some versions of TiCDC write ``file:/dir/name`` instead of ``file:///dir/name``.
+
+    Raises:
+        RowUnavailableError: TiCDC does not write such a location.
     """
     if len(location) > _MOST_LOCATION:
         raise _outside(location, "is too long")
@@ -240,7 +257,7 @@ def _taken_apart(location: str) -> tuple[str, str]:
         parts = urlsplit(location)
     except ValueError as error:
         raise _outside(location, "is not a valid location") from error
-    # Splitting would silently drop line breaks.
+    # urlsplit silently drops line breaks, so the location is checked for them.
     if parts.query or parts.fragment or "\\" in location or not location.isprintable():
         raise _outside(location, "is not a path that TiCDC writes")
     scheme = parts.scheme.lower()
@@ -249,12 +266,16 @@ def _taken_apart(location: str) -> tuple[str, str]:
 
 def _outside(location: str, why: str) -> RowUnavailableError:
     return RowUnavailableError(
-        f"The file was not opened, because the message's claimCheckLocation {shown(location)} {why}."
+        f"The claim-check file was not opened, because the message's claimCheckLocation {shown(location)} "
+        f"{why}. Check that claim-check-storage-uri is the changefeed's."
     )
 
 
 def _unwrapped(data: bytes, name: str) -> bytes:
-    """The value in a file of either form: the envelope has the member ``value``, a message does not."""
+    """Returns the record value in the bytes of a claim-check file.
+
+    A file with the member ``value`` has the value in base64. Any other file is the value itself.
+    """
     if not data.startswith(b"{"):
         return data
     try:
@@ -278,33 +299,38 @@ _OPTION: Final = "claim-check-storage-uri"
 
 
 class ClaimCheckStorage(Protocol):
-    """Files by name under one root."""
+    """Storage of claim-check files by name under one root."""
 
     @property
     def location(self) -> str:
-        """The root, without secrets, as TiCDC writes it in front of a file's name."""
+        """URL of the root without secrets, as TiCDC writes it before a file's name."""
 
     def read(self, name: str, *, most: int) -> bytes:
-        """Read a file.
+        """Returns the bytes of the file with this name.
 
         Raises:
-            RowUnavailableError: the file does not exist, is not a regular file, or is larger than ``most``.
-            SourceUnavailableError: the storage does not answer.
+            RowUnavailableError: The file does not exist, is not a regular file, or has more than ``most``
+                bytes.
+            ConfigError: The permission to read the file is missing.
+            SourceUnavailableError: The storage does not answer.
         """
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a new file.
+        """Writes a new file with this name.
 
         Raises:
-            SourceUnavailableError: the storage did not accept it.
+            ConfigError: The permission to write the file is missing.
+            SourceUnavailableError: The storage did not accept the file.
         """
 
 
 def open_storage(uri: str) -> ClaimCheckStorage:
-    """The storage that ``claim-check-storage-uri`` names: a path, ``file://``, or a URL that fsspec supports.
+    """Opens the storage that ``claim-check-storage-uri`` names.
+
+    ``uri``: a local path, a ``file://`` URL, or a URL of a storage that fsspec supports.
 
     Raises:
-        ConfigError: no such storage, or its library is not installed.
+        ConfigError: fsspec does not support the storage, or its library is not installed.
     """
     parts = urlsplit(uri)
     if parts.scheme.lower() in _LOCAL:
@@ -313,7 +339,7 @@ def open_storage(uri: str) -> ClaimCheckStorage:
 
 
 class LocalStorage:
-    """Files in one directory and its subdirectories."""
+    """Claim-check files in a local directory and its subdirectories."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_absolute():
@@ -326,14 +352,22 @@ class LocalStorage:
         return "file://" + self._root.as_posix().rstrip("/")
 
     def read(self, name: str, *, most: int) -> bytes:
-        """Read a file; symbolic links are refused."""
+        """Returns the bytes of the file with this name.
+
+        Raises:
+            RowUnavailableError: The file does not exist, is a symbolic link or no regular file, or has more
+                than ``most`` bytes.
+            ConfigError: The permission to read the file is missing.
+            SourceUnavailableError: The file cannot be read.
+        """
         path = self._root / name
         if path.resolve() != self._root.resolve() / name:
             raise RowUnavailableError(
-                f"The claim-check file {name!r} is a symbolic link, which is not followed."
+                f"The claim-check file {name!r} is a symbolic link, which is not followed. Replace the link "
+                "by the file itself."
             )
         with _translated(name):
-            # Open without blocking: a pipe in place of a file must not block the reader forever.
+            # Opened without blocking, because a pipe instead of a file would block the reader forever.
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(handle, "rb") as file:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -341,7 +375,7 @@ class LocalStorage:
                 return _within(file.read(most + 1), name, most)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a new file; a reader sees it whole or not at all."""
+        """Writes a new file under a temporary name and renames it, so that no reader sees it incomplete."""
         path = self._root / name
         part = path.with_name(f".{path.name}.part")
         with _translated(name):
@@ -351,7 +385,10 @@ class LocalStorage:
 
 
 class RemoteStorage:
-    """Files of a storage that fsspec supports. ``uri`` may contain secrets after its ``?``."""
+    """Claim-check files in a storage that fsspec supports.
+
+    ``protocol``: fsspec's name of the storage type. ``uri``: URL of the root; its query may contain secrets.
+    """
 
     def __init__(self, protocol: str, uri: str) -> None:
         parts = urlsplit(uri)
@@ -360,12 +397,12 @@ class RemoteStorage:
         self._system = _file_system(protocol, dict(parse_qsl(parts.query)), self.location)
 
     def read(self, name: str, *, most: int) -> bytes:
-        """Read a file."""
+        """Returns the bytes of the file with this name."""
         with _translated(name), self._system.open(f"{self._root}/{name}", "rb") as file:
             return _within(file.read(most + 1), name, most)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a new file."""
+        """Writes a new file with this name."""
         with _translated(name):
             self._system.makedirs(self._root, exist_ok=True)
             self._system.pipe_file(f"{self._root}/{name}", data)
@@ -384,12 +421,12 @@ def _file_system(protocol: str, given: Mapping[str, str], shown: str) -> Any:
         return fsspec.filesystem(protocol, **(_s3_options(given) if protocol == "s3" else {}))
     except ImportError as error:
         raise ConfigError(
-            f"{shown}: fsspec needs another library for {protocol}: {error}.", key=_OPTION
+            f"{shown}: The library that fsspec needs for {protocol} is not installed: {error}.", key=_OPTION
         ) from error
     except ValueError as error:
         raise ConfigError(
-            f"{shown}: fsspec has no storage {protocol!r}. Set a directory, or a URL such as "
-            "s3://bucket/path.",
+            f"{shown}: fsspec does not support the storage type {protocol!r}. Set a local directory, or a "
+            "URL such as s3://bucket/path.",
             key=_OPTION,
         ) from error
 
@@ -412,7 +449,10 @@ def _within(data: bytes, name: str, most: int) -> bytes:
 
 @contextmanager
 def _translated(name: str) -> Iterator[None]:
-    """Translate a storage's errors, without their texts: an address in them may contain a secret."""
+    """Replaces errors of a storage's library by tidesink's errors about the file ``name``.
+
+    The original texts are omitted, because an address in them may contain a secret.
+    """
     try:
         yield
     except RowUnavailableError:
@@ -424,11 +464,13 @@ def _translated(name: str) -> Iterator[None]:
         ) from error
     except PermissionError as error:
         raise ConfigError(
-            f"The claim-check file {name!r} cannot be opened. Grant the permission to read it.", key=_OPTION
+            f"The permission for the claim-check file {name!r} is missing. Grant it in the storage.",
+            key=_OPTION,
         ) from error
     except Exception as error:  # each storage's library has errors of its own
         raise SourceUnavailableError(
-            f"The claim-check storage does not answer for {name!r}: {type(error).__name__}."
+            f"The claim-check storage does not answer for the file {name!r}: {type(error).__name__}. Check "
+            "that the storage can be reached, and check claim-check-storage-uri."
         ) from error
 
 
@@ -440,24 +482,24 @@ _NO_UPSTREAM = (
 
 
 class RowsAtCommit(Protocol):
-    """Reads rows as of a commit_ts; ``Upstream`` implements it."""
+    """A database that returns rows as of a commit_ts. ``codecs.upstream.Upstream`` implements it."""
 
     def row(self, table: TableId, key: Texts, *, commit_ts: int) -> UpstreamRow:
-        """The row with this key, as of ``commit_ts``."""
+        """Returns the row with this key as of ``commit_ts`` (a TiDB TSO)."""
 
 
 def completed(
     parsed: Parsed, upstream: RowsAtCommit | None, *, key: Sequence[str] = (), full_types: bool = False
 ) -> Parsed:
-    """A message in the form that it would have had if its row had fitted.
+    """Returns a handle-key-only message with all columns of its row, which are read from the upstream.
 
-    ``key``: the columns that the reader needs of a delete, in addition to the handle key. ``full_types``: the
-    topic is content-compatible, in case the message's own types do not show it.
+    ``key``: columns that the reader needs of a delete. ``full_types``: True if the topic's type names have
+    length and precision (``content-compatible``), in case this message does not show it.
 
     Raises:
-        RowUnavailableError: there is no upstream, or it does not have the row.
-        SchemaMismatchError: a member of the message is not valid.
-        SourceUnavailableError: the upstream does not answer.
+        RowUnavailableError: No upstream is configured, or the upstream does not have the row.
+        SchemaMismatchError: A member of the message is not valid.
+        SourceUnavailableError: The upstream does not answer.
     """
     kind, data = parsed["type"], _only_row(parsed, "data")
     deletes = kind == "DELETE"
@@ -488,7 +530,7 @@ def _only_row(parsed: Parsed, member: str) -> dict[str, Any]:
     rows = parsed.get(member)
     if type(rows) is not list or len(rows) != 1 or type(rows[0]) is not dict:
         raise SchemaMismatchError(
-            f"{member!r} of a row that was reduced to its handle key must contain one object."
+            f"The member {member!r} of a row that was reduced to its handle key must be a list of one object."
         )
     return rows[0]
 
@@ -503,14 +545,18 @@ def _texts(row: Mapping[str, Any]) -> Texts:
 def _table(parsed: Parsed) -> TableId:
     database, name = parsed.get("database"), parsed.get("table")
     if not (type(database) is str and type(name) is str and database and name):
-        raise SchemaMismatchError("The message names no table. 'database' and 'table' must be text.")
+        raise SchemaMismatchError(
+            "The message names no table. Its 'database' and 'table' must be non-empty texts."
+        )
     return TableId(database, name)
 
 
 def _commit_ts(parsed: Parsed) -> int:
     value = parsed["_tidb"].get("commitTs")
     if type(value) is not int or not 0 < value < 2**63:
-        raise SchemaMismatchError("A row that was reduced to its handle key needs '_tidb.commitTs'.")
+        raise SchemaMismatchError(
+            "The row was reduced to its handle key, but its message has no valid '_tidb.commitTs'."
+        )
     return value
 
 

@@ -1,7 +1,7 @@
-"""The protocols: ``CODECS`` holds the facts about each, and a codec is loaded when it is first opened.
+"""Lists the supported protocols in ``CODECS``, and opens the codec of a protocol.
 
-The config, the command line and the workers look up protocols here. CONTRIBUTING.md lists the further steps
-for a new protocol.
+A codec's module is imported when the codec is first opened. The config, the command line and the workers look
+up protocols here. CONTRIBUTING.md lists the further steps for a new protocol.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CodecParts:
-    """The parts that codecs are built from; each codec uses those that it needs."""
+    """The arguments from which codecs are created. Each codec uses those that it needs.
+
+    ``table_of_topic``: returns the table of a topic. ``definitions``: table definitions. ``keys``: key
+    columns by table. ``glue``: source of the schemas of messages with an AWS Glue header.
+    """
 
     options: CodecOptions
     registry: SchemaRegistry | None = None
@@ -70,19 +74,21 @@ def _registry(parts: CodecParts, protocol: str) -> SchemaRegistry:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How to open a protocol's codec, and facts about its topics.
+    """A supported protocol: its codec, and properties of its topics.
 
-    ``aliases``: its other names.
-    ``registry``: its schemas are in a schema registry.
-    ``tells_ddl``: its topics report DDL to the worker.
-    ``shares_topics``: a topic may contain several tables, which its messages name; otherwise it contains one.
-    ``leaves_out``: a row may omit values that did not change; text and binary columns then contain
+    ``open``: creates the protocol's codec.
+    ``aliases``: other names of the protocol.
+    ``registry``: True if its schemas are in a schema registry.
+    ``tells_ddl``: True if its topics contain DDL events.
+    ``shares_topics``: True if a topic may contain several tables. Otherwise a topic has one table.
+    ``leaves_out``: True if a row may omit unchanged values. Text and binary columns then contain
     ``PLACEHOLDER``.
-    ``connectors``: its tables may come from other databases than MySQL and TiDB, with columns whose names
-    differ only in case.
-    ``reads``: the settings of ``source`` that it uses and some other protocol ignores (TiCDC tiflow c7b2588
-    and ticdc b813e76).
-    ``writes``: the same for a target of type ``kafka``; None: it cannot be written there.
+    ``connectors``: True if its tables may come from other databases than MySQL and TiDB, in which the names
+    of two columns may differ only in case.
+    ``reads``: settings under ``source`` that this protocol uses and some other protocol ignores (TiCDC tiflow
+    c7b2588 and ticdc b813e76).
+    ``writes``: settings of a target of type ``kafka`` that this protocol uses and some other protocol
+    ignores; None if such a target cannot write the protocol.
     """
 
     open: Callable[[CodecParts], Codec]
@@ -147,19 +153,22 @@ CODECS: Final[Mapping[str, Protocol]] = {
         writes=frozenset({*_AVRO, "cluster_id"}),
     ),
 }
-# The key of ``CODECS`` for every name of a protocol.
+# The protocol's name in ``CODECS`` by each of its names.
 ALIASES: Final[Mapping[str, str]] = {
     name: protocol for protocol, known in CODECS.items() for name in (protocol, *known.aliases)
 }
 
 
 def without_effect(protocol: str, use: Literal["reads", "writes"]) -> frozenset[str]:
-    """The settings that this protocol ignores and some other protocol uses."""
+    """Returns the settings that a protocol ignores, although some other protocol uses them.
+
+    ``use``: ``reads`` for the settings under ``source``, ``writes`` for those of a target of type ``kafka``.
+    """
     taken = {name: getattr(known, use) or frozenset() for name, known in CODECS.items()}
     return frozenset[str]().union(*taken.values()) - taken[protocol]
 
 
-# Names from TiCDC's documents that no release supports, and the protocols to use instead.
+# Protocol names in TiCDC's documents that no release supports, and the protocols to use instead.
 RESERVED: Final[Mapping[str, str]] = {
     "rich-avro": "is reserved in TiCDC's design, but no release of TiCDC writes it. Use flat-avro (TiCDC's "
     "avro; avro-include-before-value adds old rows with new TiCDC), or canal-json.",
@@ -167,10 +176,10 @@ RESERVED: Final[Mapping[str, str]] = {
 
 
 def protocol_named(protocol: str) -> str:
-    """The protocol's name in ``CODECS``, from any of its names; case does not matter, as in TiCDC.
+    """Returns the name in ``CODECS`` of a protocol, given any of its names. Case is ignored, as in TiCDC.
 
     Raises:
-        ConfigError: no such protocol; the message suggests the nearest name.
+        ConfigError: There is no such protocol. The error text suggests the most similar name.
     """
     name = protocol.strip().lower()
     if name in ALIASES:
@@ -192,14 +201,15 @@ def open_codec(
     keys: Keys | None = None,
     glue: SchemaSource | None = None,
 ) -> Codec:
-    """The codec of a protocol, by any name in ``ALIASES``.
+    """Returns a new codec of a protocol.
 
-    flat-avro uses ``registry``, ``table_of_topic``, and ``glue`` for the schemas of messages with an AWS Glue
-    header; canal-json ``definitions`` and ``keys``; debezium-avro ``registry`` and ``definitions``;
-    debezium-json ``definitions``.
+    ``protocol``: any name in ``ALIASES``. ``registry``: schema registry, for flat-avro and debezium-avro.
+    ``table_of_topic``: returns the table of a topic, for flat-avro. ``definitions``: table definitions, for
+    canal-json, debezium-json and debezium-avro. ``keys``: key columns by table, for canal-json. ``glue``:
+    source of the schemas of messages with an AWS Glue header, for flat-avro.
 
     Raises:
-        ConfigError: an unknown protocol, or an Avro protocol without a registry.
+        ConfigError: The protocol is unknown, or it needs a schema registry and ``registry`` is None.
     """
     parts = CodecParts(options or CodecOptions(), registry, table_of_topic, definitions, keys, glue)
     return CODECS[protocol_named(protocol)].open(parts)

@@ -1,12 +1,17 @@
-"""TiCDC's row checksums: the summed bytes of a row, its possible sums, and their comparison with the wire.
+"""Computes TiCDC's row checksums of flat-avro rows, and compares them with the checksums in the messages.
 
-CRC32 (IEEE) over the columns that are not NULL, in order: integers, YEAR, an ENUM's index, a SET's mask and
-BIT as 64 bits little-endian; FLOAT and DOUBLE as the bits of a double; text, bytes, DECIMAL, JSON, dates and
-times as their length (uint32 little-endian) and their bytes, TIMESTAMP in UTC; VECTOR as its dimension and
-its 32-bit floats (TiCDC tiflow c7b2588 and ticdc b813e76).
+A checksum is the CRC32 (IEEE) of the bytes of all columns that are not NULL, in a fixed order of the columns
+(TiCDC tiflow c7b2588 and ticdc b813e76):
 
-A row has several possible sums if the wire does not show TiDB's exact value: a TIMESTAMP in the hour that
-occurs twice when clocks are set back, or an ENUM whose ``allowed`` can be split in two ways.
+- integers, YEAR, BIT, the index of an ENUM and the bit mask of a SET: 64 bits little-endian
+- FLOAT and DOUBLE: the bits of a double
+- text, bytes, DECIMAL, JSON, dates and times (TIMESTAMP in UTC): the length as uint32 little-endian, and the
+  bytes of the text
+- VECTOR: its dimension, and its elements as 32-bit floats
+
+A row has several possible checksums if the message does not contain TiDB's exact value. Such values are a
+TIMESTAMP in the hour that occurs twice when clocks are set back, and an ENUM whose list of labels
+(``allowed``) can be split in several ways.
 """
 
 from __future__ import annotations
@@ -29,10 +34,10 @@ from tidesink.events import ChangeEvent, Column, ColumnType, Row
 from tidesink.typemap.table import Reader, row_of
 from tidesink.typemap.values import FoldedTime
 
-# Maps a value to the bytes that it adds; to several if the wire does not show which.
+# Returns the bytes that a value adds to the checksum; all possible bytes if the message does not show which.
 PartReader = Callable[[Any], "bytes | tuple[bytes, ...]"]
 
-# The most TIMESTAMP columns of a row that may be in the repeated hour.
+# Maximum number of TIMESTAMP values of a row in the hour that occurs twice.
 _MOST_TIMES: Final = 12
 MOST_SUMS: Final = 2**_MOST_TIMES
 _MASK: Final = (1 << 64) - 1
@@ -40,23 +45,26 @@ _LOCAL: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{1,6})?")
 
 
 MISMATCH: Final = (
-    "Either the row was damaged on its way, or the table has a TIMESTAMP column and source.time-zone "
-    "differs from the changefeed's, or new-architecture TiCDC wrote the row and the order of its columns "
-    "differs from the order in which they were added. The topic does not contain that order. Compare the "
-    "row with TiDB. checksum: warn applies such rows."
+    "The row may have been changed on its way. Or the table has a TIMESTAMP column, and source.time-zone "
+    "differs from the changefeed's time zone. Or new-architecture TiCDC wrote the row, and the table's "
+    "columns are in another order than they were added, which the topic does not show. Compare the row with "
+    "TiDB. To apply such rows, set checksum: warn."
 )
 
 
-# Errors that a reader raises for a value that does not fit its column's type.
+# Errors that a ``PartReader`` raises for a value that does not fit its column's type.
 _NO_VALUE: Final = (ValueError, ArithmeticError, TypeError, AttributeError)
 
 
 class UnreportedError(ValueError):
-    """The sum of a row cannot be computed from the wire; the text has the reason."""
+    """The checksum of a row cannot be computed from the message. The error's text has the reason."""
 
 
 def _part_reader(column_type: ColumnType, zone: str) -> PartReader:
-    """The function that returns the summed bytes of a value; ``zone`` is the zone of TIMESTAMP texts."""
+    """Returns the function that converts a column's value to the bytes that it adds to the checksum.
+
+    ``zone``: time zone of TIMESTAMP texts.
+    """
     row = row_of(column_type)
     members = column_type.members or ()
     if row.reader == "timestamp":
@@ -98,7 +106,10 @@ def _decimal(value: Decimal) -> bytes:
 
 
 def _timestamp(zone: ZoneInfo, text: str) -> bytes | tuple[bytes, ...]:
-    """The text in UTC; two texts in the repeated hour. Text without a moment (0000-00-00) is unchanged."""
+    """Returns the bytes of a TIMESTAMP's text, converted from ``zone`` to UTC.
+
+    A text in the hour that occurs twice has two possible results. A zero date is not converted.
+    """
     found = _LOCAL.fullmatch(text)
     if found is None:
         return _text(text)
@@ -115,9 +126,10 @@ def _timestamp(zone: ZoneInfo, text: str) -> bytes | tuple[bytes, ...]:
 
 
 def _indexes(members: tuple[str, ...]) -> dict[str, bytes | tuple[bytes, ...]]:
-    """The summed bytes of each ENUM label: its index, or each index that it may have.
+    """Returns the bytes that each label of an ENUM adds to the checksum: its index, or all possible indices.
 
-    In ``allowed`` a comma after a backslash may also separate two members, the first ending in a backslash.
+    Several indices are possible after a label with a comma. In ``allowed``, a backslash and a comma may be an
+    escaped comma inside a label, or a label that ends in a backslash followed by the next label.
     """
     found: dict[str, list[int]] = {}
     parted = 0
@@ -138,7 +150,7 @@ def _enum(parts: dict[str, bytes | tuple[bytes, ...]], value: str | int) -> byte
 
 
 def _bits(members: tuple[str, ...]) -> dict[str, int]:
-    # MySQL allows no comma in a SET's member, so a comma there shows that `allowed` was split wrongly.
+    # In MySQL a member of a SET cannot contain a comma, so a comma shows that `allowed` was split wrongly.
     if any("," in member for member in members):
         return {}
     return {member: 1 << place for place, member in enumerate(members) if members.count(member) == 1}
@@ -157,7 +169,7 @@ def _set(bits: dict[str, int], value: str | int) -> bytes:
 
 
 def _unquoted(label: str) -> str:
-    # The producer writes \' and '' as ' in `allowed`, but leaves the value unchanged.
+    # TiCDC writes \' and '' as ' in `allowed`, but not in the row's value.
     return label.replace("\\'", "'").replace("''", "'")
 
 
@@ -175,26 +187,32 @@ _READERS: Final[Mapping[Reader, PartReader]] = {
 CHECKSUM: Final = "_tidb_row_level_checksum"
 CORRUPTED: Final = "_tidb_corrupted"
 VERSION: Final = "_tidb_checksum_version"
-# The version that current TiDB stores; the sum on the wire is computed the same way for all versions.
+# Checksum version of current TiDB. TiCDC computes the checksum in the message the same way for all versions.
 CURRENT_VERSION: Final = 2
-# A row without a checksum in TiDB, and the half of a split update.
+# Texts for "no checksum": of a row without a checksum in TiDB, and of a delete or insert of a split update.
 NO_CHECKSUM: Final = ("", "0")
 
 CORRUPTED_REASON: Final = (
     "TiCDC marked the row as corrupted (_tidb_corrupted), because it did not match the checksum that TiDB "
-    "keeps for it. Check the row in TiDB (ADMIN CHECK TABLE)."
+    "stores with it. Check the table in TiDB with ADMIN CHECK TABLE."
 )
 
 
 def summed_order(columns: Iterable[Column], options: CodecOptions) -> tuple[Column, ...]:
-    """Sort columns, given in table order, into the order in which the producer sums them."""
+    """Returns a table's columns in the order in which TiCDC computes the checksum.
+
+    ``columns``: columns in the order of the table.
+    """
     if options.producer == "new":
         return tuple(columns)
     return tuple(sorted(columns, key=lambda column: column.column_id or 0))
 
 
 class RowSums:
-    """Computes or checks the sums of rows of one schema, over ``columns`` in this order."""
+    """Computes and checks the checksums of rows of one schema.
+
+    ``columns``: columns in the order of the checksum. ``time_zone``: zone of TIMESTAMP texts.
+    """
 
     def __init__(self, columns: Sequence[Column], time_zone: str) -> None:
         self._names = tuple(column.name for column in columns)
@@ -204,14 +222,16 @@ class RowSums:
 
     @property
     def has_local_times(self) -> bool:
-        """True if there are TIMESTAMP columns in a zone whose clocks may show a time twice."""
+        """True if there are TIMESTAMP columns whose texts are not in UTC, so that a time may occur twice."""
         return bool(self._local_times)
 
     def sum(self, row: Row) -> int:
-        """The sum of a row; a time that occurs twice counts as the first, unless it has a fold.
+        """Returns the checksum of a row.
+
+        A local time that occurs twice is taken as the first occurrence, unless it is a ``FoldedTime``.
 
         Raises:
-            EncodeError: a value does not fit its column's type.
+            EncodeError: A value does not fit its column's type.
         """
         try:
             return self._sums(row)[0]
@@ -219,7 +239,10 @@ class RowSums:
             raise EncodeError(f"The row's checksum cannot be computed: {error!s:.120}.") from error
 
     def fault(self, row: Row, extension: Mapping[str, object]) -> str | None:
-        """The reason why the row does not match its checksum; None if it matches or has no checksum."""
+        """Returns why a row does not match its checksum, as text for users; None if it matches.
+
+        ``extension``: the event's extension with the checksum. A row without a checksum also returns None.
+        """
         if extension.get(CORRUPTED) is True:
             return CORRUPTED_REASON
         said = str(extension.get(CHECKSUM, ""))
@@ -234,7 +257,11 @@ class RowSums:
         return f"The row's checksum is {sums[0]}, but TiCDC wrote {said[:40]!r}. {MISMATCH}"
 
     def meant_times(self, row: Row, extension: Mapping[str, object]) -> dict[str, FoldedTime]:
-        """The row's times that occur twice, resolved by its checksum; empty if it does not decide them."""
+        """Determines from a row's checksum which occurrence its ambiguous local times mean.
+
+        Returns the TIMESTAMP values that occur twice by column, or an empty dict if there are none, or if
+        the checksum does not decide them.
+        """
         said = str(extension.get(CHECKSUM, ""))
         times = ((name, reader, row[name]) for name, reader in self._local_times)
         names = [name for name, reader, time in times if type(time) is str and type(reader(time)) is tuple]
@@ -252,7 +279,11 @@ class RowSums:
         return {}
 
     def _sums(self, row: Row) -> Sequence[int]:
-        """Every sum that the row can have, the likeliest first."""
+        """Returns all checksums that a row can have, the most likely first.
+
+        Raises:
+            UnreportedError: The row has too many possible checksums.
+        """
         sums = [0]
         for reader, value in zip(self._readers, [row[name] for name in self._names], strict=True):
             parts = b"" if value is None else reader(value)
@@ -266,9 +297,10 @@ class RowSums:
 
 
 def checksum_fault(event: ChangeEvent, *, time_zone: str = "UTC") -> str | None:
-    """The reason why a decoded flat-avro event does not match its checksum, or None.
+    """Returns why the row of a decoded flat-avro event does not match its checksum, as text for users.
 
-    ``time_zone`` is the changefeed's, because TIMESTAMP texts do not contain a zone.
+    Returns None if it matches, or if there is no checksum. ``time_zone``: the changefeed's time zone, which
+    is the zone of TIMESTAMP texts.
     """
     row = event.after if event.after is not None else event.before
     if row is None or event.schema is None or not event.extension or CHECKSUM not in event.extension:

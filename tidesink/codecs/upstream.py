@@ -1,9 +1,9 @@
-"""Rows of the upstream TiDB as of a commit_ts, as the texts that canal-json would have contained.
+"""Reads rows from the upstream TiDB as of a commit_ts, as the texts that canal-json would contain.
 
-TiCDC's own consumer (tiflow c7b2588) sets ``tidb_snapshot`` and selects by the handle key; so does this
-module (``source_database.mysql``). The columns' types are read as of the same moment, so a later DDL has no
-effect. The session's zone is UTC, and TIMESTAMP texts are converted to the changefeed's zone here, since the
-upstream may not have its name.
+Like TiCDC's own consumer (tiflow c7b2588), this module sets ``tidb_snapshot`` and selects a row by its handle
+key. The types of the columns are read as of the same commit_ts, so later DDL has no effect. The session's
+time zone is UTC, and TIMESTAMP texts are converted to the changefeed's zone here, because the upstream may
+not have loaded the names of time zones.
 """
 
 from __future__ import annotations
@@ -43,14 +43,21 @@ _EXTRA: Final = "pip install 'tidesink[large-messages]'"
 
 
 class UpstreamRow(NamedTuple):
-    """A row's texts in table order, and the types of its columns."""
+    """A row of the upstream: its values as canal-json texts, and its column types, by column name.
+
+    Both are in the order of the table's columns.
+    """
 
     texts: dict[str, str | None]
     types: dict[str, ColumnType]
 
 
 class Upstream:
-    """Reads single rows by their keys. ``as_of`` sets a session's point in time."""
+    """Reads single rows from the upstream TiDB by their keys.
+
+    ``time_zone``: zone of TIMESTAMP texts. ``as_of``: function that sets the commit_ts at which a session
+    reads.
+    """
 
     def __init__(self, engine: Engine, *, time_zone: str = "UTC", as_of: AsOf = tidb_as_of) -> None:
         self._engine = engine
@@ -58,12 +65,15 @@ class Upstream:
         self._as_of = as_of
 
     def row(self, table: TableId, key: Texts, *, commit_ts: int) -> UpstreamRow:
-        """The row with this key as of ``commit_ts``; ``key`` has canal-json texts.
+        """Returns the row with this key as of ``commit_ts`` (a TiDB TSO).
+
+        ``key``: canal-json texts of the key columns by name.
 
         Raises:
-            RowUnavailableError: there was no such row, or its version was garbage-collected.
-            SourceUnavailableError: the upstream does not answer.
-            ConfigError: the upstream refuses the session, or is not TiDB.
+            RowUnavailableError: The table did not have the row at that time, or TiDB's garbage collection
+                removed that version of the row.
+            SourceUnavailableError: The upstream does not answer.
+            ConfigError: The upstream denies access, or is not TiDB.
         """
         with _translated(table, commit_ts), self._engine.connect() as connection:
             begin_session(connection)
@@ -71,7 +81,7 @@ class Upstream:
             types = stored_columns(connection, table)
             if not types:
                 raise RowUnavailableError(
-                    "The upstream did not have this table at that time.", table=str(table)
+                    "The upstream did not have this table at the row's commit_ts.", table=str(table)
                 )
             found = self._select(connection, table, types, key)
         if len(found) != 1:
@@ -87,7 +97,7 @@ class Upstream:
         return UpstreamRow(texts, types)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Closes all connections to the upstream."""
         self._engine.dispose()
 
     def _select(
@@ -97,7 +107,8 @@ class Upstream:
 
         if not key or not types.keys() >= key.keys():
             raise RowUnavailableError(
-                "The message's handle key contains columns that the upstream's table does not have.",
+                "The row's handle key contains columns that the upstream's table does not have. Check that "
+                "upstream-url is the changefeed's own cluster.",
                 table=str(table),
             )
         wanted = [selected(name, kind) for name, kind in types.items()]
@@ -108,29 +119,32 @@ class Upstream:
         return list(connection.execute(query.limit(2)))
 
     def _value(self, text: str | None, column_type: ColumnType) -> Value:
-        """A key's text as a parameter."""
+        """Converts the canal-json text of a key column to a parameter of the query."""
         if text is not None and column_type.name == "timestamp":
             text = _moved(text, self._zone, timezone.utc)
         return parameter_of(text, column_type)
 
     def _text(self, value: Any, column_type: ColumnType) -> str:
-        """The canal-json text of a selected value."""
+        """Converts a selected value to the text that canal-json would contain."""
         text = text_of(value, column_type)
         return _moved(text, timezone.utc, self._zone) if column_type.name == "timestamp" else text
 
 
 def open_upstream(url: str, *, time_zone: str = "UTC", as_of: AsOf = tidb_as_of) -> Upstream:
-    """An upstream from its SQLAlchemy URL, such as ``mysql+pymysql://reader:…@tidb:4000``; not connected yet.
+    """Returns an upstream TiDB for a SQLAlchemy URL such as ``mysql+pymysql://reader:…@tidb:4000``.
+
+    It connects when the first row is read. ``time_zone``: zone of TIMESTAMP texts.
 
     Raises:
-        ConfigError: the URL is not valid, or its driver is missing; the URL itself is never shown.
+        ConfigError: The URL is not valid, or its driver is not installed. The error text does not contain the
+            URL, which may have a password.
     """
     engine = open_engine(url, option=_OPTION, extra=f"the large-messages extra: {_EXTRA}")
     return Upstream(engine, time_zone=time_zone, as_of=as_of)
 
 
 def _moved(text: str, source: tzinfo, target: tzinfo) -> str:
-    """A TIMESTAMP's text in another zone; a zero date is the same in every zone."""
+    """Converts a TIMESTAMP's text from one time zone to another. A zero date is the same in every zone."""
     if text.startswith("0000-00-00"):
         return text
     whole, dot, fraction = text.partition(".")
@@ -140,7 +154,10 @@ def _moved(text: str, source: tzinfo, target: tzinfo) -> str:
 
 @contextmanager
 def _translated(table: TableId, commit_ts: int) -> Iterator[None]:
-    """Translate the database's errors by their codes. Their own texts may contain values, and are omitted."""
+    """Replaces errors of the database by tidesink's errors, according to their codes.
+
+    The original texts are omitted, because they may contain values of rows.
+    """
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
     try:
@@ -149,7 +166,8 @@ def _translated(table: TableId, commit_ts: int) -> Iterator[None]:
         raise _error(code_of(error), commit_ts).with_context(table=str(table)) from error
     except SQLAlchemyError as error:
         raise SourceUnavailableError(
-            f"The query to the upstream failed: {type(error).__name__}.", table=str(table)
+            f"The query to the upstream failed: {type(error).__name__}. Check that the upstream is running.",
+            table=str(table),
         ) from error
 
 
@@ -158,15 +176,21 @@ def _error(
 ) -> RowUnavailableError | ConfigError | SourceUnavailableError:
     if code in TOO_OLD:
         return RowUnavailableError(
-            f"The upstream has garbage-collected its data of commit_ts {commit_ts}. Raise tidb_gc_life_time "
-            "above the longest time that a reader may lag behind."
+            f"TiDB's garbage collection has removed the row versions of commit_ts {commit_ts}. Raise "
+            "tidb_gc_life_time of the upstream above the longest time that a reader may lag behind."
         )
     if code in NO_TABLE:
         return RowUnavailableError(f"The upstream did not have this table at commit_ts {commit_ts}.")
     if code in REFUSED:
-        return ConfigError(f"{_OPTION}: The upstream refuses the user (code {code}).", key=_OPTION)
+        return ConfigError(
+            f"{_OPTION}: The upstream denies access to the user (code {code}). Check the user's name, "
+            "password and grants.",
+            key=_OPTION,
+        )
     if code == NO_VARIABLE:
         return ConfigError(
             f"{_OPTION}: The upstream is not TiDB, so it cannot be read as of a commit_ts.", key=_OPTION
         )
-    return SourceUnavailableError(f"The upstream does not answer (code {code}).")
+    return SourceUnavailableError(
+        f"The upstream does not answer (code {code}). Check that it is running, and check upstream-url."
+    )

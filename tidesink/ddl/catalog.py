@@ -1,10 +1,11 @@
-"""Table definitions from SQL, kept up to date statement by statement.
+"""Keeps table definitions current by applying SQL statements one after the other.
 
-Statements come from the configuration and from DDL events: a single CREATE TABLE, or a stream of statements.
+The statements come from the configuration (CREATE TABLE) and from DDL events.
 
-Postgres' CREATE TABLE serves topics without types (JSON without schemas). Its types are the types in which
-Debezium's PostgreSQL connector (3.5) writes them. A type that is not in Postgres' own catalog (an enum, a
-domain, a composite) is read as text. If its base type is not text, declare the column with the base type.
+Definitions in Postgres' SQL are for topics whose messages have no types (JSON without schemas). A column's
+type is the type in which Debezium's PostgreSQL connector (3.5) writes its values. A type that is not built
+into Postgres (an enum, a domain, a composite) is read as text. If the base type of a domain is not text,
+declare the column with the base type.
 """
 
 from __future__ import annotations
@@ -56,15 +57,18 @@ _VERSION = 1
 
 
 class TableDefinitions:
-    """Table definitions by name; names compare without case, as in TiDB.
+    """Table definitions by table name. Names are compared without case, as in TiDB.
 
-    ``declare`` runs the user's statements, and ``apply`` runs a topic's DDL. A declared table is not
-    redefined by the topic's own CREATE, but it follows the topic's ALTERs. ``to_json`` and ``from_json``
-    carry the state over a restart. ``version`` grows with every change, so that a reader can check if its
-    derived data is current. A table declared without a schema matches that table in any schema.
+    ``declare`` runs the user's statements, and ``apply`` runs the DDL of a topic. CREATE TABLE in the topic
+    does not redefine a table that the user declared, but ALTER TABLE in the topic changes it. A table that is
+    declared without a schema matches the tables of that name in all schemas.
 
-    If ``apply`` receives the commit time of each statement, the columns' ``earlier`` types are known. A
-    statement that is sent again after newer statements of its table then changes nothing.
+    ``to_json`` and ``from_json`` save and restore the definitions. ``version`` grows with every change, so a
+    caller can check if data that it derived from the definitions is still current. ``timed``: True if some
+    column had another type earlier.
+
+    If ``apply`` receives the commit time of each statement, it also records the columns' ``earlier`` types.
+    A statement that is sent again after newer statements on the same table then changes nothing.
     """
 
     def __init__(self, schemas: Iterable[TableSchema] = ()) -> None:
@@ -72,7 +76,7 @@ class TableDefinitions:
         self._schemas: dict[Key, TableSchema] = {}
         self._history = TypeHistory()
         self._since: int | None = None
-        # The table named by the event whose statement is being applied.
+        # Table named by the DDL event whose statement is being applied.
         self._about: TableId | None = None
         # True while a user's statements run: their unqualified names belong to the default schema.
         self._stated = False
@@ -82,7 +86,7 @@ class TableDefinitions:
             self.put(schema)
 
     def get(self, table: TableId) -> TableSchema | None:
-        """Returns the table's columns and keys, or None if no statement named it."""
+        """Returns the table's columns and keys, or None if no statement defined the table."""
         key = table_key(table)
         schema = self._schemas.get(key)
         if schema is None:
@@ -100,7 +104,10 @@ class TableDefinitions:
         return found
 
     def unique_index(self, table: TableId, name: str) -> tuple[str, ...]:
-        """Returns the columns of a unique index (``PRIMARY``: the primary key), or an empty tuple."""
+        """Returns the column names of a table's unique index, or an empty tuple if it has no such index.
+
+        ``name``: name of the index; ``PRIMARY`` is the primary key.
+        """
         definition = self._find(table)
         if definition is None:
             return ()
@@ -109,15 +116,17 @@ class TableDefinitions:
         return next((index.columns for index in definition.uniques if index.name == name), ())
 
     def put(self, schema: TableSchema) -> None:
-        """Declares a table and replaces any earlier definition of it."""
+        """Declares a table with this schema, and removes an earlier definition and history of the table."""
         self._history.forget(schema.table)
         self._keep(replace(_definition_of(schema), declared=True))
 
     def declare(self, sql: str, default_schema: str = "") -> tuple[TableId, ...]:
-        """Declares the tables of hand-written SQL (backslashes in its strings are escapes).
+        """Declares the tables that the user's SQL creates, and returns them.
+
+        Backslashes in the SQL's string literals are escape characters.
 
         Raises:
-            ConfigError: A statement cannot be read; it changes no table.
+            ConfigError: A statement cannot be parsed. That statement changes no table.
         """
         self._stated = True
         try:
@@ -140,7 +149,7 @@ class TableDefinitions:
         return isinstance(table, TableId) and self._find(table) is not None
 
     def former(self, table: TableId) -> tuple[Column, ...]:
-        """Returns the columns that a table of this name once had and no longer has, with their types."""
+        """Returns the columns that the table had once and no longer has, with their last types."""
         definition = self._find(table)
         now = {fold_name(column.name) for column in definition.columns} if definition else set()
         return tuple(c for c in self._history.columns(table) if fold_name(c.name) not in now)
@@ -153,18 +162,18 @@ class TableDefinitions:
         since: int | None = None,
         about: TableId | None = None,
     ) -> tuple[TableId, ...]:
-        """Applies DDL text to the tables and returns the changed tables, under their new names.
+        """Applies the SQL text of a DDL event and returns the changed tables, under their new names.
 
-        ``since``: TSO at which the statement was committed; None means that it applies to rows of any time.
-        ``about``: the table named by the event; for a rename this is the new name, from which its database is
-        known.
+        ``default_schema``: database of unqualified names. ``since``: TSO at which the text was committed;
+        None means that it applies to rows of any time. ``about``: table named by the event. For a rename it
+        is the new name, which shows the database of the renamed table.
 
-        A statement that concerns neither columns nor keys (views, databases, options), or an ALTER of an
-        unknown table, changes nothing and returns ``()``. A statement sent twice changes nothing the second
-        time. One text may contain several statements.
+        The text may contain several statements. A statement about neither columns nor keys (views, table
+        options) changes nothing, and neither does an ALTER TABLE of an unknown table. A text that was already
+        applied at the same ``since`` changes nothing, and the result is empty.
 
         Raises:
-            ConfigError: A statement about a table cannot be read; it changes no table.
+            ConfigError: A statement about a table cannot be parsed. That statement changes no table.
         """
         if self._history.has_heard(since, default_schema, query):
             return ()
@@ -185,13 +194,17 @@ class TableDefinitions:
         return tuple(dict.fromkeys(changed))
 
     def readded(self) -> frozenset[tuple[TableId, str]]:
-        """Returns the columns, by table, that were added under the name of a column dropped earlier."""
+        """Returns the columns that were dropped and later added again under the same name.
+
+        Each is a pair of table and column name.
+        """
         return frozenset((d.table, name) for d in self._tables.values() for name in d.readded)
 
     def renamed(self, table: TableId) -> dict[str, str]:
-        """Returns the earlier names of a table's columns, each with its current name, newest first.
+        """Returns the current column names of a table by their former names, newest rename first.
 
-        A name that several columns had in turn appears once, with the last of these columns; see ``reused``.
+        If several columns had the same former name one after the other, only the most recent one is returned.
+        ``reused`` returns such names.
         """
         definition = self._find(table)
         known: dict[str, tuple[str, str]] = {}
@@ -201,36 +214,45 @@ class TableDefinitions:
         return {old: new for old, new in known.values() if fold_name(new) in now}
 
     def partings(self, table: TableId) -> dict[str, str]:
-        """Returns when columns of a table were last dropped or renamed, by folded name."""
+        """Returns when each column name of a table was last dropped or renamed, by folded column name.
+
+        A value identifies that drop or rename: its TSO as text, or ``#`` and a count if the TSO is unknown.
+        """
         return {name: parting.moment for name, parting in self._history.partings(table).items()}
 
     def reused(self, table: TableId) -> frozenset[str]:
-        """Returns the folded names that several columns of a table had, one after the other."""
+        """Returns the folded names that several columns of a table used at different times."""
         definition = self._find(table)
         return definition.reused if definition else frozenset()
 
     def renames(self, table: TableId) -> tuple[tuple[str, str], ...]:
-        """Returns earlier column names, each with a later one; dropped columns and tables are included."""
+        """Returns pairs of a former and a later name of the table's columns.
+
+        Renames of columns and tables that were dropped since are included.
+        """
         definition = self._find(table)
         return tuple(
             dict.fromkeys((*self._history.renames(table), *(definition.renamed if definition else ())))
         )
 
     def to_json(self) -> str:
-        """Returns all definitions as JSON text."""
+        """Returns all table definitions with their history as JSON text, for ``from_json``."""
         tables = [asdict(definition) for definition in self._tables.values()]
         return json.dumps({"version": _VERSION, "tables": tables, "history": self._history.as_json()})
 
     @classmethod
     def from_json(cls, text: str) -> TableDefinitions:
-        """Restores the definitions written by ``to_json``.
+        """Restores the table definitions that ``to_json`` wrote.
 
         Raises:
-            ConfigError: The text has another version.
+            ConfigError: The JSON text has a version that this version of tidesink cannot read.
         """
         found = json.loads(text)
         if found.get("version") != _VERSION:
-            raise ConfigError(f"table definitions of version {found.get('version')!r}: expected {_VERSION}")
+            raise ConfigError(
+                f"The stored table definitions have the version {found.get('version')!r}, but this tidesink "
+                f"reads version {_VERSION}."
+            )
         definitions = cls()
         for table in found["tables"]:
             definitions._keep(_restored(table))
@@ -240,7 +262,10 @@ class TableDefinitions:
         return definitions
 
     def _set(self, definition: TableDefinition, parted: Iterable[str] = ()) -> None:
-        """Stores the definition that a statement made, unless a newer statement changed the table."""
+        """Stores a table's definition after a statement, unless a newer statement was already applied.
+
+        ``parted``: folded names of the columns that the statement dropped or renamed.
+        """
         table, since = definition.table, self._since
         if self._history.note(table, parted, since):
             self._keep(self._history.timed(definition, self._find(table), since))
@@ -272,20 +297,21 @@ class TableDefinitions:
             old, new = source
             like = self._find(self._in_session(old, default_schema))
             if like is None:
-                # A recreated table has other columns than before.
+                # The columns of the new table are unknown, so an earlier definition of it is removed.
                 return self._forgotten(new)
             created = replace(like, table=new, declared=False, dropped=(), renamed=())
         known = self._find(created.table)
         if known is not None and (known.declared or (creation.if_absent and self._since is None)):
-            # TiCDC sends a statement with its time, and only if it had an effect; MySQL logs every statement.
+            # TiCDC sends a statement with its commit time, and only if it had an effect. MySQL's binary log
+            # also has a CREATE TABLE IF NOT EXISTS that did nothing.
             return []
         self._set(created)
         return [created.table]
 
     def _in_session(self, table: TableId, default_schema: str) -> TableId:
-        """Returns a table with the session's database if its name is unqualified.
+        """Returns a table with the default schema if its name is unqualified and a user's statement runs.
 
-        The session of an event is unknown, so its unqualified names stay as they are.
+        A DDL event does not report the session's database, so unqualified names of its statement are kept.
         """
         return TableId(default_schema, table.name) if self._stated and not table.schema else table
 
@@ -335,13 +361,17 @@ class TableDefinitions:
             self._remove(before.table)
             definition = replace(definition, table=table, dropped=(), renamed=())
         if not table.schema and before.table.schema:
-            # Its new name is in the session's database, which is unknown.
+            # The table's new name is in the session's database, which is unknown.
             return [before.table]
         self._set(definition, altered.parted)
         return [definition.table]
 
     def _convert(self, table: TableDefinition, statement: AlterTable) -> None:
-        """Adds the tables made from partitions and removes the tables that become partitions (MariaDB)."""
+        """Applies MariaDB's CONVERT parts of an ALTER TABLE.
+
+        CONVERT PARTITION adds the table that it creates from a partition. CONVERT TABLE removes the table
+        that becomes a partition.
+        """
         for part in (one.copy() for one in statement.parts):
             if part.sees("CONVERT", "PARTITION"):
                 made = read_converted_partition(statement, part)
@@ -424,24 +454,26 @@ _STATEMENTS: dict[str, Callable[[TableDefinitions, SqlReader, str], list[TableId
 
 
 def parse_create_table(sql: str, *, default_schema: str = "") -> TableSchema:
-    """Returns the table that a CREATE TABLE statement makes.
+    """Returns the schema of the table that a CREATE TABLE statement of MySQL or TiDB creates.
+
+    ``default_schema``: schema of the table if its name is unqualified.
 
     Raises:
-        ConfigError: The text is not a CREATE TABLE statement, or cannot be read.
+        ConfigError: The text is not a CREATE TABLE statement, or it cannot be parsed.
     """
     reader = SqlReader(tokens(sql))
     if read_creation(reader) is None:
-        raise ConfigError(f"expected a CREATE TABLE statement, not {sql[:40]!r}")
+        raise ConfigError(f"expected a CREATE TABLE statement, but the text begins with {sql[:40]!r}")
     return read_create_table(reader, default_schema).schema()
 
 
 # Postgres' CREATE TABLE
 
-# Fraction digits for milliseconds and microseconds. Debezium's connector (3.5) writes a time in one unit or
-# the other, depending on the digits of its column (time.precision.mode adaptive).
+# Fraction digits for milliseconds and microseconds. Debezium's connector (3.5) writes a time in one of these
+# two units, depending on the fraction digits of its column (time.precision.mode adaptive).
 _MILLISECONDS: Final = 3
 _MOST_DIGITS: Final = 6
-# By the type's name in sqlglot.
+# Column types by sqlglot's name of the Postgres type.
 _TYPES: Final[Mapping[str, ColumnType]] = {
     **dict.fromkeys(("SMALLINT", "SMALLSERIAL"), ColumnType("smallint")),
     **dict.fromkeys(("INT", "SERIAL"), ColumnType("int")),
@@ -466,13 +498,15 @@ _TYPES: Final[Mapping[str, ColumnType]] = {
     "GEOMETRY": ColumnType("geometry"),
     "GEOGRAPHY": ColumnType("geography"),
 }
-# sqlglot reads only the short name; pg_dump prints the long one.
+# sqlglot parses only the short name "varbit". pg_dump prints the long name "bit varying".
 _VARBIT: Final = "varbit"
 _BIT_VARYING: Final = re.compile(r"\bbit\s+varying\b", re.IGNORECASE)
 
 
 def read_postgres_tables(sql: str, default_schema: str) -> tuple[TableSchema, ...]:
-    """Returns the tables that Postgres' statements create; other statements are ignored.
+    """Returns the schemas of the tables that a text in Postgres' SQL creates.
+
+    Statements other than CREATE TABLE are ignored. ``default_schema``: schema of unqualified tables.
 
     Raises:
         ConfigError: sqlglot is not installed, or the text is not Postgres' SQL.
@@ -482,7 +516,8 @@ def read_postgres_tables(sql: str, default_schema: str) -> tuple[TableSchema, ..
         from sqlglot.errors import SqlglotError
     except ImportError as exc:
         raise ConfigError(
-            "reading Postgres' table definitions needs sqlglot, which is not installed: pip install sqlglot"
+            "table definitions in Postgres' SQL need the package sqlglot, which is not installed: run pip "
+            "install sqlglot"
         ) from exc
     try:
         found = sqlglot.parse(_BIT_VARYING.sub(_VARBIT, sql), read="postgres")
@@ -530,7 +565,10 @@ def _columns(parts: list[Any]) -> Iterator[Column]:
 
 
 def _computes(kind: exp.DataType | None, constraints: Mapping[Any, Any]) -> bool:
-    """Returns True if Postgres computes each row's value: serial types, identities, generated columns."""
+    """Returns True if Postgres computes a column's value for each row.
+
+    It does so for serial types, identity columns and generated columns.
+    """
     from sqlglot import exp
 
     name = kind.this if kind is not None else ""
@@ -548,7 +586,7 @@ def _is_null(constraints: Mapping[Any, Any]) -> bool:
 
 
 def _literal(value: exp.Expression) -> str | None:
-    """Returns a default's text, or None if Postgres computes the default."""
+    """Returns the text of a column's default in Postgres' SQL, or None if the default is not a constant."""
     from sqlglot import exp
 
     inner = value.this if isinstance(value, exp.Cast) else value
@@ -562,7 +600,7 @@ def _literal(value: exp.Expression) -> str | None:
 def _type_of(kind: exp.DataType | None) -> ColumnType:
     if kind is None:
         return ColumnType("text")
-    # The name of a user-defined type is a string.
+    # sqlglot represents the name of a user-defined type as a string, not as an enum member.
     name = kind.this if isinstance(kind.this, str) else kind.this.name
     numbers = [int(one.name) for one in kind.expressions if one.name.isdigit()]
     if name == "DECIMAL":

@@ -1,12 +1,12 @@
-"""The history of a table's columns: their types and names over time.
+"""Records the history of tables' columns: the types and names that each column had over time.
 
-A type is looked up by the column's name in a row and the row's commit time. canal-json writes ``enum`` and a
-number: only the definition in force at the row's commit maps that number to a label. A type is stored only if
-it reads old rows differently: an ENUM with members appended reads every old row the same way, and replaces
-the old type.
+To read a row, a column's type at the row's commit time is needed. For example, canal-json writes the number
+of an ENUM's label, and only the column's definition at the commit maps the number to the label. A new type
+replaces the previous type in the history if it reads all old rows in the same way, for example an ENUM with
+labels appended.
 
-TiCDC sends every row committed before a DDL's commit ts ahead of that DDL, and later rows after it (tiflow
-c7b2588, ticdc b813e76). So a row's own time shows which definition applies to it, wherever the row is read.
+TiCDC sends the rows committed before a DDL's commit ts before that DDL, and all later rows after it (tiflow
+c7b2588, ticdc b813e76). So a row's commit time determines which definition applies to it.
 """
 
 from __future__ import annotations
@@ -26,56 +26,58 @@ Key = tuple[str, str]
 
 # The low 18 bits of a TiDB TSO are a counter; the physical milliseconds are above them.
 LOGICAL: Final = (1 << LOGICAL_BITS) - 1
-# Number of remembered statements. A producer that restarts repeats everything since its last checkpoint.
+# Number of remembered statements. A restarted producer sends all statements since its checkpoint again.
 _MOST_HEARD: Final = 200
 # Later than every commit ts; used for a row without a commit time.
 NEVER: Final = 1 << 64
-# A TSO has 46 bits of milliseconds, and Spark compares it as a signed number; no clock gets that far.
+# A TSO has 46 bits of milliseconds, but Spark compares it as a signed number. No real clock is that late.
 _LAST_TSO: Final = (1 << 63) - 1
 LAST_MS: Final = _LAST_TSO >> LOGICAL_BITS
-# A statement is committed before its record is sent; clocks do not differ by this much.
+# A DDL's commit time may be later than its record's Kafka timestamp by at most this difference of clocks.
 _MOST_AHEAD_MS: Final = 86_400_000
 
 
 def table_key(table: TableId) -> Key:
-    """Returns a table's name for comparison: without case, as in TiDB."""
+    """Returns a table's schema and name in folded case for comparison, because TiDB ignores case."""
     return fold_name(table.schema), fold_name(table.name)
 
 
 def ddl_moment(commit_ts: int | None, es: object, sent: int | None = None) -> int | None:
-    """Returns the TSO from which a DDL applies, or None if it has no usable time.
+    """Returns the TSO from which a DDL statement applies to rows, or None if it has no usable time.
 
-    ``es``: the message's time in ms since 1970. ``sent``: Kafka's time of the record, in ms since 1970; a DDL
-    time far later than it is rejected.
+    ``commit_ts``: commit TSO from the message's TiDB extension, or None. ``es``: commit time in the message,
+    in ms since 1970. ``sent``: Kafka timestamp of the record, in ms since 1970. A commit time that is more
+    than a day after ``sent`` is not usable.
 
-    Without a commit ts a DDL applies from the beginning of its millisecond: a row of the same millisecond
-    counts as later. This tie is the only inexact case, because TiCDC's ``es`` is the commit ts cut to
-    milliseconds. With the TiDB extension there are no ties.
+    Without ``commit_ts`` a DDL statement applies from the start of the millisecond ``es``. Rows committed in
+    that millisecond count as later than the DDL, which may be wrong. TiCDC's ``es`` is the commit ts cut to
+    milliseconds, so no other rows are affected.
     """
     if commit_ts is not None:
         found = commit_ts if commit_ts <= _LAST_TSO else None
     else:
-        # bool is an int but not a time. An impossible time would make every later DDL look old.
+        # bool is an int but not a time. After a time in the far future, all later DDL would look old.
         found = es << LOGICAL_BITS if type(es) is int and 0 < es <= LAST_MS else None
     if found is not None and sent and physical_ms(found) > sent + _MOST_AHEAD_MS:
-        # Every statement until that time would have no effect, or look like a repeated one.
+        # If this time were used, all DDL until then would count as sent again and be skipped.
         return None
     return found
 
 
 def row_moment(commit_ts: int | None, es: object) -> int:
-    """Returns the TSO of a row, to compare with ``ddl_moment``.
+    """Returns the commit TSO of a row, for comparison with the result of ``ddl_moment``.
 
-    If only ``es`` is known, this is the end of its millisecond.
+    ``es``: commit time in the message, in ms since 1970. If only ``es`` is known, the result is the last TSO
+    of that millisecond. If no valid time is known, the result is later than all TSOs.
     """
     if commit_ts is not None:
         return commit_ts
     return es << LOGICAL_BITS | LOGICAL if type(es) is int and 0 <= es <= LAST_MS else NEVER
 
 
-# The earlier kinds of a column, by its current kind, that change the meaning of a row's text. For any other
-# change of type, the text means the same to both (numbers), or the row's own type word differs and the row is
-# refused by name.
+# Kinds of former types by the kind of the current type, for which a row's text has another meaning in the two
+# types. For any other change of type the text has the same meaning (numbers), or the type named in the row
+# differs, which raises an error that names the column.
 _READ_APART: Final[Mapping[Reader, frozenset[Reader]]] = {
     "text": frozenset({"enum", "set", "binary"}),
     "enum": frozenset({"text", "set", "binary"}),
@@ -88,7 +90,7 @@ _READ_APART: Final[Mapping[Reader, frozenset[Reader]]] = {
 
 
 def reads_same(now: ColumnType, was: ColumnType) -> bool:
-    """Returns True if a text written as type ``was`` means the same when it is read as ``now``."""
+    """Returns True if each value written with the type ``was`` is the same value when read as ``now``."""
     new, old = row_of(now).reader, row_of(was).reader
     if new == old and now.members is not None and was.members is not None:
         return now.members[: len(was.members)] == was.members
@@ -96,7 +98,10 @@ def reads_same(now: ColumnType, was: ColumnType) -> bool:
 
 
 def _covers(now: ColumnType, was: ColumnType) -> bool:
-    """Returns True if ``now`` can replace ``was`` in the history: same meaning, and room for all values."""
+    """Returns True if the type ``now`` can replace the type ``was`` in a column's history.
+
+    It can if it reads all values written with ``was`` as the same values, and its Spark type can hold them.
+    """
     if was.members is not None and row_of(now).reader != row_of(was).reader:
         return False
     now_ddl, was_ddl = spark_type(now).ddl, spark_type(was).ddl
@@ -110,13 +115,16 @@ _INTEGER_BYTES: Final[Mapping[str, int]] = {
     "int": 4,
     "bigint": 8,
 }
-# Binary logarithm of one more than the longest value, for types whose definition has no length.
+# Maximum size of a value in bytes, as a power of two, by the first word of types without a length.
 _TEXT_BYTES: Final[Mapping[str, int]] = {"tiny": 8, "text": 16, "blob": 16, "medium": 24, "long": 32}
 _SIZED_READERS: Final[frozenset[Reader]] = frozenset({"text", "binary"})
 
 
 def may_change_values(now: ColumnType, was: ColumnType) -> bool:
-    """Returns True if a conversion from ``was`` to ``now`` may round, cut or otherwise change values."""
+    """Returns True if a change of a column's type from ``was`` to ``now`` may change the column's values.
+
+    Values may be rounded, cut off or converted.
+    """
     if now == was or now.sql == was.sql:
         return False
     new, old = row_of(now), row_of(was)
@@ -146,7 +154,7 @@ def _holds_integers(now: ColumnType, was: ColumnType) -> bool:
 
 
 def _size(column_type: ColumnType) -> int:
-    """Returns a type's length; without one, one more than the longest value of its kind of text."""
+    """Returns the length of a text or binary type. Without a length it is the limit of the type, in bytes."""
     if column_type.length is not None:
         return column_type.length
     name = row_of(column_type).name
@@ -154,7 +162,10 @@ def _size(column_type: ColumnType) -> int:
 
 
 class TypeVersion(NamedTuple):
-    """A type and the TSO from which rows have it. Rows from before the first version have the first type."""
+    """A column type and the TSO from which rows are written with it.
+
+    Rows that are older than the first version of a column have its first type.
+    """
 
     since: int
     type: ColumnType
@@ -164,23 +175,30 @@ _Versions = tuple[TypeVersion, ...]
 
 
 class Parting(NamedTuple):
-    """Count of drops and renames of columns of a name, and the TSO of the last one, if known."""
+    """The drops and renames that ended the use of a column name in a table.
+
+    ``times``: number of these drops and renames. ``since``: TSO of the last of them, or None if unknown.
+    """
 
     times: int
     since: int | None
 
     @property
     def moment(self) -> str:
-        """Identifies this drop or rename; every reader of the same DDL gets the same text."""
+        """Text that identifies the last drop or rename: its TSO, or ``#`` and the count if it is unknown.
+
+        All readers of the same DDL get the same text.
+        """
         return f"#{self.times}" if self.since is None else str(self.since)
 
 
 class TypeHistory:
-    """The types of every column named by DDL, including those of dropped columns and tables.
+    """The types that all columns of DDL statements had over time, including dropped columns and tables.
 
-    A statement that the producer sends again after a restart is recognized in one of two ways. It is older
-    than the latest statement of its table, or it is that latest statement and has the same text. Without the
-    second check, a repeated RENAME of two tables would remove the second table.
+    A statement that the producer sends again after a restart is recognized in one of two ways. Either its
+    commit time is earlier than that of the latest statement on its table, or a statement with the same time
+    and the same text was already applied. Without the second check, a repeated RENAME that swaps two tables
+    would remove one of them.
     """
 
     def __init__(self) -> None:
@@ -191,9 +209,9 @@ class TypeHistory:
         self._renames: dict[Key, dict[tuple[str, str], None]] = {}
 
     def note(self, table: TableId, parted: Iterable[str], since: int | None) -> bool:
-        """Records a statement that drops or renames these columns.
+        """Records a statement on a table. ``parted``: columns that it drops or renames.
 
-        Returns False if it is an old statement, sent again.
+        Returns False, and records nothing, if a later statement on the table was already recorded.
         """
         key = table_key(table)
         if since is not None:
@@ -207,30 +225,34 @@ class TypeHistory:
         return True
 
     def has_heard(self, since: int | None, schema: str, query: str) -> bool:
-        """Returns True if exactly this statement of this time was applied."""
+        """Returns True if a statement with this text and commit time was already applied."""
         return since is not None and _digest(since, schema, query) in self._heard
 
     def hear(self, since: int | None, schema: str, query: str) -> None:
-        """Records that a statement was applied."""
+        """Records that a statement with this text and commit time was applied."""
         if since is not None:
             self._heard[_digest(since, schema, query)] = None
             for oldest in list(self._heard)[:-_MOST_HEARD]:
                 del self._heard[oldest]
 
     def partings(self, table: TableId) -> dict[str, Parting]:
-        """Returns, by folded name, when a column was last dropped or renamed."""
+        """Returns the drops and renames of a table's columns, by folded column name."""
         return dict(self._parted.get(table_key(table), {}))
 
     def renames(self, table: TableId) -> tuple[tuple[str, str], ...]:
-        """Returns earlier column names, each with a later one; dropped columns and tables are included."""
+        """Returns pairs of a former and a later name of the table's columns.
+
+        Renames of columns and tables that were dropped since are included.
+        """
         return tuple(self._renames.get(table_key(table), ()))
 
     def timed(
         self, definition: TableDefinition, before: TableDefinition | None, since: int | None
     ) -> TableDefinition:
-        """Returns the definition with the earlier types of its columns.
+        """Records a new table definition, and returns it with the earlier types of its columns.
 
-        ``since``: TSO from which the definition applies; None means that it always applied.
+        ``before``: the table's previous definition, if any. ``since``: TSO from which the new definition
+        applies; None means that it applies to rows of any time.
         """
         key = table_key(definition.table)
         if definition.renamed:
@@ -247,22 +269,22 @@ class TypeHistory:
         return replace(definition, columns=columns)
 
     def forget(self, table: TableId) -> None:
-        """Forgets all that is known of a table."""
+        """Removes a table's history."""
         for known in (self._columns, self._latest, self._parted, self._renames):
             known.pop(table_key(table), None)
 
     def columns(self, table: TableId) -> tuple[Column, ...]:
-        """Returns every column that a table of this name ever had."""
+        """Returns all columns that a table of this name ever had, with their last and earlier types."""
         known = self._columns.get(table_key(table), {})
         return tuple(Column(name, v[-1].type, earlier=_earlier(v)) for name, v in known.values())
 
     @property
     def has_changes(self) -> bool:
-        """True if any column had another type earlier."""
+        """True if some column of some table had another type earlier."""
         return any(len(v) > 1 for known in self._columns.values() for _, v in known.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the history as JSON data for ``read``."""
+        """Returns the history as JSON data, which ``read`` restores."""
         tables = [
             [*key, [[name, [[v.since, asdict(v.type)] for v in versions]] for name, versions in of.values()]]
             for key, of in self._columns.items()
@@ -274,9 +296,9 @@ class TypeHistory:
         return {"tables": tables, "latest": latest, "heard": heard, "parted": parted, "names": names}
 
     def read(self, found: Mapping[str, Any]) -> None:
-        """Restores what ``as_json`` wrote.
+        """Restores the history that ``as_json`` returned.
 
-        Earlier versions of tidesink did not store renames, drops or applied statements.
+        Renames, drops and applied statements may be missing, because earlier versions did not store them.
         """
         self._heard = dict.fromkeys(found.get("heard", ()))
         self._latest = {(schema, table): since for schema, table, since in found["latest"]}
@@ -318,6 +340,6 @@ def _versions(found: Iterable[tuple[int, dict[str, Any]]]) -> _Versions:
 
 
 def read_type(found: Mapping[str, Any]) -> ColumnType:
-    """Rebuilds a ColumnType from the JSON of ``dataclasses.asdict``."""
+    """Returns the column type that ``dataclasses.asdict`` converted to JSON data."""
     members = found["members"]
     return ColumnType(**{**found, "members": members if members is None else tuple(members)})

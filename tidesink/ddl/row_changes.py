@@ -1,6 +1,7 @@
-"""The effects of DDL on existing rows, statement by statement; ``ddl.catalog`` covers the columns.
+"""Determines how a DDL statement changes existing rows; ``ddl.catalog`` determines how it changes columns.
 
-No row event reports that a table was emptied, dropped or renamed, or lost a partition: only the DDL does.
+If a statement empties, drops or renames a table or drops a partition, the topic has no event for each lost
+row. Only the DDL event reports it.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from tidesink.events import LOGICAL_BITS, TableId, fold_name
 from tidesink.typemap.mysql_types import SqlReader
 
 RowChangeKind = Literal["truncate", "drop-table", "rename-table", "partition", "values", "unknown"]
-# A renamed column changes rows if nothing else identifies the column.
+# Renaming a column changes rows in targets where only the name identifies a column.
 StatementKind = RowChangeKind | Literal["rename"]
-# After these statements none of the table's earlier rows exist.
+# These statements remove all rows of the table.
 EMPTYING: Final[frozenset[StatementKind]] = frozenset({"truncate", "drop-table"})
 
 
 class RowChange(NamedTuple):
-    """The effect of a statement on the rows of a table.
+    """The effect of a DDL statement on the rows of a table.
 
-    An empty table name matches every table of the schema, an empty schema matches the table in every schema,
-    and a name with both parts empty matches every table. ``effect`` describes the target's rows if the
-    statement is not applied.
+    ``table``: an empty table name matches every table of the schema, an empty schema matches the table in
+    every schema, and a name with both parts empty matches every table. ``effect``: clause for users about how
+    the target's rows differ from the source database if the statement is not applied.
     """
 
     table: TableId
@@ -58,12 +59,13 @@ _EPOCH: Final = datetime(1970, 1, 1)
 
 
 class RowDdl(NamedTuple):
-    """A statement of a topic that changes rows of a table.
+    """A DDL statement in a topic that changes existing rows of a table.
 
-    ``statement``: text of the statement, cut if long. ``digest``: digest of the whole text. ``moment``:
-    commit TSO, or None if unknown. ``odd_time``: the reported time, if it is impossible. ``offset``: offset
-    of the statement's record. ``place``: position in the source's log, if known instead of a moment.
-    ``seconds``: start time of the statement in that case, in seconds since 1970.
+    ``statement``: SQL text, cut to its first 1000 characters. ``digest``: first 16 hex digits of the whole
+    text's SHA-256. ``moment``: commit time as a TSO, or None if unknown. ``offset``: Kafka offset of the
+    statement's record. ``odd_time``: text of the reported commit time if it is not possible, else empty.
+    ``place``: position in the source database's log, for sources without a TSO. ``seconds``: start time of
+    the statement for such sources, in seconds since 1970.
     """
 
     table: TableId
@@ -81,38 +83,38 @@ class RowDdl(NamedTuple):
     def of(
         cls, change: RowChange, sql: str, *, moment: int | None, offset: int, odd_time: str = ""
     ) -> RowDdl:
-        """Combines a change with its statement."""
+        """Returns a row change together with the SQL text and the record that report it."""
         digest = hashlib.sha256(sql.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         return cls(*change, sql[:_SHOWN_SQL], digest, moment, offset, odd_time)
 
     @property
     def at(self) -> str:
-        """Identifies this statement.
+        """Identifies this execution of the statement.
 
-        The same statement has the same value when it is sent again, and another value at another time.
+        A record that is sent again has the same value. The same SQL text executed later has another value.
         """
         place = self.place or f"@{self.offset}"
         return f"{place if self.moment is None else self.moment}/{self.digest}"
 
     @property
     def time(self) -> str:
-        """The commit time in readable form; empty if unknown."""
+        """The statement's commit time (or start time) as UTC text for users; empty if unknown."""
         if self.seconds:
             return shown_time(self.seconds * 1000)
         return "" if self.moment is None else shown_time(self.moment >> LOGICAL_BITS)
 
     def concerns(self, table: TableId) -> bool:
-        """Returns True if the statement concerns a table."""
+        """Returns True if the statement changes rows of this table."""
         return named_by(self.table, table)
 
 
 def shown_time(ms: int) -> str:
-    """Formats a time in ms since 1970 for users."""
+    """Formats a time, in milliseconds since 1970, as UTC text for users."""
     return f"{(_EPOCH + timedelta(milliseconds=ms)).isoformat(' ', 'milliseconds')} UTC"
 
 
 def named_by(name: TableId, table: TableId) -> bool:
-    """Returns True if the name of a ``RowChange`` matches a table."""
+    """Returns True if a name matches a table. An empty part of the name matches anything."""
     if not any(name):
         return True
     schema, own = table_key(name)
@@ -123,13 +125,16 @@ def named_by(name: TableId, table: TableId) -> bool:
 def row_changes(
     query: str, default_schema: str = "", *, about: TableId | None = None
 ) -> tuple[RowChange, ...]:
-    """Returns the effects of DDL text on existing rows: one per table and kind, in their order.
+    """Returns the effects of a DDL event's SQL text on existing rows, at most one per table and kind.
 
-    ``about``: the table named by the event. It is used for a statement that is not understood and names no
-    table, and for a new name without a database.
+    Several effects of the same kind on one table are joined into one. The order is that of the statements.
+
+    ``default_schema``: database of unqualified names. ``about``: table named by the event. An unknown
+    statement counts as a statement on this table. For a rename to an unqualified name, ``about`` shows the
+    database.
 
     Raises:
-        ConfigError: The text is not SQL, or a statement about a table cannot be read.
+        ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
     """
     found: dict[tuple[tuple[str, str], str], RowChange] = {}
     for sql in producer_statements(query):
@@ -172,7 +177,10 @@ def _row_changes(sql: SqlReader, default_schema: str, about: TableId | None) -> 
 
 
 def _brought_back(sql: SqlReader, default_schema: str, about: TableId | None) -> Iterator[RowChange]:
-    """Handles RECOVER and FLASHBACK, which may change any row of the named table, or of the event's table."""
+    """Yields the effects of RECOVER and FLASHBACK, which restore rows of TiDB without row events.
+
+    The affected table is the table that the statement names, or else the table that the event names.
+    """
     sql.take()
     if sql.skip("CLUSTER"):
         yield RowChange(TableId("", ""), "unknown", _BROUGHT_BACK)
@@ -195,39 +203,44 @@ def _altered_rows(sql: SqlReader, default_schema: str, about: TableId | None) ->
     for part in found.parts:
         rule = part_rule(part)
         if rule is None and (listed or (ordered and _is_order(part))):
-            # A further name of the previous part.
+            # This is not a new part: it is another name in the list of the previous part.
             continue
         listed, ordered = (rule.lists, rule.meaning == "order") if rule is not None else (False, False)
         yield from _part(found, part, rule.meaning if rule is not None else "options")
 
 
 def _is_order(part: SqlReader) -> bool:
-    """Returns True if a part is another column of ORDER BY."""
+    """Returns True if a part of an ALTER TABLE is only a column name, with or without ASC or DESC.
+
+    After ORDER BY such a part is not a change but a further column of the order.
+    """
     return part.peek(1).text == "" or (part.peek(1).says("ASC", "DESC") and part.peek(2).text == "")
 
 
 def _altered(sql: SqlReader, default_schema: str) -> Iterator[tuple[AlterTable, SqlReader]]:
-    """Yields an ALTER TABLE with each of its parts."""
+    """Yields the ALTER TABLE statement together with each of its parts; nothing for any other statement."""
     found = read_alter(sql, default_schema)
     if found is not None:
         yield from ((found, part) for part in found.parts)
 
 
 def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """Returns the tables whose columns or keys an ALTER TABLE changes.
+    """Returns the tables whose columns or unique keys an ALTER TABLE in the DDL text changes.
 
     Raises:
-        ConfigError: The text is not SQL, or a statement about a table cannot be read.
+        ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
     """
     found = (one for sql in producer_statements(query) for one in _altered(sql, default_schema))
     return tuple(dict.fromkeys(alter.table for alter, part in found if _changes_columns(part)))
 
 
 def tables_made_like(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """Returns the tables that CREATE TABLE … LIKE makes.
+    """Returns the tables that CREATE TABLE … LIKE statements in the DDL text create.
+
+    Temporary tables are left out.
 
     Raises:
-        ConfigError: The text is not SQL, or a statement about a table cannot be read.
+        ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
     """
     found = list[TableId]()
     for sql in producer_statements(query):
@@ -238,12 +251,13 @@ def tables_made_like(query: str, default_schema: str = "") -> tuple[TableId, ...
 
 
 def made_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """Returns the tables that CREATE TABLE makes or replaces.
+    """Returns the tables that CREATE TABLE statements in the DDL text create or replace.
 
-    IF NOT EXISTS is left out: if the table exists, it does nothing.
+    Temporary tables are left out. Statements with IF NOT EXISTS are left out as well, because they do nothing
+    if the table exists.
 
     Raises:
-        ConfigError: The text is not SQL, or a statement about a table cannot be read.
+        ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
     """
     found = list[TableId]()
     for sql in producer_statements(query):
@@ -254,10 +268,12 @@ def made_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
 
 
 def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """Returns the tables whose rows an ALTER TABLE moves to other table ids, of partitions or other tables.
+    """Returns the tables whose rows an ALTER TABLE in the DDL text moves to another TiDB table id.
+
+    Each partition has a table id of its own, so repartitioning and EXCHANGE PARTITION move rows.
 
     Raises:
-        ConfigError: The text is not SQL, or a statement about a table cannot be read.
+        ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
     """
     found: list[TableId] = []
     for sql in producer_statements(query):
@@ -271,7 +287,7 @@ def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
 
 
 def _exchanged_with(alter: AlterTable, part: SqlReader) -> TableId | None:
-    """Returns the table that exchanges its rows with a partition of this one."""
+    """Returns the table that EXCHANGE PARTITION … WITH TABLE names, or None for any other part."""
     if not part.skip("EXCHANGE", "PARTITION"):
         return None
     part.name()
@@ -280,7 +296,10 @@ def _exchanged_with(alter: AlterTable, part: SqlReader) -> TableId | None:
 
 
 def _moves_rows(part: SqlReader) -> bool:
-    """Returns True if TiDB copies rows; a partition added to ranges or lists is still empty."""
+    """Returns True if TiDB moves rows between partitions to execute this part of an ALTER TABLE.
+
+    ADD PARTITION does so only for hash and key partitions. A new range or list partition is empty.
+    """
     if part.skip("PARTITION", "BY") or part.skip("REMOVE", "PARTITIONING"):
         return True
     if part.skip("ADD", "PARTITION"):
@@ -304,34 +323,42 @@ _TRUNCATED: Final = "rows that TRUNCATE removed at the source stay in the target
 _DROPPED: Final = (
     "rows that DROP removed at the source stay in the target, even if the table is created again"
 )
-_BROUGHT_BACK: Final = "rows that it restored at the source are missing in the target"
+_BROUGHT_BACK: Final = "rows that the statement restored at the source are missing in the target"
 NOT_UNDERSTOOD: Final = (
-    "the statement is not understood, or changes rows without row events: rows that it changed at the source "
-    "stay unchanged in the target"
+    "the statement is not understood, or it changes rows without row events, so rows that it changed at the "
+    "source stay unchanged in the target"
 )
-_TAKEN_OUT: Final = "rows that it removed from the table at the source stay in the target"
-_MADE_OF: Final = "rows that the table received from a partition of {} are missing in the target"
+_TAKEN_OUT: Final = "rows that the statement removed from the table at the source stay in the target"
+_MADE_OF: Final = (
+    "rows that the table received from a partition of {} at the source are missing in the target"
+)
 _PUT_IN: Final = "rows that the table received from {} at the source are missing in the target"
 _GIVEN_AWAY: Final = "the table is now a partition of {} at the source, and its rows stay in the target"
 _IGNORED_ROWS: Final = (
-    "rows that did not fit were changed or removed at the source (IGNORE), and stay unchanged in the target"
+    "rows that violate the new definition were changed or removed at the source (ALTER IGNORE TABLE), and "
+    "stay unchanged in the target"
 )
-# Each of these texts includes the remedy: such a statement is ignored unless the config sets otherwise.
-_RESYNC: Final = "tidesink resync loads them"
+# Such a statement is ignored unless the config sets otherwise, so these texts include the remedy.
+_RESYNC: Final = "tidesink resync corrects them"
 _COMPUTED: Final = (
-    f"rows older than column {{}} have {{}} in it at the source, but NULL in the target: {_RESYNC}"
+    f"rows that existed when column {{}} was added have {{}} in it at the source, but NULL in the target: "
+    f"{_RESYNC}"
 )
 _CONVERTED: Final = (
-    f"texts with characters that {{}} lacks were changed at the source, but not in the target: {_RESYNC}"
+    f"texts with characters that the character set {{}} lacks were changed at the source, but not in the "
+    f"target: {_RESYNC}"
 )
-# These character sets lose no characters.
+# These character sets have all of Unicode, so a conversion to them changes no text.
 _ALL_CHARACTERS: Final = frozenset({"utf8mb4", "utf16", "utf16le", "utf32"})
 
 
 def _moved(old: TableId, new: TableId) -> Iterator[RowChange]:
-    gone = f"the table is now {new} at the source; its rows stay in the target of {old}"
+    gone = f"the table was renamed to {new} at the source, and its rows stay in the target of {old}"
     yield RowChange(old, "rename-table", gone)
-    come = f"the table was {old} at the source; its earlier rows are missing in the target of {new}"
+    come = (
+        f"the table was renamed from {old} at the source, and rows from before the rename are missing in the "
+        f"target of {new}"
+    )
     yield RowChange(new, "rename-table", come)
 
 
@@ -340,13 +367,13 @@ def _exchanged(one: TableId, other: TableId) -> Iterator[RowChange]:
         yield RowChange(
             table,
             "partition",
-            f"rows that {table} gave to {given_to} at the source stay in the target of {table}, and the rows "
-            "that it received in return are missing there",
+            f"rows that EXCHANGE PARTITION moved from {table} to {given_to} at the source stay in the target "
+            f"of {table}, and the rows that it received in exchange are missing there",
         )
 
 
 def _part(alter: AlterTable, part: SqlReader, meaning: PartMeaning) -> Iterator[RowChange]:
-    """Yields the effects of a part of an ALTER TABLE on rows."""
+    """Yields the effects of one part of an ALTER TABLE on existing rows."""
     table = alter.table
     if meaning == "exchange-partition":
         yield from _exchanged(table, _exchanged_with(alter, part) or table)
@@ -380,7 +407,10 @@ def _adds_unique(part: SqlReader) -> bool:
 
 
 def _column_values(alter: AlterTable, part: SqlReader) -> Iterator[RowChange]:
-    """Yields the values that the database writes into existing rows of an added or redefined column."""
+    """Yields the effects on existing rows of a part that adds or redefines columns.
+
+    An added column has an effect if the database computed its values in existing rows.
+    """
     adds = part.sees("ADD")
     try:
         found = read_definitions(part)
@@ -402,7 +432,7 @@ def _characters(alter: AlterTable, part: SqlReader) -> Iterator[RowChange]:
 
 
 class RenamedColumn(NamedTuple):
-    """A column that an ALTER TABLE renames."""
+    """A column that an ALTER TABLE renames, with its old and new name."""
 
     table: TableId
     old: str
@@ -410,10 +440,10 @@ class RenamedColumn(NamedTuple):
 
 
 def renamed_columns(query: str, default_schema: str = "") -> tuple[RenamedColumn, ...]:
-    """Returns the columns that DDL text renames.
+    """Returns the columns that ALTER TABLE statements in the DDL text rename.
 
     Raises:
-        ConfigError: The text is not SQL, or a statement about a table cannot be read.
+        ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
     """
     altered = (one for sql in producer_statements(query) for one in _altered(sql, default_schema))
     found = (_renamed(alter.table, part) for alter, part in altered)
@@ -421,10 +451,12 @@ def renamed_columns(query: str, default_schema: str = "") -> tuple[RenamedColumn
 
 
 def converted_columns(query: str, default_schema: str = "") -> tuple[tuple[TableId, str], ...]:
-    """Returns the columns, by table, that DDL text redefines, under their new names.
+    """Returns the columns that MODIFY and CHANGE in the DDL text redefine.
+
+    Each is a pair of its table and its new column name.
 
     Raises:
-        ConfigError: The text is not SQL, or a statement about a table cannot be read.
+        ConfigError: The text is not SQL, or a statement about a table cannot be parsed.
     """
     found = list[tuple[TableId, str]]()
     for sql in producer_statements(query):

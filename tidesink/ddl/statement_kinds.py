@@ -1,8 +1,7 @@
-"""Effects of each SQL statement, and of each part of an ALTER TABLE, on a table's rows and columns.
+"""Lists how each kind of SQL statement, and each part of an ALTER TABLE, affects a table's rows and columns.
 
-The two tables below list the known statements and parts. Anything that is not in them counts as ``unknown``,
-and the table that it concerns pauses. So a statement is passed over only if its words are listed here under
-``nothing``.
+``STATEMENTS`` and ``PARTS`` list the known statements and parts. A statement that is not listed counts as
+``unknown``, and the table that it concerns pauses. So only statements listed under ``nothing`` are skipped.
 
 Sources: MySQL 8.4 and 9.5 Reference Manual, chapter 15 (SQL statements); MariaDB Server documentation, "SQL
 statements" (12.1); TiDB documentation, "SQL statements" (8.5), and its parser's grammar (pkg/parser). For
@@ -49,7 +48,10 @@ PartMeaning = Literal[
 
 
 class StatementRule(NamedTuple):
-    """A statement that begins with ``words``. ``manuals``: the manuals that document it."""
+    """A rule for statements that begin with ``words``: ``meaning`` is their effect on the table.
+
+    ``manuals``: names of the DBMSs whose manuals document the statement.
+    """
 
     words: tuple[str, ...]
     meaning: StatementMeaning
@@ -57,9 +59,10 @@ class StatementRule(NamedTuple):
 
 
 class PartRule(NamedTuple):
-    """A part of an ALTER TABLE that begins with ``words``. ``manuals``: the manuals that document it.
+    """A rule for parts of an ALTER TABLE that begin with ``words``: ``meaning`` is their effect on the table.
 
-    ``lists``: True if the commas after it separate names rather than parts.
+    ``manuals``: names of the DBMSs whose manuals document the part. ``lists``: True if the part has a list of
+    names, so that the commas after it separate names and not parts.
     """
 
     words: tuple[str, ...]
@@ -77,7 +80,7 @@ def _parts(meaning: PartMeaning, manuals: str, *starts: str, lists: bool = False
 
 
 def _made(kinds: str) -> list[str]:
-    """Returns CREATE, ALTER and DROP for each kind of object."""
+    """Returns the first words of CREATE, ALTER and DROP statements for comma-separated kinds of objects."""
     return [f"{verb} {kind.strip()}" for kind in kinds.split(",") for verb in ("CREATE", "ALTER", "DROP")]
 
 
@@ -205,7 +208,7 @@ STATEMENTS: Final[tuple[StatementRule, ...]] = (
     ),
     *_statements("unknown", "MySQL", "RENAME DATABASE", "RENAME SCHEMA"),
     *_statements("unknown", "MariaDB", "DELETE HISTORY"),
-    # Blocks, which execute their body. BEGIN of a transaction is read as START TRANSACTION.
+    # Blocks of statements, which the server executes. BEGIN of a transaction is read as START TRANSACTION.
     *_statements("unknown", "MariaDB", "BEGIN", "DECLARE", "IF", "CASE", "LOOP", "WHILE", "REPEAT", "FOR"),
     *_statements("unknown", "TiDB", "IMPORT INTO", "BATCH", "RESTORE", "ADMIN REPAIR TABLE", "ADMIN CLEANUP"),
     *_statements("nothing", "MySQL, MariaDB, TiDB", "XA"),
@@ -263,7 +266,7 @@ PARTS: Final[tuple[PartRule, ...]] = (
     ),
     *_parts("partition", "MySQL, MariaDB, TiDB", "DROP PARTITION", "TRUNCATE PARTITION", lists=True),
     *_parts("exchange-partition", "MySQL, MariaDB, TiDB", "EXCHANGE PARTITION"),
-    # It may omit damaged rows.
+    # REPAIR may lose damaged rows.
     *_parts("unknown", "MySQL, MariaDB", "REPAIR PARTITION", lists=True),
     *_parts(
         "unknown",
@@ -277,7 +280,7 @@ PARTS: Final[tuple[PartRule, ...]] = (
     *_parts("nothing", "MySQL", "SECONDARY_LOAD", "SECONDARY_UNLOAD", "UPGRADE PARTITIONING"),
     *_parts("convert-partition", "MariaDB", "CONVERT PARTITION"),
     *_parts("convert-table", "MariaDB", "CONVERT TABLE"),
-    # These add and remove history rows, and columns.
+    # These add and remove columns, and the rows of the table's history.
     *_parts(
         "unknown",
         "MariaDB",
@@ -307,7 +310,7 @@ PARTS: Final[tuple[PartRule, ...]] = (
     *_parts("partition", "TiDB", "FIRST PARTITION"),
 )
 
-# Table options that do not change rows, by the number of words or groups that follow them.
+# Table options that do not change rows, each with the number of words or groups that its value has.
 OPTIONS: Final[Mapping[tuple[str, ...], int]] = MappingProxyType(
     {
         tuple(words.strip().split()): values
@@ -332,8 +335,7 @@ OPTIONS: Final[Mapping[tuple[str, ...], int]] = MappingProxyType(
         for words in said.split(",")
     }
 )
-# With any other engine a table has no rows of its own, or loses them (BLACKHOLE, FEDERATED, MERGE, CONNECT,
-# …).
+# A table that is changed to any other engine (BLACKHOLE, FEDERATED, MERGE, CONNECT, …) may lose its rows.
 KEEPING_ENGINES: Final = frozenset(
     {
         "ARCHIVE",
@@ -358,17 +360,26 @@ _MOST_WORDS: Final = max(map(len, (*_STATEMENT_OF, *_PART_OF)))
 
 
 def statement_rule(sql: SqlReader) -> StatementRule | None:
-    """Returns the rule that matches the most first words of the statement, or None."""
+    """Returns the rule for a statement, or None if no rule matches its first words.
+
+    If several rules match, the rule with the most words is returned.
+    """
     return next((rule for words in _starts(sql) if (rule := _STATEMENT_OF.get(words))), None)
 
 
 def part_rule(part: SqlReader) -> PartRule | None:
-    """Returns the rule that matches the most first words of a part of an ALTER TABLE, or None."""
+    """Returns the rule for a part of an ALTER TABLE, or None if no rule matches its first words.
+
+    If several rules match, the rule with the most words is returned.
+    """
     return next((rule for words in _starts(part) if (rule := _PART_OF.get(words))), None)
 
 
 def _starts(sql: SqlReader, most: int = _MOST_WORDS) -> Iterable[tuple[str, ...]]:
-    """Returns the first words in upper case, the longest sequence first; quoted names are not words."""
+    """Returns the beginnings of a statement as words in upper case, from ``most`` words down to one word.
+
+    A beginning ends before a quoted name, a number or a sign.
+    """
     words = list[str]()
     for ahead in range(most):
         token = sql.peek(ahead)
@@ -379,7 +390,7 @@ def _starts(sql: SqlReader, most: int = _MOST_WORDS) -> Iterable[tuple[str, ...]
 
 
 def skip_options(sql: SqlReader) -> bool:
-    """Skips table options that do not change rows; returns False if anything else follows."""
+    """Skips table options that do not change rows; returns False if there is any other option."""
     while not sql.done:
         if sql.skip("PARTITION", "BY"):
             sql.rest()
@@ -406,7 +417,7 @@ def _skip_option(sql: SqlReader) -> bool:
 
 
 def _skip_ttl(sql: SqlReader) -> None:
-    """Skips TTL = column + INTERVAL 3 MONTH."""
+    """Skips the value of TiDB's table option TTL, as in ``TTL = column + INTERVAL 3 MONTH``."""
     sql.skip("=")
     sql.name()
     sql.need("+", "INTERVAL")

@@ -1,16 +1,17 @@
 """Parses CREATE TABLE and ALTER TABLE of MySQL and TiDB into a table's columns and keys.
 
 Only columns and keys are parsed. Partitions, options, foreign keys, checks and comments are skipped. The
-handle key follows TiCDC (tiflow c7b2588): the primary key, else the unique index of NOT NULL stored columns
-with the fewest columns, the oldest among equals.
+handle key is chosen as TiCDC chooses it (tiflow c7b2588): the primary key, or else the unique index of NOT
+NULL stored columns that has the fewest columns. If several indexes have equally few, the oldest is chosen.
 
-A column definition becomes a Column with the default and the type text that TiDB would show. The rules are
-TiDB's (2026-06-25), as its own encoders showed them: display widths are kept, ``decimal`` is
-``decimal(10,0)``, ``CHARACTER SET binary`` turns text into binary, and a NOT NULL YEAR without a default has
-``0000``. A column added as NOT NULL without a default has no default, and existing rows have the type's zero.
+A column definition becomes a Column with the default and the type text that TiDB would show. The rules were
+observed in the output of TiDB's own encoders (2026-06-25): display widths are kept, ``decimal`` becomes
+``decimal(10,0)``, ``CHARACTER SET binary`` turns a text type into a binary type, and a NOT NULL YEAR without
+a default has the default ``0000``. If ADD COLUMN adds a NOT NULL column without a default, the column has no
+default, and existing rows hold the type's zero value.
 
-A producer that restarts sends statements again, so the parts of an ALTER TABLE that are already applied
-change nothing.
+A producer that restarts sends statements again. The parts of an ALTER TABLE that are already applied change
+nothing when they are applied again.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ _LONGEST_TYPE_NAME = 3  # "national character varying"
 
 @dataclass
 class _Options:
-    """Options that follow the type in a column definition. ``after``: the column named by ``AFTER``."""
+    """Options that follow the type in a column definition, such as NOT NULL, DEFAULT or AUTO_INCREMENT.
+
+    ``counts``: True for AUTO_INCREMENT and AUTO_RANDOM. ``after``: name of the column given with ``AFTER``.
+    """
 
     nullable: bool | None = None
     default: list[Token] | None = None
@@ -60,19 +64,19 @@ class _Options:
 
 
 class ColumnDefinition(NamedTuple):
-    """A parsed column with its options, which include its keys and its position."""
+    """A parsed column, and the options of its definition (keys, position and others)."""
 
     column: Column
     options: _Options
 
 
 def read_column(sql: SqlReader, *, charset: str | None = None) -> ColumnDefinition:
-    """Parses the column definition at the reader's position.
+    """Parses the column definition at the reader's position and returns the column with its options.
 
-    ``charset``: the table's character set.
+    ``charset``: default character set of the table, in lower case, or None.
 
     Raises:
-        ConfigError: The type is unknown, or the text is not a column definition.
+        ConfigError: The column's type is unknown, or the text is not a column definition.
     """
     name = sql.name()
     options = _Options(charset=charset)
@@ -90,14 +94,16 @@ def read_column(sql: SqlReader, *, charset: str | None = None) -> ColumnDefiniti
 
 
 def _untold(column: Column) -> Column:
-    """Returns the column with an unknown value in rows older than the column."""
+    """Returns the column marked so that its value is unknown in rows that existed when it was added."""
     return replace(column, origin_default=UNTOLD_DEFAULT, redefaulted=True)
 
 
 def _with_origin_default(found: ColumnDefinition) -> Column:
-    """Returns the column as added: NOT NULL without a default means the type's zero in old rows.
+    """Returns an added column with its value in the rows that existed when it was added.
 
-    If an expression computed the values of old rows, no statement reports them.
+    For a NOT NULL column without a default this is the type's zero value. If the database computed the values
+    (AUTO_INCREMENT, a stored generated column), they are marked as unknown, because no statement contains
+    them.
     """
     column, options = found
     if options.counts or (options.generated and not column.virtual):
@@ -146,7 +152,7 @@ def _type_name(sql: SqlReader) -> str:
             for _ in words:
                 sql.take()
             return name
-    raise ConfigError(f"unknown SQL type {shown(sql.peek().text)}")
+    raise ConfigError(f"the column definition has the unknown SQL type {shown(sql.peek().text)}")
 
 
 # Options without a value.
@@ -214,7 +220,10 @@ def _read_generated(sql: SqlReader, options: _Options) -> None:
 
 
 def _expression(sql: SqlReader) -> list[Token]:
-    """Parses one value of DEFAULT or ON UPDATE: a literal with its sign, a function call, or a group."""
+    """Returns the tokens of the expression after DEFAULT or ON UPDATE: operands joined by operators.
+
+    An operand is a literal with its sign, a function call, or an expression in parentheses.
+    """
     expression = _operand(sql)
     while sql.peek().says(*_OPERATORS):
         expression += [sql.take(), *_operand(sql)]
@@ -240,7 +249,7 @@ def _operand(sql: SqlReader) -> list[Token]:
 
 @dataclass(frozen=True)
 class Index:
-    """A unique index. ``columns`` are names; an expression is represented by an empty name."""
+    """A unique index. ``columns`` are column names; an indexed expression is represented by an empty name."""
 
     name: str
     columns: tuple[str, ...]
@@ -248,10 +257,11 @@ class Index:
 
 @dataclass(frozen=True)
 class TableDefinition:
-    """A table definition from DDL, which has more detail than events carry.
+    """A table as its DDL defines it. It has details that change events lack, such as all unique indexes.
 
-    ``declared``: True if the user declared the table. ``dropped``: folded names of dropped columns.
-    ``renamed``: earlier column names, each with the current name, newest first.
+    ``charset``: default character set in lower case, or None. ``declared``: True if the user declared the
+    table in the configuration. ``dropped``: folded names of dropped columns. ``renamed``: pairs of a column's
+    former and current name, newest rename first.
     """
 
     table: TableId
@@ -266,22 +276,25 @@ class TableDefinition:
 
     @property
     def readded(self) -> tuple[str, ...]:
-        """The columns that were added under the name of a column dropped earlier."""
+        """Names of columns that were dropped and later added again under the same name."""
         return tuple(column.name for column in self.columns if fold_name(column.name) in self.dropped)
 
     @property
     def names(self) -> frozenset[str]:
-        """The folded names of the columns."""
+        """The folded names of the table's columns."""
         return frozenset(fold_name(column.name) for column in self.columns)
 
     @property
     def reused(self) -> frozenset[str]:
-        """Folded names used by several columns: a current column and columns since dropped or renamed."""
+        """Folded names that several columns used at different times.
+
+        A current column, dropped columns and renamed columns count as users of a name.
+        """
         times = Counter((*self.names, *self.dropped, *(fold_name(old) for old, _ in self.renamed)))
         return frozenset(name for name, columns in times.items() if columns > 1)
 
     def schema(self) -> TableSchema:
-        """Returns the columns with their keys marked."""
+        """Returns the table's schema: its columns, with the columns of the primary and handle key marked."""
         primary = {fold_name(name) for name in self.primary_key}
         handle = primary or self._unique_handle()
         return TableSchema(
@@ -304,23 +317,26 @@ class TableDefinition:
         return set() if best is None else {fold_name(name) for name in best.columns}
 
     def has(self, name: str) -> bool:
-        """Returns True if the column exists; names compare as in MySQL."""
+        """Returns True if the table has a column of this name. Case is ignored, as in MySQL."""
         return fold_name(name) in self.names
 
     def place_of(self, name: str) -> int:
-        """Returns the column's index; names compare as in MySQL.
+        """Returns the index of the column with this name. Case is ignored, as in MySQL.
 
         Raises:
-            ConfigError: The table does not have this column.
+            ConfigError: The table has no column of this name.
         """
         for place, column in enumerate(self.columns):
             if fold_name(column.name) == fold_name(name):
                 return place
-        raise ConfigError(f"table {self.table} has no column {name!r}")
+        raise ConfigError(f"the table {self.table} has no column {name!r}")
 
 
 def skip_definer(sql: SqlReader) -> bool:
-    """Skips OR REPLACE and the definer in CREATE and ALTER; returns True for OR REPLACE."""
+    """Skips the clauses between CREATE or ALTER and the object's kind; returns True if one is OR REPLACE.
+
+    The clauses are OR REPLACE, DEFINER, SQL SECURITY and ALGORITHM.
+    """
     if not sql.peek().says("CREATE", "ALTER"):
         return False
     verb, replaces = sql.take(), sql.skip("OR", "REPLACE")
@@ -344,11 +360,11 @@ def skip_definer(sql: SqlReader) -> bool:
 
 
 class TableCreation(NamedTuple):
-    """The options before the table's name in CREATE TABLE.
+    """The options between CREATE and the table's name in a CREATE TABLE statement.
 
-    ``replaces``: An existing table of that name is dropped first (OR REPLACE, MariaDB). ``if_absent``: The
-    statement does nothing if the table exists (IF NOT EXISTS). ``temporary``: Only its session sees the
-    table.
+    ``replaces``: True for OR REPLACE (MariaDB), which first drops an existing table of that name.
+    ``if_absent``: True for IF NOT EXISTS. ``temporary``: True for TEMPORARY: only the session that creates
+    the table sees it.
     """
 
     replaces: bool = False
@@ -357,9 +373,9 @@ class TableCreation(NamedTuple):
 
 
 def read_creation(sql: SqlReader) -> TableCreation | None:
-    """Reads CREATE [OR REPLACE] [TEMPORARY] TABLE [IF NOT EXISTS].
+    """Reads CREATE [OR REPLACE] [TEMPORARY] TABLE [IF NOT EXISTS] and returns these options.
 
-    Returns None for any other statement and consumes nothing.
+    Returns None for any other statement; the reader's position then stays unchanged.
     """
     replaces = sql.sees("CREATE", "OR", "REPLACE")
     ahead = 3 if replaces else 1
@@ -372,10 +388,11 @@ def read_creation(sql: SqlReader) -> TableCreation | None:
 
 
 def read_like(sql: SqlReader, default_schema: str) -> tuple[TableId, TableId] | None:
-    """Returns the two tables of CREATE TABLE a LIKE b, or CREATE TABLE a (LIKE b), the existing table first.
+    """Returns the existing and the new table of CREATE TABLE new LIKE existing, or new (LIKE existing).
 
-    The existing table has no schema if it is in the session's database. Returns None for any other statement
-    and consumes nothing.
+    The reader must be after CREATE TABLE. The existing table's schema is empty if its name is unqualified
+    and the session's database is unknown. Returns None for any other statement; the reader's position then
+    stays unchanged.
     """
     ahead = 3 if sql.peek(1).says(".") else 1
     if not (sql.peek(ahead).says("LIKE") or (sql.peek(ahead).says("(") and sql.peek(ahead + 1).says("LIKE"))):
@@ -388,10 +405,12 @@ def read_like(sql: SqlReader, default_schema: str) -> tuple[TableId, TableId] | 
 
 
 def read_create_table(sql: SqlReader, default_schema: str) -> TableDefinition:
-    """Parses the definition that follows CREATE TABLE.
+    """Parses the table's name and definition that follow CREATE TABLE.
+
+    ``default_schema``: schema of the table if its name is unqualified.
 
     Raises:
-        ConfigError: The definition cannot be read.
+        ConfigError: The definition cannot be parsed, or it has no columns.
     """
     table = read_table_name(sql, default_schema)
     found = SqlReader(sql.group()).parts()
@@ -407,7 +426,7 @@ def read_create_table(sql: SqlReader, default_schema: str) -> TableDefinition:
     for name in definition.primary_key:
         definition.place_of(name)
     if not definition.columns:
-        raise ConfigError(f"CREATE TABLE {definition.table} has no columns")
+        raise ConfigError(f"the statement CREATE TABLE {definition.table} has no columns")
     return definition
 
 
@@ -423,14 +442,14 @@ def _table_charset(sql: SqlReader) -> str | None:
 
 
 def statements(sql: Iterable[Token]) -> Iterator[SqlReader]:
-    """Splits SQL into statements, without their terminators.
+    """Splits SQL text into statements and yields a reader of each, without the terminator.
 
-    ``SET STATEMENT … FOR``, which sets MariaDB's variables for one statement, is left out.
+    The prefix ``SET STATEMENT … FOR``, which sets MariaDB's variables for one statement, is removed.
 
-    A procedure, function, trigger, event, package or block is one statement: it does not execute its body, or
-    not always. Only the full grammar shows where such a statement ends. An event's text has one statement,
-    and a script has ``DELIMITER`` lines, so the statement extends to the delimiter of such a line or to the
-    end of the text. A body may be in another language and is not parsed.
+    The definition of a procedure, function, trigger, event or package is one statement, and so is a block
+    (``BEGIN NOT ATOMIC … END``). Their bodies are not parsed: they may be in another language. Without the
+    full grammar the end of a body cannot be found. So such a statement extends to the delimiter that a
+    ``DELIMITER`` line of the script set, or to the end of the text.
     """
     found = iter(sql)
     statement: list[Token] = []
@@ -455,7 +474,7 @@ def statements(sql: Iterable[Token]) -> Iterator[SqlReader]:
 
 # Objects whose definition is a program (MySQL 8.4 and 9.5, MariaDB 12.1).
 _PROGRAMS: Final = ("PROCEDURE", "FUNCTION", "TRIGGER", "EVENT", "PACKAGE", "LIBRARY")
-# At most this many tokens precede these words; a longer statement is not such a definition.
+# A statement with more tokens than this before one of the words above is not the definition of a program.
 _MOST_BEFORE_PROGRAM: Final = 40
 # Statements of programs that MariaDB also executes outside a program.
 _BLOCKS: Final = ("DECLARE", "IF", "CASE", "LOOP", "WHILE", "REPEAT", "FOR")
@@ -464,7 +483,7 @@ _OF_TRANSACTION: Final = ("WORK", "OPTIMISTIC", "PESSIMISTIC")
 
 
 def _begins_body(statement: Sequence[Token]) -> bool:
-    """Returns True if the tokens so far are exactly the beginning of a program or a block."""
+    """Returns True if these tokens are exactly the words that start a program's definition or a block."""
     first, last = statement[0], statement[-1]
     if len(statement) == 1:
         return first.says(*_BLOCKS)
@@ -493,14 +512,15 @@ def _skip_body(found: Iterator[Token]) -> None:
     try:
         next((token for token in found if token.kind == "end" and token.text != ";"), None)
     except ConfigError:
-        # The text is not SQL; later statements are not found, either.
+        # The body is not SQL, so no later statement can be found.
         return
 
 
 def _in_usual_words(statement: Sequence[Token]) -> list[Token]:
-    """Returns a statement with ``TABLE`` after its verb where MySQL and MariaDB accept synonyms.
+    """Returns a statement's tokens with synonyms replaced.
 
-    A statement that begins a transaction becomes START TRANSACTION, because BEGIN can also begin a block.
+    ``DROP TABLES`` becomes ``DROP TABLE``, ``ALTER ONLINE TABLE`` becomes ``ALTER TABLE``, and ``BEGIN`` of a
+    transaction becomes ``START TRANSACTION``, because ``BEGIN`` can also start a block.
     """
     verb, *rest = statement
     if verb.says("ALTER"):
@@ -515,12 +535,12 @@ def _in_usual_words(statement: Sequence[Token]) -> list[Token]:
     return [verb, *rest]
 
 
-# Follows ALTER TABLE and represents ALTER IGNORE TABLE; no table name looks like this.
+# Inserted after ALTER TABLE to mark ALTER IGNORE TABLE. No table has this name.
 _IGNORE: Final = "IGNORE ROWS"
 
 
 def producer_statements(query: str) -> Iterator[SqlReader]:
-    """Returns the statements in the text of a DDL event.
+    """Splits the SQL text of a DDL event into statements, and returns a reader of each statement.
 
     Raises:
         ConfigError: The text is not SQL.
@@ -534,10 +554,10 @@ def producer_statements(query: str) -> Iterator[SqlReader]:
 
 
 class AlterTable(NamedTuple):
-    """An ALTER TABLE statement: its table and its parts.
+    """An ALTER TABLE statement: its table, and its comma-separated parts such as ADD COLUMN.
 
-    ``session_schema``: database of unqualified names in the parts, empty if unknown. ``ignores``: True for
-    ALTER IGNORE TABLE, which changes or removes rows that do not fit.
+    ``session_schema``: database of unqualified table names in the parts, empty if unknown. ``ignores``: True
+    for ALTER IGNORE TABLE, which changes or removes rows that violate the new definition.
     """
 
     table: TableId
@@ -549,9 +569,9 @@ class AlterTable(NamedTuple):
 def read_alter(sql: SqlReader, default_schema: str, about: TableId | None = None) -> AlterTable | None:
     """Returns the table and the parts of an ALTER TABLE, or None for any other statement.
 
-    ``default_schema``: database of the table if its name is unqualified. In that case it is also the
-    session's database. ``about``: the table named by the event; if it is the new name of a rename, its
-    database is the session's.
+    ``default_schema``: database of the table if its name is unqualified. It is then also the session's
+    database. ``about``: table named by the DDL event. If the statement renames a table to ``about``'s
+    unqualified name, the session's database is the database of ``about``.
     """
     if not sql.skip("ALTER", "TABLE"):
         return None
@@ -577,10 +597,11 @@ def _new_name(part: SqlReader) -> TableId | None:
 
 
 def _schema_by_event(old: Iterable[TableId], new: Iterable[TableId], about: TableId) -> str:
-    """Returns the session's database as implied by the event of a rename; empty if unknown.
+    """Returns the session's database as implied by the DDL event of a rename; empty if unknown.
 
-    The event names the table by its name after the rename (TiCDC, tiflow c7b2588). If the event has the new
-    name, and the statement's new name is unqualified, then the event's database is the session's.
+    ``old`` and ``new``: tables before and after the rename, as the statement names them. ``about``: table
+    named by the event, under its name after the rename (TiCDC, tiflow c7b2588). If that name is in ``new``
+    without a database, then the database of ``about`` is the session's.
     """
     event = fold_name(about.schema), fold_name(about.name)
     if event in {(fold_name(schema), fold_name(name)) for schema, name in old}:
@@ -589,10 +610,10 @@ def _schema_by_event(old: Iterable[TableId], new: Iterable[TableId], about: Tabl
 
 
 def session_schema_of(sql: SqlReader, default_schema: str) -> str:
-    """Returns the database of unqualified names after the next table name; empty if unknown.
+    """Returns the database of the unqualified names after the statement's first table name; empty if unknown.
 
-    An event names the database of its table. If the statement names a database too, the session may have used
-    another one.
+    ``default_schema`` is the database of the event's table. It is the session's database only if the
+    statement's first table name is unqualified. The reader must be at that name.
     """
     return "" if sql.peek(1).says(".") else default_schema
 
@@ -604,7 +625,7 @@ def _skip_wait(sql: SqlReader) -> None:
 
 
 def read_converted_partition(alter: AlterTable, part: SqlReader) -> TableId:
-    """Returns the table that MariaDB makes from a partition: CONVERT PARTITION p TO TABLE."""
+    """Returns the table that CONVERT PARTITION p TO TABLE creates from a partition (MariaDB)."""
     part.need("CONVERT", "PARTITION")
     part.name()
     part.need("TO", "TABLE")
@@ -612,7 +633,10 @@ def read_converted_partition(alter: AlterTable, part: SqlReader) -> TableId:
 
 
 def read_converted_characters(part: SqlReader) -> str:
-    """Returns the lower-case character set of CONVERT TO CHARACTER SET; ``default`` is the database's."""
+    """Returns the character set of CONVERT TO CHARACTER SET in lower case.
+
+    The word ``default`` means the database's character set.
+    """
     part.need("CONVERT", "TO")
     if not part.skip_any("CHARSET"):
         part.take()
@@ -622,10 +646,10 @@ def read_converted_characters(part: SqlReader) -> str:
 
 
 def read_definitions(part: SqlReader) -> list[ColumnDefinition]:
-    """Returns the columns that a part of an ALTER TABLE adds or redefines.
+    """Returns the definitions of the columns that one part of an ALTER TABLE adds or redefines.
 
     Raises:
-        ConfigError: The part cannot be read.
+        ConfigError: The part cannot be parsed as a column definition.
     """
     verb = part.take()
     part.skip("COLUMN")
@@ -639,15 +663,16 @@ def read_definitions(part: SqlReader) -> list[ColumnDefinition]:
 
 
 def computed_for_rows(found: ColumnDefinition) -> str:
-    """Describes the values of existing rows in an added column that the definition does not determine.
+    """Describes the values that the database computed for existing rows when it added this column.
 
-    Returns an empty text if the definition determines them.
+    Returns an empty text if the column's definition determines these values, for example by a constant
+    default.
     """
     column, options = found
     if options.generated:
         return "values that the database computed from each row"
     if options.counts:
-        return "numbers that the database counted"
+        return "numbers that the database generated"
     if options.default is None or _is_null(options.default):
         return ""
     text = default_text(options.default, column.type)
@@ -661,7 +686,7 @@ def _is_null(expression: Sequence[Token]) -> bool:
 
 
 def read_dropped(sql: SqlReader, default_schema: str) -> list[TableId]:
-    """Returns the tables of DROP TABLE; a table without a schema may be in any database."""
+    """Returns the tables that DROP TABLE removes. A table's schema is empty if its database is unknown."""
     sql.skip("IF", "EXISTS")
     session_schema = session_schema_of(sql, default_schema)
     return [read_table_name(part, session_schema) for part in sql.parts()]
@@ -670,9 +695,10 @@ def read_dropped(sql: SqlReader, default_schema: str) -> list[TableId]:
 def read_renamed(
     sql: SqlReader, default_schema: str, about: TableId | None = None
 ) -> Iterator[tuple[TableId, TableId]]:
-    """Yields the old and new names of RENAME TABLE; a table without a schema may be in any database.
+    """Yields pairs of old and new table of RENAME TABLE. A schema is empty if its database is unknown.
 
-    ``about``: the table named by the event, see ``read_alter``.
+    ``about``: table named by the DDL event. If the statement renames a table to ``about``'s unqualified name,
+    the database of ``about`` is the session's.
     """
     sql.skip("IF", "EXISTS")
     session_schema = session_schema_of(sql, default_schema)
@@ -692,7 +718,7 @@ def _renamed_table(pair: SqlReader, session_schema: str) -> tuple[TableId, Table
 
 
 def read_table_name(sql: SqlReader, default_schema: str) -> TableId:
-    """Reads a table's name; an unqualified name gets the default schema."""
+    """Reads a table's name and returns it. An unqualified name gets the default schema."""
     first = sql.name()
     return TableId(first, sql.name()) if sql.skip(".") else TableId(default_schema, first)
 
@@ -701,14 +727,17 @@ _CONSTRAINTS = ("CONSTRAINT", "PRIMARY", "UNIQUE", "KEY", "INDEX", "FULLTEXT", "
 
 
 def starts_constraint(sql: SqlReader) -> bool:
-    """Returns True if a key or a check is next, rather than a column."""
+    """Returns True if the next definition is a key, index or constraint, rather than a column."""
     if sql.sees("VECTOR", "INDEX") or sql.sees("COLUMNAR", "INDEX"):
         return True
     return sql.peek().says(*_CONSTRAINTS)
 
 
 def add_constraint(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
-    """Returns the definition with a key added; other constraints change nothing here."""
+    """Returns the table definition with the primary key or unique index at the reader's position added.
+
+    Other constraints, and indexes that are not unique, leave the definition unchanged.
+    """
     name = ""
     if sql.skip("CONSTRAINT") and not sql.peek().says("PRIMARY", "UNIQUE", "FOREIGN", "CHECK"):
         name = sql.name()
@@ -724,7 +753,10 @@ def add_constraint(definition: TableDefinition, sql: SqlReader) -> TableDefiniti
 
 
 def add_unique(definition: TableDefinition, name: str, columns: Iterable[str]) -> TableDefinition:
-    """Returns the definition with a unique index; its default name is its first column's, as in MySQL."""
+    """Returns the table definition with a unique index added.
+
+    If ``name`` is empty, the index is named after its first column, as in MySQL.
+    """
     names = tuple(columns)
     return replace(definition, uniques=(*definition.uniques, Index(name or names[0], names)))
 
@@ -736,12 +768,12 @@ def _index_columns(sql: SqlReader) -> list[str]:
 
 
 def read_index_columns(inside: list[Token]) -> list[str]:
-    """Returns the columns of an index; an expression becomes an empty name, which matches no column."""
+    """Returns the column names of an index. An indexed expression becomes an empty name."""
     return ["" if part[0].says("(") else part[0].text for part in split_by_comma(inside) if part]
 
 
 def append_column(definition: TableDefinition, found: ColumnDefinition) -> TableDefinition:
-    """Returns the definition with a column at the end, including the column's own keys."""
+    """Returns the table definition with a column added at the end, and the keys that the column declares."""
     column = replace(found.column, column_id=definition.next_column_id)
     columns = (*definition.columns, column)
     changed = replace(definition, columns=columns, next_column_id=definition.next_column_id + 1)
@@ -749,7 +781,7 @@ def append_column(definition: TableDefinition, found: ColumnDefinition) -> Table
 
 
 def with_own_keys(definition: TableDefinition, found: ColumnDefinition) -> TableDefinition:
-    """Returns the definition with the keys that the column definition itself declares."""
+    """Returns the table definition with the keys that a column definition declares (PRIMARY KEY, UNIQUE)."""
     name = found.column.name
     if found.options.primary:
         definition = replace(definition, primary_key=(name,))
@@ -759,7 +791,10 @@ def with_own_keys(definition: TableDefinition, found: ColumnDefinition) -> Table
 
 
 class AlteredTable(NamedTuple):
-    """A table after an ALTER TABLE. ``parted``: folded names of the columns that it dropped or renamed."""
+    """A table after an ALTER TABLE.
+
+    ``parted``: folded old names of the columns that the statement dropped or renamed.
+    """
 
     definition: TableDefinition
     parted: frozenset[str]
@@ -767,10 +802,12 @@ class AlteredTable(NamedTuple):
 
 @dataclass
 class _Changes:
-    """Changes of one ALTER TABLE, with the column names from before the statement.
+    """Changes that one ALTER TABLE makes. Columns have the names from before the statement.
 
-    ``renamed`` comes from RENAME COLUMN, CHANGE and MODIFY: old name, new name, definition, and True if the
-    column may be missing. ``defined`` has the definitions of ADD, CHANGE and MODIFY in the statement's order.
+    ``renamed``: for each RENAME COLUMN, CHANGE and MODIFY the old name, the new name, the new definition if
+    any, and True if the statement accepts that the column is missing (IF EXISTS). ``defined``: definitions of
+    ADD, CHANGE and MODIFY, in the statement's order. ``lost_keys``: names of dropped indexes; an empty name
+    is the primary key.
     """
 
     dropped: list[str] = field(default_factory=list)
@@ -784,14 +821,15 @@ class _Changes:
 
 
 def alter(definition: TableDefinition, statement: AlterTable) -> AlteredTable:
-    """Returns the table after an ALTER TABLE; parts about neither columns nor keys change nothing.
+    """Applies an ALTER TABLE to a table definition and returns the altered table.
 
-    All parts use the column names from before the statement, except ``AFTER`` and new keys, which use the
-    names after it: two columns may swap their names (MySQL 8.4, ALTER TABLE; the server's
-    ``mysql_prepare_alter_table``).
+    Parts that concern neither columns nor keys change nothing. All parts refer to columns by their old names,
+    except ``AFTER`` and new keys, which refer to the new names. So two columns may swap their names (MySQL
+    8.4, ALTER TABLE; the server's ``mysql_prepare_alter_table``).
 
     Raises:
-        ConfigError: A column does not exist, or a part cannot be read.
+        ConfigError: A column does not exist, two columns would have the same name, or a part cannot be
+            parsed.
     """
     for part in statement.parts:
         definition = _with_charset(definition, part)
@@ -822,10 +860,10 @@ def _read_part(changes: _Changes, definition: TableDefinition, sql: SqlReader, s
 
 
 def _with_charset(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
-    """Returns the table with the character set that the statement sets.
+    """Returns the table definition with the character set that a part of an ALTER TABLE sets, if it does.
 
-    It applies to columns added later. CONVERT TO CHARACTER SET binary also turns the existing texts into
-    bytes.
+    The character set applies to columns that are added from then on. CONVERT TO CHARACTER SET binary also
+    turns existing text columns into binary columns.
     """
     converts = sql.sees("CONVERT", "TO")
     ahead = 2 if converts else int(sql.sees("DEFAULT"))
@@ -934,10 +972,11 @@ _VERBS: dict[str, Callable[[_Changes, TableDefinition, SqlReader], None]] = {
 
 
 def _was_done(definition: TableDefinition, changes: _Changes) -> bool:
-    """Returns True if the statement was applied earlier, judged by its renames.
+    """Returns True if a statement's column renames show that it was already applied to this table.
 
-    Either an old name no longer exists and the new one does, or the new name belongs to a column that this
-    statement does not drop or rename, which the server would refuse.
+    It was applied if the table has a column of a new name and no column of the matching old name. It was also
+    applied if a new name belongs to a column that the statement neither drops nor renames, because the server
+    would otherwise have rejected the statement.
     """
     leaving = {fold_name(name) for name in changes.dropped}
     leaving |= {fold_name(old) for old, _, _, _ in changes.renamed}
@@ -949,7 +988,10 @@ def _was_done(definition: TableDefinition, changes: _Changes) -> bool:
 
 
 def _with_columns(definition: TableDefinition, changes: _Changes) -> AlteredTable:
-    """Returns the table with its columns dropped, renamed, redefined and added, all at once."""
+    """Returns the table with the column changes of one ALTER TABLE: drops, renames, redefinitions and adds.
+
+    All changes refer to the columns from before the statement.
+    """
     done = _was_done(definition, changes)
     made = {fold_name(new) for old, new, _, _ in changes.renamed if fold_name(old) != fold_name(new)}
     dropped = [name for name in changes.dropped if not (done and fold_name(name) in made)]
@@ -984,7 +1026,11 @@ def _with_columns(definition: TableDefinition, changes: _Changes) -> AlteredTabl
 
 
 def _altered_column(column: Column, name: str | None, found: ColumnDefinition | None, default: Any) -> Column:
-    """Returns a column with the given new name, definition and default (``...``: default unchanged)."""
+    """Returns a column with a new name, definition and default.
+
+    ``name`` and ``found``: new name and definition, or None if unchanged. ``default``: tokens of the new
+    default, None if the default is dropped, ``...`` if it is unchanged.
+    """
     if found is not None:
         new = found.column
         before = replace(
@@ -1006,7 +1052,15 @@ def _placed(
     defined: Iterable[ColumnDefinition],
     names: Mapping[str, str],
 ) -> TableDefinition:
-    """Returns the definition with moved and added columns at their positions, in the statement's order."""
+    """Returns the table definition with the added columns, and all moved columns at their new positions.
+
+    ``columns``: the altered columns, in their old order. ``moved``: columns that ``FIRST`` or ``AFTER``
+    moves, by folded new name. ``defined``: definitions of added and redefined columns, in the statement's
+    order. ``names``: new names by folded old names.
+
+    Raises:
+        ConfigError: Two columns would have the same name, or the column given with ``AFTER`` does not exist.
+    """
     new_keys = list[ColumnDefinition]()
     again = {fold_name(new) for new in names.values()}
     for found in defined:
@@ -1026,7 +1080,9 @@ def _placed(
     taken = Counter(fold_name(column.name) for column in columns)
     for name, times in taken.items():
         if times > 1:
-            raise ConfigError(f"table {definition.table} would have two columns {name!r}")
+            raise ConfigError(
+                f"the statement would leave the table {definition.table} with two columns named {name!r}"
+            )
     definition = replace(definition, columns=tuple(columns))
     for found in new_keys:
         definition = with_own_keys(definition, found)
@@ -1038,16 +1094,16 @@ def _place_among(
 ) -> int:
     if options.first or options.after is None:
         return 0 if options.first else len(columns)
-    # AFTER uses the name after the statement; the name before it is tried second.
+    # AFTER names a column by its new name. If no column has that name, it is looked up as an old name.
     for after in (options.after, names.get(fold_name(options.after), options.after)):
         for place, column in enumerate(columns):
             if fold_name(column.name) == fold_name(after):
                 return place + 1
-    raise ConfigError(f"table {definition.table} has no column {options.after!r}")
+    raise ConfigError(f"the table {definition.table} has no column {options.after!r}")
 
 
 def drop_index(definition: TableDefinition, name: str) -> TableDefinition:
-    """Returns the definition without the unique index of this name, if it exists."""
+    """Returns the table definition without the unique index of this name, if it has such an index."""
     kept = tuple(unique for unique in definition.uniques if fold_name(unique.name) != fold_name(name))
     return replace(definition, uniques=kept)
 
@@ -1056,7 +1112,7 @@ def _without(definition: TableDefinition, name: str) -> TableDefinition:
     at = definition.place_of(name)
     columns = definition.columns[:at] + definition.columns[at + 1 :]
     uniques = tuple(u for u in definition.uniques if fold_name(name) not in (fold_name(c) for c in u.columns))
-    # A dropped column is also dropped under its earlier names.
+    # A dropped column counts as dropped under its former names, too.
     its = (fold_name(old) for old, new in definition.renamed if fold_name(new) == fold_name(name))
     dropped = tuple(dict.fromkeys((*definition.dropped, fold_name(name), *its)))
     renamed = tuple(pair for pair in definition.renamed if fold_name(pair[1]) != fold_name(name))
@@ -1071,9 +1127,9 @@ def _with_index_name(definition: TableDefinition, old: str, new: str) -> TableDe
 
 
 def _renamed_in_keys(definition: TableDefinition, names: Mapping[str, str]) -> TableDefinition:
-    """Returns the definition with its keys and its history of names under the new column names, all at once.
+    """Returns the table definition with renamed columns in its keys and in its list of renames.
 
-    ``names``: new names by folded old names.
+    ``names``: new column names by folded old names.
     """
 
     def renamed(columns: tuple[str, ...]) -> tuple[str, ...]:
@@ -1092,8 +1148,12 @@ def _renamed_in_keys(definition: TableDefinition, names: Mapping[str, str]) -> T
 def _renames(
     known: tuple[tuple[str, str], ...], names: Mapping[str, str], pairs: Sequence[tuple[str, str]]
 ) -> tuple[tuple[str, str], ...]:
-    """Returns the earlier names, newest first; a column renamed twice has two."""
+    """Returns pairs of former and current column name, newest rename first.
+
+    A column that was renamed twice has two pairs. ``known``: pairs from before the statement. ``names``: new
+    names by folded old names. ``pairs``: the statement's own renames.
+    """
     followed = tuple((was, names.get(fold_name(now), now)) for was, now in known)
-    # A column that has its old name again counts as never renamed. A reused name keeps its pair.
+    # A column that was renamed back to its former name counts as never renamed.
     kept = ((was, now) for was, now in followed if fold_name(was) != fold_name(now))
     return (*reversed(pairs), *kept) if pairs else followed

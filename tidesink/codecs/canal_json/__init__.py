@@ -1,1 +1,1 @@
-"""The ``canal-json`` protocol: TiCDC's JSON envelope, read and written."""
+"""Decodes and encodes the protocol ``canal-json``, the JSON messages of TiCDC and Alibaba's Canal."""

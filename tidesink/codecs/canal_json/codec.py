@@ -1,21 +1,23 @@
 """The ``canal-json`` codec: TiCDC's JSON envelope, classic (tiflow c7b2588) and new (ticdc b813e76).
 
-Format, with ``protocol=canal-json``: one JSON object in a Kafka record, key null, every value text or null.
-Several objects in one value, each ended by a newline (the file format of cloud storage sinks), are several
-events. If a name occurs twice in an object, the last one counts, as in Go and Spark.
+Format, with ``protocol=canal-json``: a Kafka record's value is one JSON object, its key is null, and every
+column value is text or null. A record's value may also have several objects, each ended by a newline (the
+file format of TiCDC's cloud storage sink). Each object is an event. If a name occurs twice in an object, the
+last one counts, as in Go and Spark.
 
-The wire contains short type names. Full types come from table definitions, from the topic's own CREATE and
-ALTER events, which this codec reads in passing, or from a content-compatible ``mysqlType``. Any other type is
-only as exact as its short name.
+Messages contain only short type names, without length or precision. Full types come from table definitions,
+from the topic's own CREATE and ALTER events, or from a ``mysqlType`` with full types
+(``content-compatible``). For other columns only the short type name is known.
 
-A compressed value is recognised by its bytes. A row that was reduced to its handle key (``handle-key-only``,
-``claim-check``) is completed before it is read: ``codecs.large_messages``. Events of tables without a key are
-identified by TiDB's row key if the message contains it.
+Compressed values are recognised by their bytes. If TiCDC reduced a large row to its handle key
+(``handle-key-only``, ``claim-check``), ``codecs.large_messages`` reads the missing columns. Events of tables
+without a key are identified by TiDB's row key if the message contains it.
 
-Decoding is lenient where leniency cannot change a value; ``envelope.CanalJsonSchema`` is strict.
+Decoding accepts deviations from the format that cannot change a value. ``envelope.CanalJsonSchema`` rejects
+all deviations.
 
-Encoded messages are byte for byte the producer's, except for two things that are random there: ``ts`` is a
-wall clock, and the order inside ``mysqlType``, which is column order here.
+Encoded messages equal TiCDC's byte for byte, except for two things that are random in TiCDC's messages:
+``ts``, which is the current time, and the order of the columns in ``mysqlType``.
 """
 
 from __future__ import annotations
@@ -72,13 +74,13 @@ def _now_ms() -> int:
 
 
 class CanalJsonCodec(Codec):
-    """Decodes and encodes canal-json.
+    """Decodes and encodes canal-json messages.
 
-    ``definitions`` grows with the DDL events that are decoded or encoded. ``keys`` sets the keys of tables;
-    without it ``pkNames`` does.
-    ``shapes``: passed by a caller that has all types and keys; DDL events then do not change them. ``clock``
-    returns ms since 1970 for ``ts``. ``large`` reads the data that messages omit; by default it is created
-    from the options. ``unread_ddl`` holds the DDL texts whose types could not be parsed, with the reason.
+    ``definitions``: table definitions, to which decoded and encoded DDL events are applied. ``keys``: key
+    columns by table; for other tables ``pkNames`` of each message is the key. ``shapes``: column types and
+    keys of all rows, for a caller that knows them; DDL events then change nothing. ``clock``: returns the
+    time for ``ts``, in ms since 1970. ``large``: reads the columns that large messages omit; by default it is
+    created from the options. ``unread_ddl``: error texts by the SQL of DDL events that could not be parsed.
     """
 
     name = "canal-json"
@@ -104,12 +106,12 @@ class CanalJsonCodec(Codec):
         self._columns: CanalJsonColumns | None = None
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """The events of one Kafka record, in order.
+        """Returns the events of one Kafka record, in the order in which the record contains them.
 
         Raises:
-            DecodeError: this record cannot be decoded; context has topic, partition, offset.
-            SourceUnavailableError: claim-check storage or the upstream do not answer.
-            ConfigError: one of them cannot be opened with its configuration.
+            DecodeError: The record cannot be decoded. The error's context has topic, partition and offset.
+            SourceUnavailableError: The claim-check storage or the upstream database does not answer.
+            ConfigError: The claim-check storage or the upstream database is configured incorrectly.
         """
         try:
             try:
@@ -144,7 +146,7 @@ class CanalJsonCodec(Codec):
         return found
 
     def _whole(self, parsed: Parsed) -> Parsed:
-        """A row's message with all its columns."""
+        """Returns a row's message with all its columns, including those that a large message omits."""
         extension = parsed.get("_tidb")
         if type(extension) is dict and len(extension) > 1 and is_cut_down(extension):
             key = self._shapes.wanted_key(parsed.get("database"), parsed.get("table"))
@@ -152,7 +154,10 @@ class CanalJsonCodec(Codec):
         return parsed
 
     def _row(self, parsed: Parsed, op: Op, message: Message, index: int) -> ChangeEvent:
-        """The event of a message with one row; one function, because it runs once per row."""
+        """Returns the change event of a message with one row.
+
+        It is not split into several functions, because it runs once per row.
+        """
         get = parsed.get
         extension, rows, es = get("_tidb"), get("data"), get("es")
         commit_ts = source = None
@@ -164,7 +169,9 @@ class CanalJsonCodec(Codec):
         old = _old_rows(parsed, rows)[0] if op is _UPDATE else None
         row = rows[0]
         if type(row) is not dict or not row:
-            raise SchemaMismatchError("A row in 'data' is not an object with columns.")
+            raise SchemaMismatchError(
+                "The message's 'data' contains a row that is not a JSON object with columns."
+            )
         shape = self._shapes.find(
             get("database"),
             get("table"),
@@ -195,7 +202,7 @@ class CanalJsonCodec(Codec):
         )
 
     def columnar(self, options: ValueOptions) -> Columnar:
-        """The columnar step of one batch."""
+        """Returns a function that decodes a batch's records into columns, many records at once."""
         from tidesink.codecs.canal_json.columns import CanalJsonColumns
 
         if self._columns is None:
@@ -203,13 +210,14 @@ class CanalJsonCodec(Codec):
         return self._columns.step(options)
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """The Kafka record of one event; None for a watermark without the TiDB extension.
+        """Returns the Kafka record of one event.
 
-        The types of an event without a schema come from the definitions and from ``extension["mysqlType"]``,
+        Returns None for a watermark if the TiDB extension, which would contain it, is disabled. If an event
+        has no schema, its column types come from the table definitions and from ``extension["mysqlType"]``,
         which decoding sets.
 
         Raises:
-            EncodeError: canal-json cannot represent this event; context has the topic.
+            EncodeError: canal-json cannot represent this event. The error's context has the topic.
         """
         try:
             value = self._encode(event)
@@ -237,12 +245,19 @@ class CanalJsonCodec(Codec):
             self.unread_ddl[event.query] = error.message
 
     def _schema_of(self, event: ChangeEvent) -> TableSchema:
-        """The schema of an event without one, from the definitions and from the event's extension."""
+        """Returns the table schema for an event that has no schema.
+
+        It is made from the table definitions and from the type names in the event's extension.
+
+        Raises:
+            EncodeError: The table has no definition, and the event has no type names.
+        """
         extension = event.extension or {}
         definition, mysql_type = self.definitions.get(event.table), extension.get("mysqlType")
         if definition is None and not mysql_type:
             raise EncodeError(
-                "The event has no column types. Pass a table definition, or keep extension.mysqlType.",
+                "The event has no column types. Pass a definition of the table, or keep the event's "
+                "extension.mysqlType.",
                 table=str(event.table),
             )
         key = event.key or () if definition is None else (one.name for one in definition.primary_key)
@@ -257,17 +272,16 @@ class CanalJsonCodec(Codec):
         ).schema
 
 
-# An enum's members are looked up again on each access, which is measurable per row.
+# Looking up an enum's member for each row takes measurable time, so the members are bound here.
 _UPDATE, _DELETE = Op.UPDATE, Op.DELETE
 
-# Named tuples created from a whole tuple need half the time of their constructors, which is measurable per
-# row.
+# Creating a named tuple from a tuple takes half the time of its constructor, which is measurable per row.
 _event = cast("Callable[[tuple[object, ...]], ChangeEvent]", partial(tuple.__new__, ChangeEvent))
 _position = cast("Callable[[tuple[object, ...]], Position]", partial(tuple.__new__, Position))
 
 
 def _each_alone(parsed: Parsed, op: Op) -> Iterator[Parsed]:
-    """Split a message of several rows, which Alibaba's Canal sends, into messages of one row."""
+    """Yields a message with one row for each row of a message. Alibaba's Canal sends several rows at once."""
     rows = parsed.get("data")
     if type(rows) is not list or len(rows) < 2:
         yield parsed
@@ -289,24 +303,30 @@ def _is_row(parsed: Parsed) -> bool:
 def _old_rows(parsed: Parsed, rows: list[object]) -> list[object]:
     old = parsed.get("old")
     if type(old) is not list or len(old) != len(rows):
-        raise SchemaMismatchError("An UPDATE needs one object in 'old' for each object in 'data'.")
+        raise SchemaMismatchError("An UPDATE must have one object in 'old' for each object in 'data'.")
     return old
 
 
 def _before(old: object, after: Mapping[str, Value], shape: RowShape) -> dict[str, Value]:
-    """The row before an update: ``old``, completed with the columns of ``after``."""
+    """Returns the row before an update: the values of ``old``, and of ``after`` for columns not in ``old``.
+
+    Raises:
+        SchemaMismatchError: ``old`` is not an object, or it has a column that ``after`` does not have.
+    """
     if type(old) is not dict:
-        raise SchemaMismatchError("A row in 'old' is not an object.")
+        raise SchemaMismatchError("The message's 'old' contains a row that is not a JSON object.")
     unknown = old.keys() - after.keys()
     if unknown:
-        raise SchemaMismatchError("'old' has a column that 'data' does not have.", column=sorted(unknown)[0])
+        raise SchemaMismatchError(
+            "The message's 'old' has a column that its 'data' does not have.", column=sorted(unknown)[0]
+        )
     values = shape.read(old)
     return values if len(values) == len(after) else {**after, **values}
 
 
 def _commit_ts(extension: object) -> int | None:
     if type(extension) is not dict:
-        raise SchemaMismatchError("'_tidb' must be an object.")
+        raise SchemaMismatchError("The message's '_tidb' must be a JSON object.")
     value = extension.get("commitTs")
     if type(value) is int and value >= 0:  # the fast path, once per row
         return value
@@ -316,7 +336,10 @@ def _commit_ts(extension: object) -> int | None:
 def _extension(
     parsed: Parsed, commit_ts: int | None, shape: RowShape, old: object
 ) -> dict[str, object] | None:
-    """The data that an encoder needs to write the same message again, in addition to the event."""
+    """Returns the members of a message that an encoder needs, in addition to the event, to write it again.
+
+    Returns None if the event has all of them.
+    """
     es, members = parsed.get("es"), parsed.get("_tidb")
     as_reported = es is None or (commit_ts is not None and commit_ts >> 18 == es)
     partial = old is not None and len(old) < len(shape.names)  # type: ignore[arg-type]  # was read as a row
@@ -338,21 +361,22 @@ def _extension(
 
 
 def row_key_of(event: ChangeEvent) -> RowKey:
-    """The row key in a canal-json event (``output-row-key``, new TiCDC).
+    """Returns TiDB's row key of a canal-json event (TiCDC's option ``output-row-key``).
 
     Raises:
-        SchemaMismatchError: the event has no row key, or the row key of a table with a clustered key.
+        SchemaMismatchError: The event has no row key, or the row key of a table with a clustered key.
     """
     return parse_row_key(_tidb(event).get("rowkey"))
 
 
 def keyed_by_row(event: ChangeEvent) -> ChangeEvent:
-    """The event with its row key as key and in both images, as workers keep tables without a key.
+    """Returns the event with TiDB's row key as its key, and as additional columns of both row images.
 
-    An update never changes the row key, so the old row has the same one.
+    Workers use it for tables without a key. An update does not change the row key, so the row before the
+    update gets the same row key as the row after it.
 
     Raises:
-        SchemaMismatchError: the event has no row key, or the row key of a table with a clustered key.
+        SchemaMismatchError: The event has no row key, or the row key of a table with a clustered key.
     """
     found = row_key_of(event)
     key: Row = {ROW_ID: found.row_id, TABLE_ID: found.table_id}
@@ -362,46 +386,49 @@ def keyed_by_row(event: ChangeEvent) -> ChangeEvent:
 
 # Writing
 
-# Bytes that TiCDC counts for a record in addition to its value.
+# TiCDC adds this number of bytes to a value's size before it compares the size with max-message-bytes.
 RECORD_OVERHEAD = 36
 _KEPT_OBJECTS = 64
 _ONLY_HANDLE_KEY = ',"onlyHandleKey":true'
 
-# Go's HTML-safe escaping: these five short forms; all other special characters as \u00XX.
+# Go's HTML-safe escaping has these five short forms. It writes all other special characters as \uXXXX.
 _SPECIAL = re.compile('[\x00-\x1f"\\\\<>&\u2028\u2029]')
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
 _ESCAPED = {c: _SHORT.get(c, f"\\u{ord(c):04x}") for c in [*map(chr, range(32)), *'"\\<>&\u2028\u2029']}
 
 
 def json_text(text: str) -> str:
-    """A JSON string literal as Go writes it."""
+    """Returns a text as a JSON string literal, escaped as Go escapes it."""
     if _SPECIAL.search(text) is None:  # most texts
         return f'"{text}"'
     return '"' + _SPECIAL.sub(lambda found: _ESCAPED[found.group()], text) + '"'
 
 
 class RowWriter:
-    """Writes the rows of one table schema; ``full_types`` writes the full texts of their types."""
+    """Writes the parts of canal-json messages that depend on the schema of one table.
+
+    ``full_types``: True to write types with length and precision, False to write only their names.
+    """
 
     def __init__(self, schema: TableSchema, full_types: bool) -> None:
         written = [column for column in schema.columns if not column.virtual]
         self._schema, self._full_types = schema, full_types
         self._columns = {c.name: (json_text(c.name), text_writer(c.type)) for c in written}
-        # None if the code depends on the value.
+        # A column's code is None if it depends on the value.
         self._sql_codes = {
             c.name: None if row_of(c.type).sql_type_above else str(sql_type_code(c.type, None))
             for c in written
         }
-        # Cached by a row's columns: nearly all rows of a table have the same ones.
+        # Cached by a row's column names, which are the same in nearly all rows of a table.
         self._mysql_types: dict[tuple[str, ...], str] = {}
         self.pk_names = "[" + ",".join(json_text(column.name) for column in schema.primary_key) + "]"
         self.handle_names = frozenset(column.name for column in schema.handle_columns)
 
     def texts(self, row: Row) -> dict[str, str]:
-        """Each column's JSON text, in table order, for the columns of the row.
+        """Returns the row's values as JSON texts by column name, in the order of the table's columns.
 
         Raises:
-            EncodeError: a value does not fit its column's type, or a column is not in the schema.
+            EncodeError: A value does not fit its column's type, or a column is not in the table's schema.
         """
         found: dict[str, str] = {}
         for name, (_, write) in self._columns.items():
@@ -414,24 +441,24 @@ class RowWriter:
                     raise
         unknown = [name for name in row if name not in self._schema.by_name] if len(found) < len(row) else []
         if unknown:
-            raise EncodeError("The event's schema does not have this column.", column=unknown[0])
+            raise EncodeError("The row has a column that is not in the event's schema.", column=unknown[0])
         return found
 
     def object_of(self, texts: Mapping[str, str]) -> str:
-        """A JSON object of columns."""
+        """Returns a JSON object with these JSON texts as the columns' values."""
         return "{" + ",".join(f"{self._columns[name][0]}:{text}" for name, text in texts.items()) + "}"
 
     def sql_types(self, row: Row, names: Iterable[str]) -> str:
-        """The ``sqlType`` object of these columns, for a row's values."""
+        """Returns the ``sqlType`` object of a row: the JDBC type code of each of these columns."""
         types = self._schema.by_name
         codes = {n: self._sql_codes[n] or str(sql_type_code(types[n].type, row.get(n))) for n in names}
         return self.object_of(codes)
 
     def mysql_types(self, names: Iterable[str]) -> str:
-        """The ``mysqlType`` object of these columns.
+        """Returns the ``mysqlType`` object: the type of each of these columns as JSON text.
 
         Raises:
-            EncodeError: the full type text is required, but a column's type is not fully known.
+            EncodeError: Full types are required, but only the name of a column's type is known.
         """
         place = tuple(names)
         known = self._mysql_types.get(place)
@@ -447,17 +474,18 @@ class RowWriter:
         text = mysql_type_text(column_type) if self._full_types else mysql_type_word(column_type)
         if text is None:
             raise EncodeError(
-                f"content-compatible needs the full type, but only {row_of(column_type).name} is known. "
-                "Pass a table definition.",
+                "content-compatible needs the column's full type, but only the name "
+                f"{row_of(column_type).name} is known. Pass a definition of the table.",
                 column=name,
             )
         return json_text(text)
 
 
 class CanalJsonWriter:
-    """Writes canal-json values under one set of producer options. ``clock`` returns ms since 1970.
+    """Writes the values of canal-json records with one set of TiCDC's options.
 
-    ``large`` stores the rows that are too large for Kafka.
+    ``clock``: returns the current time in ms since 1970. ``large``: stores rows that are too large for Kafka
+    in the claim-check storage.
     """
 
     def __init__(self, options: CodecOptions, clock: Callable[[], int], large: LargeMessages) -> None:
@@ -466,10 +494,10 @@ class CanalJsonWriter:
         self._large = large
 
     def row(self, event: ChangeEvent, writer: RowWriter) -> bytes:
-        """The message of one row change.
+        """Returns the record value of one row change.
 
         Raises:
-            EncodeError: canal-json has no message for the event, or the message is too large.
+            EncodeError: canal-json cannot represent the event, or the message is too large.
         """
         value = self._sent(self._row(event, writer, cut=_as_decoded(event)))
         if self._fits(value):
@@ -477,7 +505,11 @@ class CanalJsonWriter:
         return self._cut_down(event, writer, value)
 
     def _row(self, event: ChangeEvent, writer: RowWriter, *, cut: str) -> bytes:
-        """A row's message; a non-empty ``cut`` is the member of ``_tidb`` that marks a reduced row."""
+        """Returns the message of one row change.
+
+        ``cut``: empty for a complete row. Otherwise the row is reduced to its handle key, and ``cut`` is the
+        text of the member of ``_tidb`` that marks it as reduced.
+        """
         row, old = _images(event)
         texts = writer.texts(row)
         deletes = event.op is Op.DELETE and self._options.delete_only_output_handle_key_columns
@@ -497,10 +529,14 @@ class CanalJsonWriter:
         )
 
     def _cut_down(self, event: ChangeEvent, writer: RowWriter, whole: bytes) -> bytes:
-        """Reduce a row that is too large, according to ``large-message-handle-option``.
+        """Returns the message with a too large row reduced to its handle key.
+
+        With ``large-message-handle-option: claim-check`` the complete message ``whole`` is stored in the
+        claim-check storage.
 
         Raises:
-            EncodeError: the option is none, or the reduced row is too large as well.
+            EncodeError: The option is ``none``, the options or the table do not permit a reduced row, or the
+                reduced row is still too large.
         """
         options = self._options
         if options.large_message_handle_option == "none":
@@ -515,7 +551,9 @@ class CanalJsonWriter:
         cut = f',"claimCheckLocation":{json_text(location)}' if claims else _ONLY_HANDLE_KEY
         value = self._sent(self._row(event, writer, cut=cut))
         if not self._fits(value):
-            raise self._too_large(event, value, " Even the columns of its handle key are that large.")
+            raise self._too_large(
+                event, value, " Even with only the columns of its handle key it is too large."
+            )
         if claims:
             claims.store(location, whole)
         return value
@@ -543,7 +581,7 @@ class CanalJsonWriter:
         return {name: text for name, text in old.items() if new.get(name) != text}
 
     def ddl(self, event: DdlEvent) -> bytes:
-        """The message of a schema change."""
+        """Returns the record value of a DDL event."""
         value = self._message(
             event,
             kind=event.kind,
@@ -555,7 +593,7 @@ class CanalJsonWriter:
         return self._sent(value)
 
     def watermark(self, event: WatermarkEvent) -> bytes | None:
-        """The message of a watermark; None without the TiDB extension, which contains the watermark."""
+        """Returns the record value of a watermark, or None if the TiDB extension is disabled."""
         if not self._options.enable_tidb_extension:
             return None
         value = (
@@ -585,14 +623,14 @@ class CanalJsonWriter:
             return text.encode()
         except UnicodeEncodeError as error:
             raise EncodeError(
-                "A text contains half of a surrogate pair, which is not a character."
+                "A text contains half of a surrogate pair, which UTF-8 cannot represent."
             ) from error
 
     def _extension(self, event: ChangeEvent | DdlEvent, cut: str) -> str:
         if not self._options.enable_tidb_extension:
             return ""
         if event.commit_ts is None:
-            raise EncodeError("enable-tidb-extension needs a commit_ts, but the event does not have one.")
+            raise EncodeError("enable-tidb-extension needs a commit_ts, but the event has no commit_ts.")
         row_key = ""
         if self._options.output_row_key and isinstance(event, ChangeEvent):
             row_key = f',"rowkey":{json_text(_row_key(event))}'
@@ -604,13 +642,16 @@ def _only(texts: Mapping[str, str], names: Container[str]) -> dict[str, str]:
 
 
 def _as_decoded(event: ChangeEvent) -> str:
-    """The mark of a delete that was decoded with only its handle key; it is written in the same form."""
+    """Returns the member ``onlyHandleKey`` if the event was decoded from a delete with only its handle key.
+
+    Otherwise it returns an empty text.
+    """
     cut = event.op is Op.DELETE and _tidb(event).get("onlyHandleKey") is True
     return _ONLY_HANDLE_KEY if cut else ""
 
 
 def _tidb(event: ChangeEvent) -> Mapping[str, object]:
-    """The members of ``_tidb`` that decoding kept in the event's extension."""
+    """Returns the members of ``_tidb`` that decoding stored in the event's extension, or an empty mapping."""
     members = (event.extension or {}).get("_tidb")
     return members if isinstance(members, Mapping) else {}
 
@@ -618,7 +659,7 @@ def _tidb(event: ChangeEvent) -> Mapping[str, object]:
 def _row_key(event: ChangeEvent) -> str:
     key = _tidb(event).get("rowkey")
     if not isinstance(key, str):
-        raise EncodeError("output-row-key needs extension._tidb.rowkey, but the event does not have it.")
+        raise EncodeError("output-row-key needs TiDB's row key, but the event has no extension._tidb.rowkey.")
     return key
 
 
@@ -634,14 +675,18 @@ def _es(event: ChangeEvent | DdlEvent) -> int:
 
 
 def _images(event: ChangeEvent) -> tuple[Row, Row | None]:
-    """The row for ``data`` and the row for ``old``."""
+    """Returns the row that is written as ``data``, and the row that is written as ``old`` or None.
+
+    Raises:
+        EncodeError: canal-json has no message for the operation, or the event lacks a row.
+    """
     row = event.before if event.op is Op.DELETE else event.after
     if event.op not in (Op.INSERT, Op.UPDATE, Op.DELETE):
-        raise EncodeError(f"canal-json has no message for {event.op.value!r}.", table=str(event.table))
+        raise EncodeError(f"canal-json has no message for {event.op.value!r} events.", table=str(event.table))
     if row is None or (event.op is Op.UPDATE and event.before is None):
         raise EncodeError(
-            f"The {event.op.value} lacks a row. An insert needs the new row, a delete the old row, an update "
-            "both.",
+            f"The {event.op.value} lacks a row. An insert needs the new row, a delete needs the old row, and "
+            "an update needs both.",
             table=str(event.table),
         )
     return row, event.before if event.op is Op.UPDATE else None

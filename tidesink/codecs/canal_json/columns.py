@@ -1,11 +1,13 @@
-"""canal-json records as Arrow tables, many at once: the columnar step of ``CanalJsonCodec.decode_batch``.
+"""Decodes many canal-json records at once into Arrow tables: the columnar step of the canal-json codec.
 
-``canal_json.scan`` finds the values in the bytes. This module parses the distinct heads and skeletons
-(``_Head``, ``_Body``, cached across batches), finds the ``RowShape`` of their rows like the row codec, and
-converts the values to columns with ``typemap.arrow.from_text``. Rows of one shape make one table, regardless
-of the order of their type names and of the columns in ``old``.
+``canal_json.scan`` cuts the records into heads, skeletons and values. This module parses the distinct heads
+and skeletons (``_Head``, ``_Body``) and caches the results for later batches. For each kind of row it finds
+the ``RowShape``, which has the types of the columns, and converts the values to Arrow columns with
+``typemap.arrow.from_text``. All rows of one shape become one table. They may differ in the order of their
+type names, and in the columns that ``old`` contains.
 
-DDL changes how later records are read, so the step stops after each record that may be DDL.
+A DDL event may change the types of the records that follow it, so a step ends after each record that may be a
+DDL event.
 """
 
 from __future__ import annotations
@@ -58,14 +60,14 @@ from tidesink.typemap.table import row_of
 T = TypeVar("T")
 
 _UPDATE, _DELETE = op_code(Op.UPDATE), op_code(Op.DELETE)
-# Number of records scanned at once: their bytes fit a processor's cache. Smaller chunks cost more per record.
+# Number of records scanned at once. Their bytes fit into a processor's cache; smaller chunks are slower.
 _CHUNK_RECORDS: Final = 16_384
 _CHUNK_BYTES: Final = 2**26
-# Size limit of the cached heads and of the cached skeletons, with an estimate of each parsed entry.
+# Size limit, in bytes, of the cached heads and of the cached skeletons; and the estimated size of an entry.
 _REMEMBERED_BYTES: Final = 2**25
 _ENTRY_BYTES: Final = 2_000
 _MOST_TYPES: Final = 1_024
-# Positions in a skeleton without a value: after the colon of a key.
+# In a skeleton a key without a value is followed by a comma or a brace.
 _LACKS_VALUE: Final = re.compile(rb'("(?:[^"\\]|\\.)*":)(?=[,}])', re.DOTALL)
 _NO_DIGITS: Final = b'"es":,"ts":,'
 _FIRST_OF_BODY: Final = frozenset({"old", "data", "_tidb"})
@@ -74,7 +76,7 @@ _INT64_MAX: Final = 2**63 - 1
 
 
 class _Head(NamedTuple):
-    """The members of a head, which precede ``old``."""
+    """The members of a row change before ``old``: operation, table, column types and key names."""
 
     op: int
     database: object
@@ -84,10 +86,12 @@ class _Head(NamedTuple):
 
 
 class _Body(NamedTuple):
-    """The meaning of a skeleton's tokens.
+    """A parsed skeleton: which token of a record is the value of which column.
 
-    ``old`` maps column names to the token indices of the old row's values, or is None if ``old`` is null. The
-    values of ``names`` begin at index ``data``. ``commit_ts`` and ``row_key`` are token indices, too.
+    Tokens are numbered from 0 in each record. ``names``: column names of the row. ``data``: number of the
+    token with the first column's value; the other values follow it. ``old``: token numbers of the values
+    before an update by column name, or None if ``old`` is null. ``commit_ts`` and ``row_key``: token numbers
+    of these members, or -1.
     """
 
     names: tuple[str, ...]
@@ -98,7 +102,7 @@ class _Body(NamedTuple):
 
     @property
     def places(self) -> tuple[int, ...]:
-        """``data``, ``commit_ts``, ``row_key``, and the index of a null ``old``."""
+        """The token numbers of ``data``, ``commit_ts``, ``row_key`` and a null ``old``; -1 if not present."""
         return self.data, self.commit_ts, self.row_key, 0 if self.old is None else _NO_TOKEN
 
 
@@ -106,7 +110,10 @@ _NO_PLACES: Final = (_NO_TOKEN,) * 4
 
 
 def read_head(frame: bytes) -> _Head | None:
-    """Parse the head of a row change; None if the row codec must read the record."""
+    """Parses the head of a row change: its JSON text before ``old``, without the digits of ``es`` and ``ts``.
+
+    Returns None if the head does not have this form; the row codec must then decode the record.
+    """
     if frame.count(_NO_DIGITS) != 1 or frame.count(b'"es":') != 1:
         return None
     try:
@@ -122,7 +129,10 @@ def read_head(frame: bytes) -> _Head | None:
 
 
 def read_body(skeleton: bytes) -> _Body | None:
-    """Parse the skeleton of a message with one row; None if the row codec must read the record."""
+    """Parses the skeleton of a message with one row: its JSON text from ``old`` on, without values.
+
+    Returns None if the skeleton does not have this form; the row codec must then decode the record.
+    """
     text, tokens = _LACKS_VALUE.subn(rb"\1null", skeleton)
     if not text.startswith(b","):
         return None
@@ -142,7 +152,7 @@ def read_body(skeleton: bytes) -> _Body | None:
         return None
     start = 1 if row is None else len(row)
     places = {name: start + len(data) + at for at, name in enumerate(extension)}
-    # A name that occurs twice has one entry in a dict, but two tokens.
+    # A name that occurs twice in an object has two tokens, but only one entry in the dict.
     if tokens != start + len(data) + len(extension):
         return None
     return _Body(
@@ -155,27 +165,28 @@ def read_body(skeleton: bytes) -> _Body | None:
 
 
 def _only_row(rows: object) -> dict[str, None] | None:
-    """The names of the only row in a list, if every value is a token."""
+    """Returns the only row of a list, or None if the list has several rows or the row has nested values."""
     row = rows[0] if type(rows) is list and len(rows) == 1 else None
     return row if type(row) is dict and all(value is None for value in row.values()) else None
 
 
 def may_be_ddl(value: bytes | None) -> bool:
-    """Return True if a record may contain a DDL event; False only if it certainly does not."""
+    """Returns True if a record's value may contain a DDL event; False only if it certainly does not."""
     if not value:
         return False
-    # Without an escape a name can be written in only one way, and each bare newline ends an object.
+    # Without \u escapes, isDdl can be written in only one way. Without a newline there is only one object.
     sure = value.startswith(b"{") and b"\n" not in value and b"\\u" not in value
     return not (sure and value.count(b'"isDdl"') == value.count(b'"isDdl":false') == 1)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Proven row changes of a chunk; ``where`` has the indices of their records.
+    """The row changes of a chunk whose records the scan found to be valid, one per array element.
 
-    ``places`` are their indices in ``scan``. ``head`` and ``body`` are each row's indices in ``heads`` and
-    ``bodies``. ``first`` is its first token, ``data`` the first token of the row in ``data``. ``commit_ts``
-    is negative if the record has none.
+    ``places``: index of each row's record in ``scan``. ``where``: index of each row's record in the chunk.
+    ``head`` and ``body``: index of each row's head in ``heads`` and of its skeleton in ``bodies``. ``first``:
+    index of the record's first token. ``data``: index of the token with the first column's value.
+    ``commit_ts``: commit TSO, negative if the record does not contain it.
     """
 
     scan: Scan
@@ -190,12 +201,16 @@ class _Rows:
     bodies: Sequence[_Body | None]
 
     def between(self, start: int, stop: int) -> Indices:
-        """The indices, among these rows, of the rows of these records."""
+        """Returns the indices of the rows whose records have a chunk index from ``start`` up to ``stop``."""
         return np.arange(*np.searchsorted(self.where, (start, stop)))
 
 
 class _Chunk(NamedTuple):
-    """Scanned records of a batch; ``stops`` are the indices of records that may be DDL."""
+    """A chunk of consecutive records that were scanned together.
+
+    ``start``: batch index of the first record. ``size``: number of records. ``rows``: proven row changes.
+    ``stops``: ascending chunk indices of the records that may be DDL events.
+    """
 
     start: int
     size: int
@@ -204,7 +219,11 @@ class _Chunk(NamedTuple):
 
 
 class CanalJsonColumns:
-    """Decodes records in columns with a codec's shapes; parsed heads and skeletons are cached."""
+    """Decodes canal-json records into Arrow tables, many at once.
+
+    ``shapes``: column types and keys of the rows. ``large``: decompresses values. Parsed heads and skeletons
+    are cached for later batches.
+    """
 
     def __init__(self, shapes: RowShapes, large: LargeMessages) -> None:
         self._shapes = shapes
@@ -216,7 +235,10 @@ class CanalJsonColumns:
         )
 
     def step(self, options: ValueOptions) -> Callable[[Records], ColumnarResult]:
-        """The columnar step for one batch; it scans each chunk only once."""
+        """Returns a function that decodes the next records of a batch up to the next possible DDL event.
+
+        The function must get the batch's records in order. It scans each chunk of records only once.
+        """
         chunk: _Chunk | None = None
 
         def decode(records: Records) -> ColumnarResult:
@@ -235,10 +257,10 @@ class CanalJsonColumns:
         size = max(1, int(np.searchsorted(ends(values), _CHUNK_BYTES, "right")))
         values = self._plain(values.slice(0, size))
         if is_spaced(values[0].as_py() or b""):
-            # A producer that writes white space into one message writes it into all.
+            # A producer that writes white space into one message writes it into all messages.
             values = _or_compacted(values)
         rows, rest = self._scanned(values)
-        # Compact messages: only the few records that the scan leaves are checked for white space.
+        # The first message is compact, so only records that the scan left are checked for white space.
         if compacted(values.take(pa.array(rest))) is not None:
             values = _or_compacted(values)
             rows, rest = self._scanned(values)
@@ -247,12 +269,12 @@ class CanalJsonColumns:
         return _Chunk(records.start, len(values), rows, stops)
 
     def _scanned(self, values: pa.Array) -> tuple[_Rows, Indices]:
-        """The proven rows, and the other records."""
+        """Scans a chunk; returns the row changes found to be valid, and the indices of all other records."""
         rows = self._rows(scan(values))
         return rows, np.setdiff1d(np.arange(len(values)), rows.where, assume_unique=True)
 
     def _plain(self, values: pa.Array) -> pa.Array:
-        """The decompressed values; the row codec names the faults of damaged ones."""
+        """Returns the values decompressed. A value that cannot be decompressed is returned unchanged."""
         odd = values.take(pa.array(odd_starts(values))).to_pylist()
         if all(compression_of(one) == "none" for one in odd):
             return values
@@ -268,7 +290,7 @@ class CanalJsonColumns:
         heads = self._heads.all(found.heads.dictionary)
         bodies = self._bodies.all(found.bodies.dictionary)
         head, body = (one.indices.to_numpy().astype(np.int64) for one in (found.heads, found.bodies))
-        # The indices of each record's optional tokens.
+        # The token numbers of data, commitTs, rowkey and a null old, for each skeleton.
         places = np.array([_NO_PLACES if one is None else one.places for one in bodies], np.int64)
         data, commit_ts, row_key, no_old = places.reshape(-1, len(_NO_PLACES))[body].T
         known = found.proven & _is_known(heads)[head] & _is_known(bodies)[body]
@@ -301,7 +323,10 @@ class CanalJsonColumns:
         return ColumnarResult(size, tables, left=np.flatnonzero(left))
 
     def _by_shape(self, rows: _Rows, places: Indices) -> Iterator[tuple[RowShape, Indices]]:
-        """The rows by shape, in their order, without rows that have no shape or no key column."""
+        """Groups rows by their ``RowShape``, and yields each shape with the ascending indices of its rows.
+
+        A shape has the column types and the key. Rows without a shape, or without a key column, are left out.
+        """
         found: dict[int, tuple[RowShape, list[Indices]]] = {}
         for of_kind in _by_kind(rows, places):
             head, body = rows.heads[rows.head[of_kind[0]]], rows.bodies[rows.body[of_kind[0]]]
@@ -314,7 +339,10 @@ class CanalJsonColumns:
     def _shapes_of(
         self, head: _Head, body: _Body, rows: _Rows, places: Indices
     ) -> Iterator[tuple[RowShape, Mask]]:
-        """The shapes of one kind of message; several if the types changed between the rows."""
+        """Yields the shapes of rows with the same head and skeleton, each with a mask of its rows.
+
+        There are several shapes if DDL changed a column's type between the commit times of the rows.
+        """
         moments = self._moments(body, rows, places)
         rest = np.ones(len(places), np.bool_)
         while rest.any():
@@ -327,7 +355,10 @@ class CanalJsonColumns:
             yield shape, fits
 
     def _moments(self, body: _Body, rows: _Rows, places: Indices) -> Indices | None:
-        """The commit times of the rows; None if nothing depends on them, or if the rows have none."""
+        """Returns the commit TSO of each row, from ``commitTs`` or else ``es``.
+
+        Returns None if no table definition depends on the commit time.
+        """
         if body.commit_ts != _NO_TOKEN:
             return rows.commit_ts[places]
         if self._shapes.moment(0) == NEVER:
@@ -360,7 +391,10 @@ def _or_compacted(values: pa.Array) -> pa.Array:
 
 
 class _Remembered(Generic[T]):
-    """A cache of the parsed meaning of distinct bytes; it is emptied when it becomes too large."""
+    """A cache of parsed bytes. When it exceeds its size limit, it is emptied.
+
+    ``read``: function that parses bytes that are not in the cache.
+    """
 
     def __init__(self, read: Callable[[bytes], T]) -> None:
         self._read = read
@@ -368,7 +402,7 @@ class _Remembered(Generic[T]):
         self._size = 0
 
     def all(self, texts: pa.BinaryArray) -> list[T]:
-        """The meaning of each text."""
+        """Returns the parsed form of each head or skeleton, from the cache if possible."""
         return [self._one(text) for text in texts.to_pylist()]
 
     def _one(self, text: bytes) -> T:
@@ -383,7 +417,7 @@ class _Remembered(Generic[T]):
 
 
 def _by_kind(rows: _Rows, places: Indices) -> list[Indices]:
-    """The rows of each pair of head and body."""
+    """Returns the rows grouped by their pair of head and skeleton, as row indices."""
     if not len(places):
         return []
     kinds = rows.head[places] * len(rows.bodies) + rows.body[places]
@@ -398,15 +432,18 @@ def _is_known(plans: Sequence[object]) -> Mask:
 
 
 def _within(moments: Indices, shape: RowShape) -> Mask:
-    """A mask of the moments within a shape's validity; the largest int64 is later than all definitions."""
+    """Returns a mask of the commit TSOs in the time range in which a shape is valid.
+
+    The largest int64 value stands for a commit time later than all definitions.
+    """
     fits: Mask = moments >= min(shape.since, _INT64_MAX)
     return fits if shape.until > _INT64_MAX else fits & (moments < shape.until)
 
 
 def _as_expected(tokens: Tokens, commit_ts: Indices, row_key: Indices, no_old: Indices) -> Mask:
-    """A mask of the records whose tokens have the kinds that their skeletons require.
+    """Returns a mask of the records whose tokens have the kinds that their skeletons require.
 
-    ``commitTs`` is the only number, ``old`` without a row is null, and ``rowkey`` is a text.
+    ``commitTs`` must be the only number, ``old`` without a row must be null, and ``rowkey`` must not be null.
     """
     first = tokens.first[:-1]
     numbers = np.append(0, np.cumsum(tokens.number))
@@ -418,7 +455,10 @@ def _as_expected(tokens: Tokens, commit_ts: Indices, row_key: Indices, no_old: I
 
 
 def _flag(flags: Mask, first: Indices, place: Indices) -> Mask:
-    """The flags of these tokens; true if a record has no such token."""
+    """Returns the flag of one token of each record; True if the record does not have this token.
+
+    ``first``: index of each record's first token. ``place``: number of the token in its record, or negative.
+    """
     if not len(flags):
         return place < 0
     return (place < 0) | flags[np.minimum(first + np.maximum(place, 0), len(flags) - 1)]
@@ -433,7 +473,7 @@ def _commit_ts(tokens: Tokens, first: Indices, place: Indices) -> Indices:
 
 
 class _TableOfShape:
-    """Rows of one shape as a ``ChangeTable``."""
+    """Builds the ``ChangeTable`` of the rows of one shape. ``places``: indices of these rows in ``rows``."""
 
     def __init__(
         self, shape: RowShape, types: RowTypes, options: ValueOptions, rows: _Rows, places: Indices
@@ -452,7 +492,11 @@ class _TableOfShape:
         self._marks: dict[str, dict[str, Mask]] = {name: {} for name in MARKS}
 
     def read(self, records: Records, at: Indices) -> tuple[ChangeTable, Indices]:
-        """The table, and the indices of its records among ``at``."""
+        """Returns the table of the rows, and the indices of the records that it contains.
+
+        ``at``: index in ``records`` of each row's record. A row with a value that the columnar conversion
+        does not accept is left out.
+        """
         columns = [self._column(number) for number in range(len(self._shape.names))]
         fields = {**self._place(records, at), **self._images(columns)}
         table = pa.table(fields, schema=self._types.table)
@@ -463,7 +507,10 @@ class _TableOfShape:
         return ChangeTable(shape.table, shape.schema, None, table), at
 
     def _column(self, number: int) -> pa.Array:
-        """A column's values: the value of each row, then of each updated row before the change."""
+        """Returns one column's values of all rows, followed by its values before the update of updated rows.
+
+        ``number``: index of the column. Rows with a value that is not accepted are marked as bad.
+        """
         column = self._shape.schema.columns[number]
         data = self._data + number
         tokens = np.concatenate([data, self._old(column.name, data)]) if len(self._updates) else data
@@ -489,7 +536,11 @@ class _TableOfShape:
         return found.values
 
     def _old(self, name: str, data: Indices) -> Indices:
-        """The tokens of a column before an update; tokens of ``data`` if ``old`` omits the column."""
+        """Returns the token indices of a column's values before each update.
+
+        If ``old`` does not contain the column, the update did not change it, and its token in ``data`` is
+        used.
+        """
         places = np.array([old.get(name, _NO_TOKEN) for old in self._old_places], np.int64)[self._old_body]
         return np.where(places < 0, data[self._updates], self._old_first + places)
 
@@ -525,19 +576,25 @@ class _TableOfShape:
 
 
 def _from_utf8(texts: pa.Array) -> ColumnResult:
-    """Values of a binary column whose bytes the producer decoded as UTF-8."""
+    """Converts the texts of a binary column whose bytes the producer wrote as UTF-8 text.
+
+    A text with a replacement character is unproven, because the producer lost bytes.
+    """
     lost = pc.fill_null(pc.match_substring(texts, REPLACEMENT), False)
     unproven = lost.to_numpy(zero_copy_only=False) if pc.any(lost).as_py() else None
     return ColumnResult(texts.cast(pa.binary()), unproven, None, None)
 
 
 def _struct(columns: Sequence[pa.Array], kind: pa.StructType, rows: Indices, count: int) -> pa.Array:
-    """A struct of these rows of the columns; null where the row index is negative."""
+    """Returns a struct array of table rows: the columns' values at these row indices.
+
+    A negative index becomes null.
+    """
     none = rows < 0
     if not columns or none.all():
         return pa.nulls(count, kind)
     if (rows == np.arange(count)).all():
-        # The rows in their own order: no copy is needed.
+        # These are all rows in their own order, so the columns are sliced instead of copied.
         return pa.StructArray.from_arrays([one[:count] for one in columns], fields=list(kind))
     where, mask = pa.array(rows, mask=none), pa.array(none) if none.any() else None
     return pa.StructArray.from_arrays([one.take(where) for one in columns], fields=list(kind), mask=mask)

@@ -1,7 +1,7 @@
-"""canal-json's messages as JSON: the objects of a record, its control events, and the envelope's schema.
+"""Parses canal-json records as JSON, decodes DDL events and watermarks, and checks messages against a schema.
 
-``CanalJsonSchema`` checks whether a producer conforms to the published JSON Schema of the envelope: TiCDC
-classic, its new architecture, and Alibaba's Canal (its FlatMessage).
+``CanalJsonSchema`` checks messages against the published JSON Schema of canal-json. Messages of TiCDC
+(classic and new architecture) and of Alibaba's Canal (FlatMessage) conform to it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ _WATERMARK: Final = "TIDB_WATERMARK"
 
 
 def objects(value: bytes | None, large: LargeMessages) -> list[Parsed]:
-    """The JSON objects of one record's value, compressed or not.
+    """Returns the JSON objects in the value of one record, which may be compressed.
 
     Raises:
-        DecodeError: there is no value, it is damaged, or it is not a JSON object.
+        DecodeError: The record has no value, its compression is damaged, or the value is not a JSON object.
     """
     if not value:
-        raise FramingError("The record has no value, but canal-json always writes one.")
+        raise FramingError(
+            "The record has no value, but every canal-json record has one. Is the topic canal-json?"
+        )
     try:
         return [_object(orjson.loads(value))]
     except orjson.JSONDecodeError:
@@ -72,22 +74,24 @@ def _object(parsed: object) -> Parsed:
 
 
 def control_event(parsed: Parsed, kind: object, message: Message, index: int) -> Event:
-    """The DDL event or watermark of a message with this ``type``; ``index`` counts the events of its record.
+    """Returns the DDL event or watermark of a parsed message.
+
+    ``kind``: member ``type`` of the message. ``index``: index of the event among the events of its record.
 
     Raises:
-        SchemaMismatchError: the message is neither.
+        SchemaMismatchError: The message is neither a DDL event nor a watermark, or a member is not valid.
     """
     if type(kind) is not str:
-        raise SchemaMismatchError("The message has no 'type'.")
+        raise SchemaMismatchError("The message has no 'type'. Is the topic's protocol canal-json?")
     extension = parsed.get("_tidb")
     if extension is not None and type(extension) is not dict:
-        raise SchemaMismatchError("'_tidb' must be an object.")
+        raise SchemaMismatchError("The message's '_tidb' must be a JSON object.")
     if kind == _WATERMARK:
         return _watermark(extension or {}, message, index)
     if parsed.get("isDdl") is not True or kind in OPS:
         raise SchemaMismatchError(
-            f"Unknown message (type {shown(kind, 40)}, isDdl {shown(parsed.get('isDdl'), 40)}). Expected "
-            f"INSERT, UPDATE, DELETE, {_WATERMARK}, or a DDL."
+            f"Unknown message (type {shown(kind, 40)}, isDdl {shown(parsed.get('isDdl'), 40)}). Expected the "
+            f"type INSERT, UPDATE, DELETE or {_WATERMARK}, or a DDL event with isDdl true."
         )
     return _ddl(parsed, kind, message, index)
 
@@ -109,9 +113,9 @@ _FLINK: Final = (
     f"the table, its key or its types. {_OTHER_PIPELINE}"
 )
 _FLINK_CDC: Final = (
-    "The message has no 'mysqlType', 'es' and 'isDdl', like canal-json of a Flink CDC pipeline. There, "
-    "deleted rows are in 'old', numbers are JSON numbers and the columns' types are missing, so values "
-    f"could change. {_OTHER_PIPELINE}"
+    "The message has no 'mysqlType', 'es' and 'isDdl', like messages of a Flink CDC pipeline. Such messages "
+    "do not contain the columns' types, so tidesink could read values incorrectly. "
+    f"{_OTHER_PIPELINE}"
 )
 _CONNECT: Final = (
     "The message has only 'schema' and 'payload', as Kafka Connect's JsonConverter writes it. If Debezium "
@@ -142,10 +146,11 @@ _DEBEZIUM: Final = (
 
 @contextmanager
 def other_dialects_named(parsed: Parsed) -> Iterator[None]:
-    """Name the producer of a message that cannot be read, if it is another dialect of canal-json.
+    """Replaces an error about a message by a clearer error if another program than TiCDC or Canal wrote it.
 
     Raises:
-        SchemaMismatchError: the original error, or instead an error that names the producer and the remedy.
+        SchemaMismatchError: The block raised it. If the message's form is known, for example Maxwell's, the
+            error names the program that wrote it and the remedy.
     """
     try:
         yield
@@ -175,7 +180,7 @@ def _dialect(parsed: Parsed) -> str | None:
 
 
 def _is_maxwell(parsed: Parsed) -> bool:
-    """Return True if a message has Maxwell's form: its row is an object, and not a list of objects."""
+    """Returns True if a message has the form of Maxwell's messages: its row is an object, not in a list."""
     kind = parsed.get("type")
     if not isinstance(kind, str) or kind not in _MAXWELL_TYPES or isinstance(parsed.get("data"), list):
         return False
@@ -183,7 +188,7 @@ def _is_maxwell(parsed: Parsed) -> bool:
 
 
 def _is_flink_cdc(parsed: Parsed) -> bool:
-    """Return True if a message has exactly the members of a Flink CDC pipeline's row, in its form."""
+    """Returns True if a message has the members of a row change that a Flink CDC pipeline writes."""
     if not {"data", "type", "database", "table"} <= parsed.keys() <= _FLINK_CDC_MEMBERS:
         return False
     images = [parsed[name] for name in ("data", "old") if parsed.get(name) is not None]
@@ -209,20 +214,22 @@ def _ddl(parsed: Parsed, kind: str, message: Message, index: int) -> DdlEvent:
 def _text(parsed: Parsed, member: str) -> str:
     value = parsed.get(member)
     if type(value) is not str:
-        raise SchemaMismatchError(f"A DDL message needs {member!r} as text.")
+        raise SchemaMismatchError(f"The DDL message must have the member {member!r} with a text.")
     return value
 
 
 def timestamp(extension: Mapping[str, object], member: str) -> int | None:
-    """A TSO among the members of ``_tidb``.
+    """Returns the TSO in a member of ``_tidb``, or None if the member is missing or null.
 
     Raises:
-        SchemaMismatchError: it is not an unsigned integer.
+        SchemaMismatchError: The member is not an unsigned integer.
     """
     value = extension.get(member)
-    # orjson reads integers beyond 64 bits as floats, which are refused here like all other values.
+    # orjson parses integers beyond 64 bits as floats, which are not valid here either.
     if value is not None and (type(value) is not int or value < 0):
-        raise SchemaMismatchError(f"'_tidb.{member}' must be an unsigned integer, not {shown(value, 40)}.")
+        raise SchemaMismatchError(
+            f"The message's '_tidb.{member}' must be an unsigned integer, not {shown(value, 40)}."
+        )
     return value
 
 
@@ -231,24 +238,29 @@ _PLAIN_NAME: Final = re.compile(r"\w+")
 
 
 def canal_json_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of one canal-json object."""
+    """Returns the JSON Schema (draft 2020-12) of one canal-json object."""
     text = (files("tidesink.codecs") / "schemas" / _FILE).read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
 
 
 class CanalJsonSchema:
-    """Checks messages against the schema. It decompresses messages, but does not read claim-check files."""
+    """Checks canal-json messages against the JSON Schema of canal-json.
+
+    Compressed messages are decompressed, but claim-check files are not read.
+    """
 
     def __init__(self, options: CodecOptions | None = None) -> None:
         self._large = LargeMessages(options or CodecOptions())
 
     def check(self, message: Message) -> None:
-        """Check that the message has the form of canal-json.
+        """Checks that each JSON object of a message conforms to the schema.
 
         Raises:
-            SchemaMismatchError: it does not; the reason has the JSON path of the first wrong member.
-            FramingError: the message is not JSON; context has topic, partition, offset.
+            SchemaMismatchError: A member does not conform. The error text has the member's JSON path.
+            FramingError: The message is not JSON.
+
+        Both errors' context has topic, partition and offset.
         """
         try:
             for parsed in objects(message.value, self._large):
@@ -272,7 +284,7 @@ class CanalJsonSchema:
 
 
 def _path(error: ValidationError) -> str:
-    """The JSON path, such as ``$.data[0].id``; a name with other characters is quoted."""
+    """Returns the JSON path of an invalid value, such as ``$.data[0].id``. Names with symbols are quoted."""
     path = "$"
     for part in error.absolute_path:
         plain = f".{part}" if _PLAIN_NAME.fullmatch(str(part)) else f"[{shown(part)}]"
@@ -281,7 +293,10 @@ def _path(error: ValidationError) -> str:
 
 
 def _reason(error: ValidationError) -> str:
-    """The reason in our own words: jsonschema's messages quote the whole value, which may be a row."""
+    """Returns the reason why a value is not valid, as a clause for users.
+
+    jsonschema's own messages are not used, because they quote the whole value, which may be a row.
+    """
     keyword = str(error.validator)
     wanted: Any = error.validator_value
     value: Any = error.instance

@@ -1,21 +1,23 @@
-"""The bytes of many canal-json records at once: the positions of their values, and their remaining bytes.
+"""Finds the values in the bytes of many canal-json records at once, without parsing each record as JSON.
 
 TiCDC (tiflow c7b2588, ticdc b813e76) writes a row change as compact JSON with its members in one order::
 
     {"id":0,"database":"shop",…,"isDdl":false,"type":"INSERT","es":1,"ts":2,…,"mysqlType":{…},
      "old":null,"data":[{"id":"1","note":null}],"_tidb":{"commitTs":3}}
 
-JSON allows white space between tokens, which other producers and tools that copy topics write. ``compacted``
+Other producers, and tools that copy topics, may write white space between the JSON tokens. ``compacted``
 removes it before the scan.
 
-A record is cut at ``,"old":`` into a head and a body. The head without the digits of ``es`` and ``ts``, and
-the body without its values (*tokens*: text, null, or digits after a key) repeat from record to record. So
-each distinct one is parsed once, and equal bytes are equal JSON. ``Scan`` explains why that proves a record.
-Records that are not proven are left to the row codec, the only place that names faults.
+The scan cuts each record at ``,"old":`` into a head and a body. The values after a key in the body are called
+*tokens* (a text, null, or digits), and the body without its tokens is called the *skeleton*. The heads,
+without the digits of ``es`` and ``ts``, and the skeletons are the same in most records of a table. So each
+distinct head and skeleton is parsed as JSON only once. A record is *proven* if its tokens can be used without
+parsing the record as JSON; ``Scan`` explains why. All other records are left to the row codec, which decodes
+one record at a time. Only the row codec raises errors about a record.
 
-The tables of a topic's records are determined without decoding rows, too. Most records are distinguished by
-their first bytes, and each distinct beginning is parsed once. A record that does not begin like TiCDC's is
-parsed completely. A record that names no table, or cannot be read, may belong to any table.
+This module also determines the table of each record without decoding its row. In most records the first bytes
+contain the table, and each distinct beginning is parsed only once. A record that does not begin like TiCDC's
+is parsed completely. A record without a table name, or that cannot be parsed, may belong to any table.
 """
 
 from __future__ import annotations
@@ -47,29 +49,31 @@ Cut = tuple[int, ...]
 _QUOTE, _BACKSLASH, _COLON, _COMMA, _END, _NULL = b'"\\:,}n'
 _ZERO, _NINE, _LIST, _OBJECT = b"09[{"
 _BEGINS_SPACED: Final = re.compile(rb'[ \t\n\r]|\{[ \t\n\r]|\{"id"(?:[ \t\n\r]|:[ \t\n\r]|:0,?[ \t\n\r])')
-# Kinds of values after a key in a body, by their first byte: a token, or an object or list.
+# Kinds of values after a key in a body, by their first byte. The first three kinds are tokens.
 _TEXT_KIND, _NULL_KIND, _NUMBER_KIND, _NESTED_KIND, _NO_KIND = range(5)
 _KINDS: Final = np.full(256, _NO_KIND, np.uint8)
 _KINDS[_QUOTE], _KINDS[_NULL] = _TEXT_KIND, _NULL_KIND
 _KINDS[_ZERO : _NINE + 1] = _NUMBER_KIND
 _KINDS[[_LIST, _OBJECT]] = _NESTED_KIND
-# Bytes after the last byte, so that each token can be read in full.
+# Number of zero bytes appended to the data, so that windows of bytes near its end can be read.
 _PADDING: Final = 24
 # Numbers of this many digits always fit a signed 64-bit integer. A TSO has 18 digits until the year 2090.
 MOST_DIGITS: Final = 18
 
 _ES, _TS, _OLD = b'"es":', b',"ts":', b',"old":'
 _STAMPS: Final = re.compile(rb'"es":(0|[1-9][0-9]{0,17}),"ts":(0|[1-9][0-9]{0,17}),')
-# After this many cuts that fit few other records, each record is cut individually.
+# After this many cuts whose offsets fit few other records, each remaining record is cut individually.
 _MOST_ALONE: Final = 16
-# The cost of testing whether a record fits, relative to the cost of an individual cut.
+# The cost of testing if a cut fits a record, relative to the cost of cutting the record individually.
 _FITTING_COSTS: Final = 0.02
 
 
 class Cuts(NamedTuple):
-    """Positions of cuts: ``bounds`` has one row for each record at ``where`` whose cuts were found.
+    """Positions at which records are cut into their parts.
 
-    The columns: the record's start, ``es`` and its end, ``ts`` and its end, ``,"old":``, the record's end.
+    ``where``: ascending batch indices of the records in TiCDC's format. ``bounds``: one row per such record,
+    with seven byte positions: the record's start, the start and end of the digits of ``es``, the start and
+    end of the digits of ``ts``, the start of ``,"old":``, and the record's end.
     """
 
     where: Indices
@@ -77,9 +81,11 @@ class Cuts(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """The values in the bodies, one token per row: ``first`` has the first token of each record, and the end.
+    """The values in the bodies of a batch, one token per row in the order of the records.
 
-    ``place`` is the index of a token's text in ``texts``, with decoded escapes; also for nulls and numbers.
+    ``first``: index of each record's first token, and at the end the number of tokens. ``null`` and
+    ``number``: masks of the tokens that are null, or digits. ``place``: index in ``texts`` of each token's
+    text, whose JSON escapes are decoded; a number's text is its digits.
     """
 
     first: Indices
@@ -91,14 +97,17 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Scan:
-    """The parts of a batch's records at ``where`` (ascending indices of the batch).
+    """The heads, skeletons and tokens of the records in a batch that have TiCDC's format.
 
-    ``heads`` and ``bodies`` are dictionary-encoded bytes without the varying parts. They prove a record for
-    this reason: in a skeleton (a body without tokens) the tokens were after each ``"key":`` that ``,`` or
-    ``}`` follows, and nowhere else, since a token begins after a key's colon, ends before ``,`` or ``}``, and
-    a key without a token has a list or an object. So the skeleton and the tokens reproduce the body's bytes.
-    The body is JSON if the skeleton with other values is JSON: each token is a whole JSON text (bounded by
-    quotes, no control characters, valid UTF-8, its escapes decoded), ``null`` or a number.
+    ``where``: ascending batch indices of these records. ``heads``: each record's bytes before ``,"old":``,
+    without the digits of ``es`` and ``ts``. ``bodies``: each record's skeleton. ``proven``: mask of the
+    records whose tokens are valid. ``pieces``: seven consecutive byte ranges of each record.
+
+    A proven record is valid JSON if its head and its skeleton, with any values inserted, are valid JSON. In a
+    skeleton, the tokens were removed after each ``"key":`` that is followed by ``,`` or ``}``, and nowhere
+    else: the value of any other key is a list or an object. So the skeleton and the tokens reproduce the
+    body's bytes. Each token is a complete JSON value: ``null``, a number, or a text within quotes that is
+    valid UTF-8, has no control characters, and whose escapes were decoded.
     """
 
     where: Indices
@@ -109,24 +118,27 @@ class Scan:
     pieces: pa.BinaryArray
 
     def es(self, records: Indices) -> pa.Int64Array:
-        """The member ``es`` of these records."""
+        """Returns the member ``es`` (commit time in ms since 1970) of the records at these scan indices."""
         return self.pieces.take(pa.array(7 * records + 1)).cast(pa.string()).cast(pa.int64())
 
 
-# Quotes in the names of the table and its key are escaped, so after them ``es`` is the first key of its name.
+# Quotes in the names of the table and its key columns are escaped, so the first ``"es":`` is the member.
 _ES_OF: Final = r'(?s)^\{"id":0,"database":.*?"es":(?P<es>[0-9]{1,15}),"ts":'
 
 
 def stamped_es(values: pa.Array) -> pa.Int64Array:
-    """The member ``es`` of records in TiCDC's format; null for others."""
+    """Returns the member ``es`` of each record: its commit time in ms since 1970.
+
+    It is null for records that are not in TiCDC's format.
+    """
     found = pc.extract_regex(values, _ES_OF)
     return pc.struct_field(found, ["es"]).cast(pa.string()).cast(pa.int64())
 
 
 def compacted(values: pa.Array) -> pa.Array | None:
-    """The values without the white space between their JSON tokens; None if no value has any.
+    """Returns the values without white space between their JSON tokens, or None if no value has such space.
 
-    The bytes of the tokens are unchanged, and so is a value that is not valid JSON.
+    The bytes of the tokens do not change. A value that is not valid JSON is returned unchanged.
     """
     texts = values.to_pylist()
     found = [value and _compacted(value) for value in texts]
@@ -142,12 +154,15 @@ def _compacted(value: bytes) -> bytes:
 
 
 def is_spaced(value: bytes) -> bool:
-    """Return True if a value begins like JSON with white space between its tokens."""
+    """Returns True if a value begins like a canal-json object with white space between its JSON tokens."""
     return _BEGINS_SPACED.match(value) is not None
 
 
 def scan(values: pa.Array) -> Scan:
-    """Scan the values (binary or large_binary, less than 2 GiB) of a batch's records."""
+    """Returns the heads, skeletons and tokens in the values of a batch's records.
+
+    ``values``: a binary or large_binary array of less than 2 GiB.
+    """
     data, offsets = _bytes_of(values)
     cuts = _cuts(data, offsets, _usable(values))
     count = len(cuts.where)
@@ -169,7 +184,7 @@ def scan(values: pa.Array) -> Scan:
 
 
 def _bytes_of(values: pa.Array) -> tuple[Bytes, Indices]:
-    """The bytes of an array, and the offset of each value in them."""
+    """Returns the bytes of a binary array, and the start offset of each value and the end of the last one."""
     width = np.int64 if values.type == pa.large_binary() else np.int32
     _, places, content = values.buffers()
     if not len(values) or content is None:
@@ -186,7 +201,7 @@ def _usable(values: pa.Array) -> Indices:
 
 
 def _pieces(data: Bytes, bounds: npt.NDArray[np.int32]) -> pa.BinaryArray:
-    """The bytes between neighbouring bounds, without a copy."""
+    """Returns the byte ranges between neighbouring bounds, without a copy of the bytes."""
     return _array(pa.binary(), bounds, pa.py_buffer(data))
 
 
@@ -195,7 +210,10 @@ def _array(kind: pa.DataType, offsets: npt.NDArray[np.int32], content: pa.Buffer
 
 
 def _every(pieces: pa.BinaryArray, count: int) -> pa.BinaryArray:
-    """Join each ``count`` neighbours into one value; the array must come from ``take``."""
+    """Returns the array with each ``count`` consecutive values joined into one value.
+
+    The array must be a result of ``take``, so that its values are adjacent in its buffer.
+    """
     offsets = np.frombuffer(pieces.buffers()[1], np.int32, len(pieces) + 1)
     return _array(pa.binary(), np.ascontiguousarray(offsets[::count]), _content(pieces))
 
@@ -212,7 +230,12 @@ def _monotonic(bounds: Indices) -> npt.NDArray[np.int32]:
 
 
 def _cuts(data: Bytes, offsets: Indices, rest: Indices) -> Cuts:
-    """Cut records like the first uncut record, wherever that fits: only few lengths occur."""
+    """Returns the positions at which records are cut into their parts, for all records in TiCDC's format.
+
+    ``rest``: ascending batch indices of the records. The first record's offsets are used for all records that
+    have the same members at the same offsets. This repeats for the remaining records, because only few
+    different lengths occur in a batch.
+    """
     found: list[tuple[Indices, Indices]] = []
     alone = 0
     while len(rest) and alone < _MOST_ALONE:
@@ -233,7 +256,11 @@ def _cuts(data: Bytes, offsets: Indices, rest: Indices) -> Cuts:
 
 
 def _first_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, Cut | None]:
-    """The cut of the first record that can be cut, and the records from there on."""
+    """Finds the first record in TiCDC's format; returns this and all later records, and its part offsets.
+
+    ``rest``: ascending batch indices of the records. If no record has TiCDC's format, the result has no
+    records, and None instead of offsets.
+    """
     for at, one in enumerate(rest.tolist()):
         cut = _cut(data[offsets[one] : offsets[one + 1]])
         if cut is not None:
@@ -242,7 +269,10 @@ def _first_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, C
 
 
 def _each_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, Indices]:
-    """Cut each record individually."""
+    """Cuts each record individually.
+
+    Returns the batch indices of the records in TiCDC's format, and their bounds as in ``Cuts.bounds``.
+    """
     spans = zip(rest.tolist(), offsets[rest].tolist(), offsets[rest + 1].tolist(), strict=True)
     cuts = [(one, start, _cut(data[start:end]), end) for one, start, end in spans]
     bounds = [(start, *(start + at for at in cut), end) for _, start, cut, end in cuts if cut is not None]
@@ -256,7 +286,11 @@ def _bounds(offsets: Indices, where: Indices, cut: Cut) -> Indices:
 
 
 def _cut(record: Bytes) -> Cut | None:
-    """Offsets of ``es``, ``ts`` and the body from a record's start; None if it is not in TiCDC's format."""
+    """Returns the byte offsets of a record's parts, or None if the record is not in TiCDC's format.
+
+    The five offsets: start and end of the digits of ``es``, start and end of the digits of ``ts``, and the
+    start of ``,"old":``.
+    """
     text = record.tobytes()
     at = text.find(_ES)
     stamps = _STAMPS.match(text, at) if at > 0 else None
@@ -267,10 +301,13 @@ def _cut(record: Bytes) -> Cut | None:
 
 
 def _fits(data: Bytes, starts: Indices, ends: Indices, cut: Cut) -> Mask:
-    """A mask of the records with the cut's members at its offsets; the rest of the head is compared later."""
+    """Returns a mask of the records that have ``es``, ``ts`` and ``old`` at the offsets of ``cut``.
+
+    The other bytes of the head are not compared here.
+    """
     es, es_end, ts, ts_end, old = cut
     fits = ends - starts >= old + len(_OLD)
-    # A record that is too short is read elsewhere; it does not fit in any case.
+    # For a record that is too short, the first record's bytes are read instead. It does not fit in any case.
     starts = np.where(fits, starts, starts[0])
     digits, more = b"0" * (es_end - es), b"0" * (ts_end - ts)
     before = len(_ES) - es
@@ -284,13 +321,13 @@ def _fits(data: Bytes, starts: Indices, ends: Indices, cut: Cut) -> Mask:
 
 
 def _windows(data: Bytes, starts: Indices, size: int) -> Bytes:
-    """The bytes from each start, one row each."""
+    """Returns a matrix with one row of ``size`` bytes from each start position."""
     found: Bytes = np.lib.stride_tricks.sliding_window_view(data, size)[starts]
     return found
 
 
 def _like(windows: Bytes, pattern: bytes) -> Mask:
-    """A mask of the rows that match the pattern, in which a 0 matches any digit."""
+    """Returns a mask of the rows of bytes that match the pattern, in which a 0 matches any digit."""
     low = np.frombuffer(pattern, np.uint8)
     other = windows - low > (low == _ZERO).astype(np.uint8) * 9
     # Rows are tested one by one only if necessary, since that is far slower.
@@ -302,7 +339,10 @@ def _like(windows: Bytes, pattern: bytes) -> Mask:
 
 
 def _unescaped_quotes(data: Bytes, slashes: Indices) -> Indices:
-    """The positions of quotes that begin or end a text; ``slashes`` are the positions of the backslashes."""
+    """Returns the positions of the quotes that begin or end a JSON text, without escaped quotes.
+
+    ``slashes``: positions of all backslashes in the data.
+    """
     is_quote = data == _QUOTE
     if len(slashes):
         # In a run of backslashes every second one is escaped by its predecessor.
@@ -315,7 +355,7 @@ def _unescaped_quotes(data: Bytes, slashes: Indices) -> Indices:
 
 
 class _Places(NamedTuple):
-    """The positions of tokens: a text with its quotes, a null, or the digits of a number."""
+    """The start and end positions of tokens in the data, and their kinds. A text's quotes are included."""
 
     begin: Indices
     end: Indices
@@ -323,10 +363,11 @@ class _Places(NamedTuple):
 
 
 class _Bodies:
-    """The bodies of a batch, one after the other in ``data``, each from one of ``starts`` to the next.
+    """The bodies of a batch's records: the bytes of each record from ``,"old":`` on.
 
-    ``proven`` marks the bodies that are proven so far. A body with bytes that no producer writes is removed
-    from it.
+    ``data``: the bytes of all bodies one after the other, and zero bytes at the end. ``starts``: start
+    position of each body, and the end of the last one. ``proven``: mask of the bodies in which no invalid
+    JSON was found so far.
     """
 
     def __init__(self, body: pa.BinaryArray) -> None:
@@ -337,20 +378,23 @@ class _Bodies:
         self._slashes = np.flatnonzero(self.data == _BACKSLASH)
 
     def tokens(self) -> tuple[Tokens, pa.BinaryArray]:
-        """The tokens and the skeletons."""
+        """Returns the tokens of all bodies, and each body's skeleton (its bytes without tokens)."""
         places = self._places()
         self._refuse_control(places)
         first = np.searchsorted(places.begin, self.starts)
         return self._texts(places, first), self._skeletons(places, first)
 
     def _refuse(self, places: Indices) -> None:
-        """Leave the records of these bytes to the row codec."""
+        """Marks the bodies at these byte positions as not proven, because they may not be valid JSON.
+
+        The row codec then decodes their records.
+        """
         if len(places):
             self.proven[np.searchsorted(self.starts, places, "right") - 1] = False
 
     def _places(self) -> _Places:
         data = self.data
-        # Quotes come in pairs, and the pair of a text follows the pair of its key.
+        # Quotes are in pairs, and the quotes of a text value follow the quotes of its key.
         closes = self._quotes()[1::2]
         keys = np.flatnonzero(data[closes + 1] == _COLON)
         begin = closes[keys] + 2
@@ -368,7 +412,10 @@ class _Bodies:
         return _Places(begin, end, kind)
 
     def _quotes(self) -> Indices:
-        """The quotes that begin and end texts, in pairs, without those of records with an odd number."""
+        """Returns the positions of the quotes that begin and end texts, in pairs.
+
+        A body with an odd number of such quotes is marked as not proven, and its quotes are left out.
+        """
         quotes = _unescaped_quotes(self.data, self._slashes)
         counts = np.diff(np.searchsorted(quotes, self.starts))
         odd = counts % 2 == 1
@@ -386,14 +433,17 @@ class _Bodies:
         at = begin[number]
         if len(at):
             others = _windows(self.data, at, MOST_DIGITS + 2) - np.uint8(_ZERO) > 9
-            # If there are too many digits, the record is not proven, whatever follows.
+            # A number with too many digits ends here, and its record is marked as not proven.
             others[:, -1] = True
             length = np.argmax(others, axis=1)
             end[number] = at + length
             self._refuse(at[(length > MOST_DIGITS) | ((self.data[at] == _ZERO) & (length > 1))] - 1)
 
     def _refuse_control(self, places: _Places) -> None:
-        """Reject control characters in texts, which JSON forbids; between members they may be white space."""
+        """Marks bodies with control characters inside a text as not proven, because JSON forbids them there.
+
+        Between members, a control character may be white space.
+        """
         content = self.data[: self.starts[-1]]
         if len(places.begin) and content.min() < 0x20:
             control = np.flatnonzero(content < 0x20)
@@ -401,14 +451,18 @@ class _Bodies:
             self._refuse(control[(token >= 0) & (control < places.end[token])])
 
     def _texts(self, places: _Places, first: Indices) -> Tokens:
-        """The tokens' texts: first as they are in the body, then those with decoded escapes."""
+        """Returns the tokens with their texts.
+
+        ``first``: index of each body's first token, and at the end the number of tokens. In the result,
+        ``texts`` has the bytes of the bodies followed by the decoded texts of tokens with escapes.
+        """
         begin, end, kind = places
         text, null = kind == _TEXT_KIND, kind == _NULL_KIND
         bounds = np.empty(2 * len(begin) + 1, np.int32)
         bounds[0:-1:2] = begin + text
         bounds[1::2] = np.where(null, begin, end - text)
         bounds[-1] = bounds[-2] if len(begin) else 0
-        # Tokens overlap only in unproven records, but bounds must ascend there too.
+        # Arrow needs ascending bounds. Tokens overlap only in records that are not proven.
         texts = _array(pa.string(), np.maximum.accumulate(bounds), pa.py_buffer(self.data))
         place = 2 * np.arange(len(begin))
         escaped = self._with_escapes(begin)
@@ -421,7 +475,7 @@ class _Bodies:
         return Tokens(first, null, kind == _NUMBER_KIND, place, texts)
 
     def _with_escapes(self, begin: Indices) -> Indices:
-        """The tokens with a backslash in them, or in a name that follows them."""
+        """Returns the indices of tokens with a backslash between their start and the next token's start."""
         found = np.searchsorted(begin, self._slashes, "right") - 1
         found = found[found >= 0]
         distinct: Indices = found[np.diff(found, prepend=-1) != 0]
@@ -445,7 +499,7 @@ class _Bodies:
 
 
 def _decoded(raw: list[bytes]) -> list[str | None]:
-    """JSON texts decoded; None for a text that is not JSON."""
+    """Returns the decoded texts of JSON strings; None for bytes that are not a JSON string."""
     try:
         found: list[str | None] = orjson.loads(b"[" + b",".join(raw) + b"]")
     except orjson.JSONDecodeError:
@@ -462,12 +516,15 @@ def _decoded_alone(raw: bytes) -> str | None:
 
 
 def ends(values: pa.Array) -> Indices:
-    """The end offset of each value."""
+    """Returns the end of each value of a binary array, in bytes from the start of the first value."""
     return _bytes_of(values)[1][1:]
 
 
 def odd_starts(values: pa.Array) -> Indices:
-    """The values that do not begin with ``{``, for example compressed ones; empty values are not included."""
+    """Returns the indices of values that do not begin with ``{``, for example compressed values.
+
+    Empty values and nulls are not included.
+    """
     data, offsets = _bytes_of(values)
     some = np.flatnonzero(np.diff(offsets) > 0)
     found: Indices = some[data[offsets[some]] != _OBJECT]
@@ -483,31 +540,34 @@ _HEAD: Final = re.compile(
     + _S.join([rb"", rb":", _TEXT, rb",", rb""]),
     re.DOTALL,
 )
-# Number of leading bytes that are compared: usual names end within them, and varying members begin later.
+# Number of leading bytes by which records are distinguished. Table names of usual length end within them, and
+# members that differ between a table's records begin after them.
 _HEAD_BYTES: Final = 72
 _MOST_HEADS: Final = 10_000
 _WATERMARK: Final = "TIDB_WATERMARK"
-# TiCDC's format (tiflow c7b2588, ticdc b813e76); the codec reads watermarks in any other format.
+# A watermark in TiCDC's format (tiflow c7b2588, ticdc b813e76). The row codec reads those in other formats.
 _WATERMARK_FORM: Final = re.compile(
     rb'\{"id":0,"database":"","table":"","pkNames":null,"isDdl":false,"type":"TIDB_WATERMARK","es":\d+,'
     rb'"ts":\d+,"sql":"","sqlType":null,"mysqlType":null,"data":null,"old":null,'
     rb'"_tidb":\{"watermarkTs":\d{1,18}\}\}'
 )
 _DDL_MARK: Final = r'"isDdl"[ \t\n\r]*:[ \t\n\r]*true'
-# The members after the names in a row, with any key; a DDL event has no key, and has a mark.
+# The members after the table's name in a row change. A DDL event does not match, because its isDdl is true.
 _ROW_HEADS: Final = re.compile(
     _S.join([rb'"pkNames"', rb":", rb"(?:\[|null", rb",", rb'"isDdl"', rb":", rb"false)"]),
 )
-# Codes of records by their first bytes.
+# Codes of records that have no table index: records without a table, and records that must be parsed.
 _NO_TABLE: Final = -1
 _TO_PARSE: Final = -2
 
 
 class NamedRecords(NamedTuple):
-    """The table of each record: ``codes`` are indices of ``tables``, -1 for a record that names no table.
+    """The table of each record in a batch.
 
-    ``strangers``: a mask of rows of unknown tables. ``ddl``: a mask of DDL events of any table.
-    ``watermarks``: a mask of the records that are certainly watermarks.
+    ``tables``: all tables of the batch. ``codes``: for each record the index of its table in ``tables``, or
+    -1 if the record names no table. ``strangers``: mask of the row changes of tables that the reader did not
+    ask for. ``ddl``: mask of the DDL events of all tables. ``watermarks``: mask of the records that are
+    certainly watermarks.
     """
 
     tables: tuple[TableId, ...]
@@ -517,28 +577,28 @@ class NamedRecords(NamedTuple):
     watermarks: Mask
 
     def own(self, table: TableId) -> Mask:
-        """The records of a table, including all records that name no table."""
+        """Returns a mask of the records of a table, including all records that name no table."""
         return np.array([*(one == table for one in self.tables), True], np.bool_)[self.codes]
 
 
 @dataclass(frozen=True)
 class TableNames:
-    """Finds the table of each record. ``known``: the tables that are read.
+    """Finds the table of each record without decoding rows.
 
-    ``opens_up_to``: values may be compressed, and may decompress to this many bytes; None: they are not
-    compressed.
+    ``known``: the tables that the caller reads. ``opens_up_to``: largest size, in bytes, of a decompressed
+    value; None if values are not compressed.
     """
 
     known: frozenset[TableId]
     opens_up_to: int | None = None
 
     def of(self, records: pa.RecordBatch) -> NamedRecords:
-        """The tables of Kafka records."""
+        """Returns the table of each record. ``records``: Kafka records with the column ``value``."""
         values = records.column("value")
         tables = dict(zip(sorted(self.known), range(len(self.known)), strict=True))
         heads = pc.binary_slice(values, 0, _HEAD_BYTES).dictionary_encode()
         named = [self._in_head(head) for head in heads.dictionary.to_pylist()]
-        # For an unknown table the whole record must be valid.
+        # A record that seems to name another table is parsed completely, to be certain.
         by_head = [tables.get(one.table, _TO_PARSE) if one.table else _TO_PARSE for one in named]
         indices = _indices(heads)
         codes = np.array([*by_head, _NO_TABLE], np.int64)[indices]
@@ -580,18 +640,21 @@ class TableNames:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
 
-# Queries about the records of a range, whose values are already decompressed
+# Queries about the records of an offset range, whose values are already decompressed
 
 
 class Census(NamedTuple):
-    """The tables with a row among some records, and the compression of a value that is still compressed."""
+    """The tables that have a row change among the sampled records.
+
+    ``compression``: compression of the first value that is still compressed, or ``none``.
+    """
 
     tables: frozenset[TableId]
     compression: Compression
 
 
 def census(records: Iterator[pa.RecordBatch]) -> Census:
-    """Collect the tables of the rows."""
+    """Returns the tables that have a row change among the records, and the compression of their values."""
     found: set[TableId] = set()
     compression: Compression = "none"
     for batch in records:
@@ -612,10 +675,11 @@ def census(records: Iterator[pa.RecordBatch]) -> Census:
 
 
 class MarkedDdl(NamedTuple):
-    """Values that may be DDL events, in order; a row whose value contains these bytes is included.
+    """Record values that may be DDL events, in the order of their offsets.
 
-    ``offsets`` are the offsets of their records, ``times`` Kafka's timestamps (ms since 1970). ``end``: the
-    first offset that was not read; None if all records were read.
+    A row change may be among them if its bytes look like a DDL event's. ``offsets``: offset of each value's
+    record. ``times``: Kafka timestamp of each value's record, in ms since 1970. ``end``: first offset that
+    was not read; None if all records were read.
     """
 
     values: list[bytes]
@@ -625,7 +689,10 @@ class MarkedDdl(NamedTuple):
 
 
 def marked_ddl(most_bytes: int, records: Iterator[pa.RecordBatch]) -> MarkedDdl:
-    """The first values that may be DDL events; reading ends after the batch that reaches ``most_bytes``."""
+    """Returns the record values that may be DDL events, from the first record on.
+
+    Reading stops after the batch in which the total size of these values reaches ``most_bytes``.
+    """
     values, offsets, times, size = list[bytes](), list[int](), list[int | None](), 0
     for batch in records:
         if size >= most_bytes and len(batch):
@@ -640,7 +707,11 @@ def marked_ddl(most_bytes: int, records: Iterator[pa.RecordBatch]) -> MarkedDdl:
 
 
 class RowWords(NamedTuple):
-    """A row's own metadata: column names in order, their type names, the key's names; and its offset."""
+    """The column metadata that a row change contains.
+
+    ``names``: column names in the row's order. ``types``: type names by column name (``mysqlType``).
+    ``keys``: names of the key columns (``pkNames``). ``offset``: offset of the row's record.
+    """
 
     names: tuple[str, ...]
     types: dict[str, str]
@@ -649,7 +720,10 @@ class RowWords(NamedTuple):
 
 
 def row_forms(table: TableId, records: Iterator[pa.RecordBatch]) -> list[RowWords]:
-    """The forms of a table's rows: for each list of columns, the metadata of the newest row."""
+    """Returns the column metadata of a table's rows, one entry for each distinct list of column names.
+
+    An entry comes from the newest row with these column names.
+    """
     names = TableNames(frozenset({table}))
     rows = (
         _row_words(offset, _parsed(value))
@@ -660,7 +734,7 @@ def row_forms(table: TableId, records: Iterator[pa.RecordBatch]) -> list[RowWord
 
 
 def newest_forms(words: Iterator[RowWords]) -> list[RowWords]:
-    """The newest row of each form."""
+    """Returns the newest row metadata for each list of column names."""
     found: dict[tuple[str, ...], RowWords] = {}
     for one in words:
         known = found.get(one.names)
@@ -686,13 +760,19 @@ def _valued(batch: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
 
 
 def _indices(heads: pa.DictionaryArray) -> Indices:
-    """The index of each record's head; the number of heads for a record without a value."""
+    """Returns, for each record, the index of its first bytes in the dictionary ``heads``.
+
+    A record without a value gets the number of dictionary entries.
+    """
     found: Indices = heads.indices.fill_null(len(heads.dictionary)).to_numpy(zero_copy_only=False)
     return found.astype(np.int64)
 
 
 class _Head(NamedTuple):
-    """The table in a record's first bytes, if they have TiCDC's format, and whether the record may be DDL."""
+    """The table in a record's first bytes, or None if they do not have TiCDC's format.
+
+    ``may_be_ddl``: False if the record is certainly a row change.
+    """
 
     table: TableId | None = None
     may_be_ddl: bool = False
@@ -710,14 +790,20 @@ def _head_of(head: bytes) -> _Head:
 
 
 def _marked(values: pa.Array) -> Mask:
-    """A mask of the values that may be DDL events: text in a row has escaped quotes, so it never matches."""
+    """Returns a mask of the values that may be DDL events, because they contain ``"isDdl": true``.
+
+    Quotes inside a row's text are escaped, so such text does not match.
+    """
     marked = pc.match_substring_regex(values, _DDL_MARK).fill_null(False)
     found: Mask = marked.to_numpy(zero_copy_only=False)
     return found
 
 
 def _parsed(value: bytes) -> Any:
-    """The first object of a value; None without an object."""
+    """Returns the JSON object of a record's value; the first if there are several, one per line.
+
+    Returns None if the value is not JSON.
+    """
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError:
@@ -725,7 +811,7 @@ def _parsed(value: bytes) -> Any:
 
 
 def _first_object(value: bytes) -> Any:
-    """The first of several objects, each on its own line."""
+    """Returns the JSON object in the first line of a value, or None if the line is not JSON."""
     try:
         return orjson.loads(value.lstrip().split(b"\n", 1)[0])
     except orjson.JSONDecodeError:
@@ -740,5 +826,5 @@ def _table_of(parsed: Any) -> TableId | None:
 
 
 def _is_row(parsed: Any) -> bool:
-    """Return True if a message is a row, and not a DDL event or a watermark."""
+    """Returns True if a parsed message is a row change, and not a DDL event or a watermark."""
     return isinstance(parsed, dict) and parsed.get("isDdl") is False and parsed.get("type") != _WATERMARK

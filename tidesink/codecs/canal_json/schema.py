@@ -1,10 +1,16 @@
-"""Row shapes: the column types, readers and key that rows of one form share.
+"""Determines the column types and the key of canal-json rows, and reads the rows' values.
 
-A shape is the column names of a row with their ``mysqlType`` names. Short names (TiCDC's default) do not
-contain precision, length or members. So each column's type is looked up, in this order, in the table
-definitions (from the configuration, or from the topic's own DDL as of the row's commit), a full ``mysqlType``
-(content-compatible), the short name, and otherwise it is text. A definition that contradicts the message's
-own type name is older or newer than the row and is ignored for that column.
+Rows with the same table, column names, type names (``mysqlType``) and key names share a ``RowShape``. TiCDC
+writes short type names by default, without precision, length or members. So each column's type comes from the
+first of these that is known:
+
+1. the table definition: from the configuration, or from the topic's DDL as of the row's commit time
+2. a full type in ``mysqlType`` (``content-compatible``)
+3. the short type name in ``mysqlType``
+4. otherwise, the column is read as text
+
+A table definition that contradicts a column's type name in the message was made before or after the row, so
+it is not used for that column.
 """
 
 from __future__ import annotations
@@ -25,21 +31,24 @@ from tidesink.typemap.values import TextReader, integer_bounds, keeps_text, text
 
 RawRow = dict[str, object]
 Keys = Mapping[TableId, Sequence[str]]
-# Name, minimum, maximum, and the reader of texts that are not plain digits.
+# An integer column: its name, minimum and maximum, and the reader of texts that are not plain digits.
 IntegerColumn = tuple[str, int, int, TextReader]
 
-# Shapes cached per table: a producer writes one at a time, plus that of handle-key-only deletes.
+# Number of shapes cached per table. A producer writes rows of one shape at a time, and deletes with only the
+# handle key.
 _KEPT_SHAPES = 8
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """One shape of rows of a table.
+    """The column types and the key of a table's rows that have the same column, type and key names.
 
-    ``wire_types`` is the message's ``mysqlType`` if the table definition does not have every column; an
-    encoder then needs it. ``key`` has the columns that identify the row, from the configuration or from
-    ``pkNames``. The shape applies to rows committed from ``since`` to before ``until`` (TiDB TSOs), between
-    two changes of a column's definition.
+    ``names``, ``mysql_type`` and ``pk_names``: the names in the messages. ``integers``, ``others`` and
+    ``texts``: the columns with the readers of their values; the values of ``texts`` are used unchanged.
+    ``key``: columns that identify the row, from the configuration or from ``pkNames``. ``wire_types``: the
+    message's ``mysqlType``, for encoding, if the table definition lacks a column of the row; else None.
+    ``since`` and ``until``: the shape is valid for rows committed from ``since`` up to, but not including,
+    ``until`` (TiDB TSOs), because DDL may change a column's type.
     """
 
     table: TableId
@@ -57,11 +66,13 @@ class RowShape:
     binary_text: BinaryText = "iso-8859-1"
 
     def read(self, row: RawRow) -> dict[str, Value]:
-        """The row's values, in its own order; the row is modified in place.
+        """Converts the texts of a row to values of the columns' types, and returns the row.
+
+        The row is modified in place. It may lack columns of the shape.
 
         Raises:
-            ValueOutOfRangeError: a text is not a value of its column's type.
-            SchemaMismatchError: a value is neither text nor null.
+            ValueOutOfRangeError: A text is not a value of its column's type.
+            SchemaMismatchError: A value is neither text nor null.
         """
         return read_row(row, self if len(row) == len(self.names) else self._part(row))
 
@@ -75,28 +86,35 @@ class RowShape:
 
     @cached_property
     def only_key(self) -> str | None:
-        """The key's name if it is a single column, as most keys are; its value can be looked up directly."""
+        """The name of the key column if the key has only one column, else None."""
         return self.key[0] if len(self.key) == 1 else None
 
     def key_of(self, row: Mapping[str, Value]) -> dict[str, Value] | None:
-        """The key's values, or None if the table has no key.
+        """Returns the values of a row's key columns by name, or None if the table has no key.
 
         Raises:
-            UnnamedRowError: a key column is NULL, or not in the row.
+            UnnamedRowError: A key column is NULL or missing in the row.
         """
         key = {name: row.get(name) for name in self.key}
         if None in key.values():
             nulls = ", ".join(name for name, value in key.items() if value is None)
             raise UnnamedRowError(
                 f"Key column {nulls} is NULL or missing in the row, so the change does not identify a row. "
-                "Set keys to columns that every row has.",
+                "Set the table's keys to columns that are never NULL.",
                 table=str(self.table),
             )
         return key or None
 
 
 def read_row(row: RawRow, columns: RowShape) -> dict[str, Value]:
-    """The values of a row with exactly the columns of its shape; see ``RowShape.read``."""
+    """Converts the texts of a row, which must have exactly the columns of its shape, and returns the row.
+
+    The row is modified in place.
+
+    Raises:
+        ValueOutOfRangeError: A text is not a value of its column's type.
+        SchemaMismatchError: A value is neither text nor null.
+    """
     name = ""
     text: Any
     try:
@@ -108,7 +126,7 @@ def read_row(row: RawRow, columns: RowShape) -> dict[str, Value]:
             text = row[name]
             if text is None:
                 continue
-            # Most integers are converted here, without a call. The reader decides about all other texts.
+            # Most integers are converted here, because a function call is slow. Other texts go to the reader.
             if text.isdigit() and text.isascii() and len(text) < 20 and low <= (value := int(text)) <= high:
                 row[name] = value
             else:
@@ -125,14 +143,14 @@ def read_row(row: RawRow, columns: RowShape) -> dict[str, Value]:
     return row  # type: ignore[return-value]  # every value is converted now
 
 
-# The character that Go and Java write for bytes that are not UTF-8.
+# The replacement character that Go and Java write for bytes that are not UTF-8.
 REPLACEMENT: Final = "\ufffd"
 _NOT_LATIN1: Final = (
     "The text of this binary column contains characters that do not represent a byte. TiCDC writes each "
-    "byte as one ISO-8859-1 character, but TiCDC 5.3 and 7.5.4 reportedly write the bytes as UTF-8. If "
-    "this topic is one of these, set binary-text: utf-8 under source and load the table again, because "
-    "bytes from 80 (hexadecimal) on in earlier rows were read as ISO-8859-1. Otherwise use a producer that "
-    "writes ISO-8859-1."
+    "byte as one ISO-8859-1 character, but TiCDC 5.3 and 7.5.4 reportedly write the bytes as UTF-8. If one "
+    "of these versions writes this topic, set binary-text: utf-8 under source and load the table again, "
+    "because earlier rows were read as ISO-8859-1, and their bytes above 7F (hexadecimal) are wrong. "
+    "Otherwise use a producer that writes ISO-8859-1."
 )
 _LOST_BYTES: Final = (
     "The text of this binary column contains U+FFFD, which the producer writes instead of bytes that are "
@@ -142,7 +160,11 @@ _LOST_BYTES: Final = (
 
 
 def _read_latin1(text: str) -> bytes:
-    """Reads canal-json's text of a binary column: each byte as U+0000 to U+00FF (tiflow c7b2588)."""
+    """Returns the bytes of a binary column's text, in which each byte is one character (tiflow c7b2588).
+
+    Raises:
+        ValueOutOfRangeError: The text has a character above U+00FF, which does not represent a byte.
+    """
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError as error:
@@ -150,7 +172,11 @@ def _read_latin1(text: str) -> bytes:
 
 
 def _read_utf8(text: str) -> bytes:
-    """Reads the text of a binary column whose bytes the producer decoded as UTF-8 (tiflow #7058, #11771)."""
+    """Returns the bytes of a binary column's text that the producer wrote as UTF-8 (tiflow #7058, #11771).
+
+    Raises:
+        ValueOutOfRangeError: The text has a replacement character, so the producer lost bytes.
+    """
     if REPLACEMENT in text:
         raise ValueOutOfRangeError(_LOST_BYTES)
     return text.encode()
@@ -166,7 +192,11 @@ def _not_text(name: str, value: object) -> SchemaMismatchError:
 
 
 class _Words(NamedTuple):
-    """A row's own metadata: its column names in order, their type names, and the key's names."""
+    """The names in a message that determine its row's shape.
+
+    ``names``: column names in the row's order. ``types``: type names by column (``mysqlType``). ``keys``:
+    names of the key columns (``pkNames``).
+    """
 
     names: list[str]
     types: Mapping[str, str]
@@ -174,7 +204,11 @@ class _Words(NamedTuple):
 
 
 class RowShapes:
-    """A cache of the shapes met so far."""
+    """Finds the shape of each row, and caches the shapes of earlier rows.
+
+    ``definitions``: table definitions, whose changes apply to later calls. ``keys``: key columns by table;
+    for other tables ``pkNames`` of each message is the key. ``binary_text``: encoding of binary columns.
+    """
 
     def __init__(
         self, definitions: TableDefinitions, keys: Keys | None, binary_text: BinaryText = "iso-8859-1"
@@ -186,13 +220,17 @@ class RowShapes:
         self._version = definitions.version
 
     def wanted_key(self, database: object, name: object) -> tuple[str, ...]:
-        """The key columns of a table in the configuration, or an empty tuple."""
+        """Returns the key columns that the configuration sets for a table, or an empty tuple."""
         if type(database) is not str or type(name) is not str:
             return ()
         return self._keys.get(table_key(TableId(database, name)), ())
 
     def moment(self, es: object) -> int:
-        """The commit time of a row without a commit ts, for ``find``; NEVER if no definition needs it."""
+        """Returns the commit TSO of a row that has only ``es``, for ``find``.
+
+        ``es``: commit time in ms since 1970. If no table definition depends on the commit time, the result
+        is NEVER.
+        """
         return row_moment(None, es) if self._definitions.timed else NEVER
 
     def find(
@@ -205,14 +243,18 @@ class RowShapes:
         pk_names: object,
         commit_ts: int = NEVER,
     ) -> RowShape:
-        """The shape of a row; ``commit_ts`` (a TiDB TSO) selects the definitions.
+        """Returns the shape of a row of a message.
+
+        ``row``: the row's columns; only their names are used. ``commit_ts``: commit time of the row as a TiDB
+        TSO; the table definition that was valid at that time is used. The other arguments are the members of
+        the message, unchecked.
 
         Raises:
-            SchemaMismatchError: a member of the message is not valid.
+            SchemaMismatchError: A member of the message is not valid.
         """
         recent, names = self._recent, [*row]
-        # Nearly always the previous row has the same shape. The order inside mysqlType is random at the
-        # producer, but comparing dicts ignores it.
+        # Nearly always the row has the same shape as the previous row. TiCDC writes mysqlType in random
+        # order, but comparing dicts ignores the order.
         if (
             recent is not None
             and self._version == self._definitions.version
@@ -232,7 +274,7 @@ class RowShapes:
     def _other(
         self, table: tuple[object, object], words: tuple[list[str], object, object], commit_ts: int
     ) -> RowShape:
-        """The shape of a row that does not match the most recent shape."""
+        """Returns the cached or new shape of a row that does not match the most recent shape."""
         try:
             known = self._shapes[table]  # type: ignore[index]  # an invalid key is not in the dict
         except (KeyError, TypeError):  # an unknown table, or a JSON list or object instead of a name
@@ -247,10 +289,10 @@ class RowShapes:
         return shape
 
     def _build(self, table: TableId, words: _Words, commit_ts: int) -> RowShape:
-        """A new shape, with each column's type looked up in the order of the module docstring."""
+        """Returns a new shape for a row's names, with the column types that are valid at ``commit_ts``."""
         known = self._defined(table)
         complete = all(fold_name(name) in known for name in words.names)
-        # Also columns that were dropped later, or whose table was.
+        # The row may be older than a DDL that dropped the column or the table.
         known = {fold_name(c.name): c for c in self._definitions.former(table)} | known
         columns = tuple(self._columns(words, known, commit_ts))
         changes = sorted({was.until for c in known.values() for was in c.earlier})
@@ -277,12 +319,15 @@ class RowShapes:
         return _read_utf8 if self._binary_text == "utf-8" else _read_latin1
 
     def _defined(self, table: TableId) -> dict[str, Column]:
-        """The table's defined columns, by folded name."""
+        """Returns the columns of the table's definition by folded name; empty if it is not defined."""
         definition = self._definitions.get(table)
         return {fold_name(c.name): c for c in definition.columns} if definition else {}
 
     def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
-        """The columns of a row; ``known`` has the defined columns by folded name."""
+        """Yields the columns of a row with their types, in the row's order.
+
+        ``words``: names in the row's message. ``known``: defined columns by folded name.
+        """
         for name in words.names:
             word, defined = words.types.get(name), known.get(fold_name(name))
             yield _column(name, word, defined, primary=name in words.keys, commit_ts=commit_ts)
@@ -296,12 +341,14 @@ class RowShapes:
 
 
 class DefinedShapes(RowShapes):
-    """The shapes of rows whose types come only from the definitions, whatever the rows' own type names are.
+    """Finds the shape of rows whose column types come only from the table definitions, not from messages.
 
-    A row that contradicts its definition is refused, because its text would be misread. So is a row with
-    another key, if ``own_keys`` states that ``keys`` are the source's keys. A row with an undefined column is
-    read as text, without a key, and waits for a definition. ``unread`` columns, whose values are not needed,
-    are read as text too, whatever their type names are.
+    ``own_keys``: True if ``keys`` are the keys in the source database, which ``pkNames`` must then match.
+    ``unread``: columns whose values are not needed; they are read as text. If a row has a column that is not
+    defined, its columns are read as text and it has no key, so that the table waits for a definition.
+
+    ``find`` raises SchemaMismatchError if a type name or the key in a message contradicts the table
+    definition, because the row's text could be misread.
     """
 
     def __init__(
@@ -320,7 +367,10 @@ class DefinedShapes(RowShapes):
     def _columns(self, words: _Words, known: Mapping[str, Column], commit_ts: int) -> Iterator[Column]:
         names, types, keys = words
         if (twice := _twice(names)) is not None:
-            raise SchemaMismatchError("The row contains the column twice.", column=twice)
+            raise SchemaMismatchError(
+                "The row contains the column twice, in upper and lower case.",
+                column=twice,
+            )
         if not known.keys() >= {fold_name(name) for name in names}:
             yield from (Column(name, ColumnType("text", sql=types.get(name))) for name in names)
             return
@@ -342,20 +392,24 @@ class DefinedShapes(RowShapes):
         named = {fold_name(name) for name in words.keys}
         if self._own_keys and named and named != {fold_name(name) for name in key}:
             raise SchemaMismatchError(
-                f"The row's pkNames are not the table's key ({', '.join(key)}), so the source's key was "
-                "changed. Set the key to use under tables: keys."
+                f"The row's pkNames are not the table's key ({', '.join(key)}), so the key was changed in "
+                "the source database. Set the key columns to use under tables: keys."
             )
         return key
 
 
 _OTHER_TYPE: Final = (
-    "The row's mysqlType contradicts the table's definition, so the meaning of its text is not certain. "
-    "Set the definition that was valid when the rows were written."
+    "The column's type in the row (mysqlType) contradicts the table's definition, so its value could be read "
+    "incorrectly. Set the table definition that was valid when the row was written."
 )
 
 
 def _in_force(column: Column, word: str, commit_ts: int) -> ColumnType:
-    """The type for reading a row's text: a type name with members overrides the row's commit time."""
+    """Returns the type with which a row's text must be read.
+
+    If the type name ``word`` of the message lists members (``enum('a','b')``), it selects among the column's
+    current and earlier types. Otherwise the row's commit time selects the type.
+    """
     return next((was.type for was in column.earlier if _is_before(was, word, commit_ts)), column.type)
 
 
@@ -366,16 +420,18 @@ def _is_before(was: EarlierType, word: str, commit_ts: int) -> bool:
 
 
 def _lists(word: str, column_type: ColumnType) -> bool:
-    """Return True if a type name lists exactly the members of a type."""
+    """Returns True if a full type name such as ``enum('a','b')`` has the same name and members as a type."""
     wire = _wire_type(word)
     return wire is not None and (wire.name, wire.members) == (column_type.name, column_type.members)
 
 
 def _contradicts(word: str, column_type: ColumnType) -> bool:
-    """Return True if a text means something else under the row's type name than under ``column_type``.
+    """Returns True if a value's text means something else when read as type ``word`` or as ``column_type``.
 
-    An enum's text is a member's number, a set's text is a sum of them, and bytes are written as Latin-1. All
-    other texts have the same meaning under every type.
+    ``word``: type name in the message. ``column_type``: type in the table's definition.
+
+    The text of an enum is a member's number, the text of a set is the sum of its members' bits, and the text
+    of a binary column is Latin-1. All other texts have the same meaning for every type.
     """
     coded: dict[str, bool] = {
         "enum": word.startswith("enum"),
@@ -393,7 +449,9 @@ def _contradicts(word: str, column_type: ColumnType) -> bool:
 
 def _table(database: object, name: object) -> TableId:
     if not (isinstance(database, str) and isinstance(name, str) and database and name):
-        raise SchemaMismatchError("The message names no table. 'database' and 'table' must be text.")
+        raise SchemaMismatchError(
+            "The message names no table. Its 'database' and 'table' must be non-empty texts."
+        )
     return TableId(database, name)
 
 
@@ -401,7 +459,9 @@ def _types(mysql_type: object) -> Mapping[str, str]:
     if mysql_type is None:
         return {}
     if not isinstance(mysql_type, Mapping) or not all(isinstance(word, str) for word in mysql_type.values()):
-        raise SchemaMismatchError("'mysqlType' must be an object of type names.")
+        raise SchemaMismatchError(
+            "The message's 'mysqlType' must be a JSON object with the columns' types as texts."
+        )
     return mysql_type
 
 
@@ -409,14 +469,14 @@ def _names(pk_names: object) -> list[str]:
     if pk_names is None:
         return []
     if not isinstance(pk_names, list) or not all(isinstance(name, str) for name in pk_names):
-        raise SchemaMismatchError("'pkNames' must be a list of column names.")
+        raise SchemaMismatchError("The message's 'pkNames' must be a list of column names.")
     if (twice := _twice(pk_names)) is not None:
-        raise SchemaMismatchError("'pkNames' contains the column twice.", column=twice)
+        raise SchemaMismatchError("The message's 'pkNames' contains the column twice.", column=twice)
     return pk_names
 
 
 def _twice(names: Sequence[str]) -> str | None:
-    """The first name that occurs a second time, ignoring case."""
+    """Returns the first name that repeats an earlier name, ignoring case; None if there is no such name."""
     folded = [fold_name(name) for name in names]
     return next((name for at, name in enumerate(names) if fold_name(name) in folded[:at]), None)
 
@@ -451,14 +511,17 @@ def _wire_type(word: str | None) -> ColumnType | None:
     try:
         return parse_sql_type(word)
     except ConfigError:
-        return None  # A type this version does not know is kept as text.
+        return None  # Values of a type that tidesink does not support are read as text.
 
 
 _ARGUMENTS = ("precision", "scale", "fsp", "members")
 
 
 def agrees(defined: ColumnType, wire: ColumnType) -> bool:
-    """Return True if the definition's type matches the wire's type name and its arguments."""
+    """Returns True if a column's defined type matches the type in a message.
+
+    Arguments (precision, members and so on) that the message does not contain are not compared.
+    """
     if defined.name != wire.name:
         return False
     return all(

@@ -1,1 +1,1 @@
-"""The ``flat-avro`` codec: TiCDC's ``avro`` protocol, read and written."""
+"""Decodes and encodes the protocol ``flat-avro``, which TiCDC calls ``avro``."""

@@ -1,16 +1,19 @@
 """The flat-avro codec: TiCDC's ``avro`` protocol, of classic TiCDC and of the new architecture.
 
-Bytes: key and value are each a Confluent header and one Avro record. A delete is a null value, a marker (03
-and the commit_ts), or, with ``avro-include-before-value``, a record whose ``_tidb_op`` is ``d`` (tiflow
-c7b2588, ticdc b813e76). The bytes themselves show which of the two producers wrote them.
+A record's key and value are each a Confluent header and one Avro record. The value of a delete has one of
+three forms (tiflow c7b2588, ticdc b813e76):
 
-With ``avro-enable-watermark`` a record with a null key starts with 01 (DDL, JSON) or 02 (watermark, uint64
-big-endian). The new architecture then writes a delete's value as 03 and its commit_ts, uint64 big-endian,
-unless values contain the row before the change (tiflow c7b2588 and ticdc b813e76).
+- null
+- a delete marker: byte 03 and the commit_ts as uint64 big-endian. The new architecture writes it with
+  ``avro-enable-watermark``, unless values contain the row before the change.
+- an Avro record whose ``_tidb_op`` is ``d``, with ``avro-include-before-value``
 
-An AWS Glue header replaces Confluent's: byte 03, a compression byte (00 none, 05 zlib), the 16 bytes of the
-schema version's UUID, then the Avro payload, compressed or not (AWS Glue Schema Registry serializers; TiCDC
-tiflow c7b2588 writes it uncompressed).
+With ``avro-enable-watermark`` there are also DDL events (byte 01, then JSON) and watermarks (byte 02, then
+the commit_ts as uint64 big-endian). Their key is null.
+
+With the AWS Glue Schema Registry, another header replaces the Confluent header: byte 03, a compression byte
+(00 none, 05 zlib), and the 16 bytes of the schema version's UUID. The Avro payload follows, compressed or not
+(AWS Glue Schema Registry serializers; TiCDC tiflow c7b2588 writes it uncompressed).
 """
 
 from __future__ import annotations
@@ -86,19 +89,20 @@ if TYPE_CHECKING:
     from tidesink.codecs.flat_avro.columns import FlatAvroColumns
 
 
-# Kafka's own bytes around a record, which TiCDC counts against max-message-bytes.
+# TiCDC adds this number of bytes, which Kafka stores with a record, before it compares the size with
+# max-message-bytes.
 _RECORD_OVERHEAD: Final = 36
 _MOST_WRITERS: Final = 4096
 _log = logging.getLogger(__name__)
 
 
 class FlatAvroCodec(Codec):
-    """Decodes and encodes flat-avro; threads may share an instance.
+    """Decodes and encodes flat-avro records. Threads may share an instance.
 
-    ``table_of_topic`` maps a topic to its table. Without it, or if it returns None, the table has the
-    record's own names, which are sanitised. ``glue`` provides the schemas of messages with an AWS Glue
-    header. With ``checksum="warn"`` in the options, rows that do not match their checksum are logged by this
-    module's logger.
+    ``registry``: schema registry of the topics. ``table_of_topic``: returns the table of a topic. Without it,
+    or if it returns None, the table has the names in the Avro schema, in which TiCDC replaced special
+    characters. ``glue``: source of the schemas of messages with an AWS Glue header. With the option
+    ``checksum="warn"``, rows that do not match their checksum are logged by this module's logger.
     """
 
     name = "flat-avro"
@@ -122,11 +126,11 @@ class FlatAvroCodec(Codec):
         self._id_writers: dict[tuple[int, bool], RecordWriter] = {}
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """The one event of a Kafka record.
+        """Returns the event of one Kafka record, as a tuple of one event.
 
         Raises:
-            DecodeError: this record cannot be decoded; context has topic, partition and offset.
-            RegistryError: the writer's schema is not available.
+            DecodeError: The record cannot be decoded. The error's context has topic, partition and offset.
+            RegistryError: The schema registry does not have, or does not return, the record's schema.
         """
         plan = self._plans.get(_heads(message))
         try:
@@ -150,7 +154,7 @@ class FlatAvroCodec(Codec):
             ) from error
 
     def columnar(self, options: ValueOptions) -> Columnar:
-        """The columnar step, for ``codecs.batch.decode_in_columns``."""
+        """Returns a function that decodes many records at once, for ``codecs.batch.decode_in_columns``."""
         from tidesink.codecs.flat_avro.columns import FlatAvroColumns
 
         known = self._columns.get(options)
@@ -159,14 +163,16 @@ class FlatAvroCodec(Codec):
         return known
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """The Kafka record of an event, with its schemas registered under the topic's subjects.
+        """Returns the Kafka record of an event, and registers its schemas under the topic's subjects.
 
-        DDL and watermarks are sent only with ``enable-tidb-extension`` and ``avro-enable-watermark``.
+        Returns None for DDL events and watermarks, unless ``enable-tidb-extension`` and
+        ``avro-enable-watermark`` are set.
 
         Raises:
-            EncodeError: flat-avro cannot write this event.
-            IncompatibleSchemaError: the registry refuses the table's schema; the message names the field.
-            RegistryError: the schema cannot be registered.
+            EncodeError: flat-avro cannot represent this event.
+            IncompatibleSchemaError: The registry rejects the table's schema as incompatible. The error text
+                names the field.
+            RegistryError: The schema cannot be registered.
         """
         if not isinstance(event, ChangeEvent):
             return self._encode_control(event)
@@ -177,18 +183,23 @@ class FlatAvroCodec(Codec):
             raise error.with_context(table=str(event.table), topic=topic) from error
 
     def encode_with_ids(self, event: ChangeEvent) -> EncodedRecord:
-        """The Kafka record of an event under exactly the schemas in ``event.schema_id``; registers nothing.
+        """Returns the Kafka record of an event with exactly the schemas in ``event.schema_id``.
 
-        The exact inverse of ``decode``, for rows under the schema's own (sanitised) column names. BIT has
-        full width if the event or the schema shows it, or if ``producer`` is ``new``. A delete without a
-        value schema is a marker if it has a commit_ts, since no other delete without a value contains one.
+        No schema is registered. For a decoded event this returns the bytes that ``decode`` read. The columns
+        must have their names in the Avro schema. BIT values have full width if the event or the schema shows
+        it, or if the option ``producer`` is ``new``. A delete without a value schema is written as a delete
+        marker if the event has a commit_ts, and as a null value if it does not.
 
         Raises:
-            EncodeError: the event has no schema ids, or does not fit them.
-            RegistryError: an id is unknown, or the registry does not answer.
+            EncodeError: The event has no schema ids, or it does not fit the schemas.
+            RegistryError: The registry does not have a schema with this id, or does not answer.
         """
         if event.schema_id is None or event.schema_id == (None, None):
-            raise EncodeError("The event has no schema ids.", table=str(event.table))
+            raise EncodeError(
+                "The event has no schema ids. Use `encode`, which registers the schemas, or pass a decoded "
+                "event.",
+                table=str(event.table),
+            )
         key_id, value_id = event.schema_id
         wide = self._options.producer == "new" or (event.extension or {}).get(BIT_WIDTH) == FULL
         try:
@@ -201,7 +212,15 @@ class FlatAvroCodec(Codec):
         return EncodedRecord(key, value)
 
     def schema_of(self, schema_id: int, *, keys: tuple[str, ...] = ()) -> TableSchema:
-        """The columns of a registered schema as a table schema, under its own names; ``keys`` is the key."""
+        """Returns the columns of a registered schema as a table schema.
+
+        ``schema_id``: id of the schema in the registry. ``keys``: names of the key columns. The table and the
+        columns have their names in the Avro schema.
+
+        Raises:
+            SchemaMismatchError: TiCDC does not write such a schema.
+            RegistryError: The registry does not have the schema, or does not answer.
+        """
         record = self._record(schema_id)
         return record.table_schema(record.table, keys)
 
@@ -216,7 +235,7 @@ class FlatAvroCodec(Codec):
         return record
 
     def _decode_glue(self, message: Message) -> tuple[Event, ...]:
-        # The ids of ``GlueFrames`` come from no registry, so they are not shown.
+        # The schema ids of ``GlueFrames`` are not ids of a registry, so the event does not get them.
         (event,) = self.decode(self._glue.translated(message))
         shown = event._replace(schema_id=SchemaIds(None, None)) if isinstance(event, ChangeEvent) else event
         return (shown,)
@@ -252,7 +271,7 @@ class FlatAvroCodec(Codec):
         key_reader, value_reader = self._reader("key", key), self._reader("value", value)
         if key_reader and (key_reader.record.extension or key_reader.record.before is not None):
             raise SchemaMismatchError("The key's schema id refers to the schema of a value.", schema_id=key)
-        # decode_control has refused a record with neither.
+        # decode_control has already raised an error for a record without key and value.
         record = self._record(next(one for one in (value, key) if one is not None))
         named = self._table_of_topic(message.topic) if self._table_of_topic else None
         table = record.table if named is None else named
@@ -270,7 +289,7 @@ class FlatAvroCodec(Codec):
 
     def _encode_control(self, event: Event) -> EncodedRecord | None:
         if isinstance(event, MessageEvent):
-            raise EncodeError("flat-avro has no message for Debezium's transactions and messages.")
+            raise EncodeError("flat-avro has no message for Debezium's transaction and message events.")
         if not self._sends_control:
             return None
         if isinstance(event, DdlEvent):
@@ -296,14 +315,18 @@ class FlatAvroCodec(Codec):
         if size > self._options.max_message_bytes:
             raise EncodeError(
                 f"The message has {size} bytes, but max-message-bytes is {self._options.max_message_bytes}. "
-                "flat-avro cannot split or move a message, so raise the limit here and at the topic."
+                "flat-avro cannot split a message or store it outside of Kafka, so raise max-message-bytes, "
+                "and the topic's max.message.bytes."
             )
         return record
 
     def _writer(self, event: ChangeEvent, topic: str, part: SubjectPart) -> RecordWriter | None:
         schema = event.schema
         if schema is None:
-            raise EncodeError("The event has no schema, but its Avro schemas are built from it.")
+            raise EncodeError(
+                "The event has no table schema, but its Avro schemas are built from it. Set the event's "
+                "schema."
+            )
         return self._writers.get(schema, event.table, topic, part)
 
     def _new_writer(
@@ -332,13 +355,13 @@ class FlatAvroCodec(Codec):
 
 
 def _heads(message: Message) -> tuple[str, bytes | None, bytes | None]:
-    """The parts of a message that all records of one decode plan share."""
+    """Returns a message's topic and the Confluent headers of key and value, which select the decode plan."""
     key, value = message.key, message.value
     return message.topic, key and key[:HEADER_SIZE], value and value[:HEADER_SIZE]
 
 
 def _without_labels(column: Column) -> Column:
-    # `allowed` cannot be split with certainty, so it is not a reason to refuse a label.
+    # The labels in `allowed` cannot be split with certainty, so written labels are not checked against them.
     return replace(column, type=replace(column.type, members=None))
 
 
@@ -360,18 +383,18 @@ _REMEDY: Final = "Set avro-include-before-value=true in the changefeed's sink UR
 
 
 class DeleteMarker(NamedTuple):
-    """The value of a delete whose key identifies the row."""
+    """The marker that replaces the value of a delete. The record's key identifies the deleted row."""
 
     commit_ts: int
 
 
 def decode_control(message: Message) -> DdlEvent | WatermarkEvent | DeleteMarker | None:
-    """The DDL event, watermark or delete marker of a record; None if it contains a row.
+    """Returns the DDL event, watermark or delete marker of a record; None for any other record.
 
     Raises:
-        FramingError: the record starts like a control event, but it is not one.
-        SchemaMismatchError: a control event or a marker does not have TiCDC's form.
-        UnnamedRowError: a delete does not identify a row.
+        FramingError: The value starts like a DDL event or watermark, but the record has a key.
+        SchemaMismatchError: A DDL event, watermark or delete marker does not have TiCDC's form.
+        UnnamedRowError: The record is a delete, but it has no key that identifies the row.
     """
     key, value = message.key, message.value
     if value is None:
@@ -385,15 +408,15 @@ def decode_control(message: Message) -> DdlEvent | WatermarkEvent | DeleteMarker
         return None
     if key is not None:
         raise FramingError(
-            f"The value starts with {kind:02x}, the byte of a control event, but the key is not null."
+            f"The value starts with {kind:02x} like a DDL event or watermark, but the key is not null."
         )
     return _ddl(message, value) if kind == _DDL else _watermark(message, value)
 
 
 def _refuse_unnamed(how: str) -> NoReturn:
     raise UnnamedRowError(
-        f"The delete does not identify a row: {how}. New-architecture TiCDC writes this for a table without "
-        f"a primary key, so the delete is lost. {_REMEDY}."
+        f"The delete does not identify a row: {how}. New-architecture TiCDC writes such deletes for a table "
+        f"without a primary key, so the delete cannot be applied. {_REMEDY}."
     )
 
 
@@ -443,22 +466,30 @@ def _member(found: dict[str, Any], name: str, kind: type) -> Any:
     value = found.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise SchemaMismatchError(
-            f"The DDL event has {name}={shown(value, 40)}, but {kind.__name__} was expected."
+            f"The DDL event has {name}={shown(value, 40)}, but a value of type {kind.__name__} was expected."
         )
     if isinstance(value, int) and abs(value) >= _NUMBER_END:
-        raise SchemaMismatchError(f"{name} of the DDL event has more than 18 digits.")
+        raise SchemaMismatchError(f"The member {name} of the DDL event has more than 18 digits.")
     if isinstance(value, str) and _SURROGATE.search(value):
-        raise SchemaMismatchError(f"{name} of the DDL event is not Unicode text.")
+        raise SchemaMismatchError(f"The member {name} of the DDL event is not valid Unicode text.")
     return value
 
 
 def encode_watermark(event: WatermarkEvent) -> bytes:
-    """Encode a watermark as a record's value."""
+    """Returns the record value of a watermark.
+
+    Raises:
+        EncodeError: The commit_ts is not an unsigned 64-bit number.
+    """
     return _with_ts(_WATERMARK, event.commit_ts)
 
 
 def encode_delete_marker(commit_ts: int | None) -> bytes:
-    """Encode a delete marker as a record's value."""
+    """Returns the record value of a delete marker.
+
+    Raises:
+        EncodeError: The commit_ts is None, or not an unsigned 64-bit number.
+    """
     return _with_ts(_DELETE_MARKER, commit_ts)
 
 
@@ -469,15 +500,15 @@ def _with_ts(kind: int, commit_ts: int | None) -> bytes:
 
 
 def encode_ddl(event: DdlEvent) -> bytes:
-    """Encode a DDL event as a record's value.
+    """Returns the record value of a DDL event.
 
     Raises:
-        EncodeError: TiDB's number of the action is neither in ``extension["type"]`` nor in ``kind``.
+        EncodeError: Neither ``extension["type"]`` nor ``kind`` has the number of TiDB's DDL action.
     """
     number = (event.extension or {}).get("type", event.kind)
     if not isinstance(number, int) and not str(number).isdecimal():
         raise EncodeError(
-            f"A DDL event in flat-avro needs TiDB's number of its action, not {shown(number, 40)}."
+            f"flat-avro needs the number of TiDB's DDL action, but the DDL event has {shown(number, 40)}."
         )
     members = {
         "query": event.query,
@@ -489,22 +520,23 @@ def encode_ddl(event: DdlEvent) -> bytes:
     return bytes([_DDL]) + schema_text(members).encode()
 
 
-# The maximum size of a decompressed payload: far above Kafka's own limits, far below a worker's memory.
+# Maximum size of a decompressed payload in bytes: far above Kafka's limits, far below a worker's memory.
 MOST_BYTES: Final = 64 * 2**20
 _ZLIB: Final = 5
-# Confluent's ids are positive int32, so no registry uses ids from here on.
+# Schema ids of Confluent's registry are positive int32 numbers, so no registry uses this id or higher ids.
 _FIRST_ID: Final = 1 << 31
 
 
 def is_glue_framed(message: Message) -> bool:
-    """Return True if key or value has a Glue header."""
+    """Returns True if the message's key or value has an AWS Glue header."""
     return is_glue(message.key or b"") or is_glue(message.value or b"")
 
 
 class GlueFrames:
-    """Converts Glue-framed messages to Confluent-framed messages, under ids that no registry uses.
+    """Replaces AWS Glue headers of messages by Confluent headers, with schema ids that no registry uses.
 
-    ``records`` receives the schema of each such id. Threads may share an instance.
+    ``source``: source of the Glue schemas, or None. ``records``: receives the parsed schemas by their new
+    ids. Threads may share an instance.
     """
 
     def __init__(self, source: SchemaSource | None, records: dict[int, WriterRecord]) -> None:
@@ -514,12 +546,13 @@ class GlueFrames:
         self._lock = threading.Lock()
 
     def translated(self, message: Message) -> Message:
-        """The same message with Confluent headers and decompressed payloads.
+        """Returns the message with Confluent headers and decompressed payloads.
 
         Raises:
-            FramingError: no source is configured, or only one part of the message has a Glue header.
-            SchemaMismatchError: a payload cannot be decompressed, or TiCDC does not write such a schema.
-            RegistryError: the schema is not available.
+            FramingError: No source of Glue schemas is configured, or only one of key and value has a Glue
+                header.
+            SchemaMismatchError: A payload cannot be decompressed, or TiCDC does not write such a schema.
+            RegistryError: The source does not have the schema.
         """
         return replace(message, key=self._part(message.key, "key"), value=self._part(message.value, "value"))
 
@@ -527,7 +560,9 @@ class GlueFrames:
         if data is None:
             return None
         if not is_glue(data):
-            raise FramingError(f"One part has an AWS Glue header, but the {part} {not_confluent(data)}")
+            raise FramingError(
+                f"Only one of key and value has an AWS Glue header. The {part} {not_confluent(data)}"
+            )
         payload = data[GLUE_SIZE:]
         plain = _inflated(payload, part) if data[1] == _ZLIB else payload
         return header(self._id(UUID(bytes=data[2:GLUE_SIZE]))) + plain
@@ -539,8 +574,8 @@ class GlueFrames:
         if self._source is None:
             raise FramingError(
                 f"The message has an AWS Glue schema registry header (schema version {uuid}), but no source "
-                'of Glue schemas is configured. Add --schemas FILE with lines {"id": "<uuid>", "schema": '
-                "…}."
+                'of Glue schemas is configured. Add --schemas FILE, a file with lines {"id": "<uuid>", '
+                '"schema": …}.'
             )
         try:
             record = parse_record(self._source.schema_by_uuid(uuid))
@@ -562,6 +597,6 @@ def _inflated(payload: bytes, part: str) -> bytes:
         raise SchemaMismatchError(f"The {part}'s payload decompresses to more than {MOST_BYTES} bytes.")
     if not stream.eof or stream.unused_data:
         raise SchemaMismatchError(
-            f"The {part}'s payload is not exactly one zlib stream: it is cut short, or more bytes follow."
+            f"The {part}'s payload is not exactly one zlib stream: it is cut off, or other bytes follow it."
         )
     return plain

@@ -1,9 +1,11 @@
-"""Flat-avro records to Arrow tables: the columnar step of ``FlatAvroCodec.decode_batch``.
+"""Decodes many flat-avro records at once into Arrow tables: the columnar step of the flat-avro codec.
 
-Records are grouped by topic and by the five bytes of both Confluent headers. Each group has one pair of
-schemas, so one decode plan of the row codec applies to it, with its table, columns and types. Watermarks and
-delete markers (value 02 or 03 and eight bytes, ``flat_avro.codec``) are read here too. The row codec gets
-DDL, AWS Glue's frames, rows whose checksum must be checked, and all records that are not proven.
+Records are grouped by topic and by the Confluent headers of key and value. All records of a group have the
+same pair of schemas, so they share one decode plan of the row codec, with its table and columns. Watermarks
+and delete markers are decoded here, too (``flat_avro.codec`` describes them).
+
+These records are left to the row codec, which decodes one record at a time: DDL events, messages with AWS
+Glue headers, rows whose checksum must be checked, and records whose bytes or values may not be valid.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from tidesink.typemap.table import TimePolicies, row_of
 PlanOf = Callable[[Message], DecodePlan]
 Heads = npt.NDArray[np.uint64]
 
-# Codes in place of a head: a Confluent header's five bytes are below them.
+# Codes that replace the number of a Confluent header. The five bytes of a header are a smaller number.
 _NULL: Final = 1 << 40
 _MARKER: Final = 2 << 40
 _WATERMARK: Final = 3 << 40
@@ -56,14 +58,21 @@ _CONTROL_SIZE: Final = 9
 
 @dataclass(frozen=True)
 class FlatAvroColumns:
-    """The columnar step of one codec. ``plan_of`` returns the row codec's plan for a record's headers."""
+    """Decodes many flat-avro records at once into Arrow tables (the codec's columnar step).
+
+    ``plan_of``: returns the row codec's decode plan for a message's topic and headers. ``options``: options
+    for converting values.
+    """
 
     plan_of: PlanOf
     options: ValueOptions
     _groups: dict[tuple[str, int, int], _GroupDecoder | None] = field(default_factory=dict, repr=False)
 
     def __call__(self, records: Records) -> ColumnarResult:
-        """Decode the records that can be proven; the others are ``left``."""
+        """Decodes the records of a batch. The result's ``left`` has the records that may not be valid.
+
+        The row codec must decode those records.
+        """
         batch = _Batch(records)
         left, tables = [np.flatnonzero(batch.left)], []
         for group in batch.groups():
@@ -77,10 +86,10 @@ class FlatAvroColumns:
         return ColumnarResult(len(records), tables, batch.watermarks(), np.sort(np.concatenate(left)))
 
     def _decoder(self, group: _Group) -> _GroupDecoder | None:
-        """The group's decoder; None if its records are left to the row codec.
+        """Returns the decoder of a group, or None if the group's records are left to the row codec.
 
-        A schema that is not available is not cached: the row codec names the reason, and the next batch tries
-        again.
+        If a schema is not available, nothing is cached, so that the next batch requests the schema again. The
+        row codec raises the error.
         """
         name = (group.topic, group.key, group.value)
         if name not in self._groups:
@@ -96,7 +105,11 @@ class FlatAvroColumns:
 
 
 class _Group(NamedTuple):
-    """The records of one topic under one pair of headers; ``rows`` are ascending indices."""
+    """The records of one topic with the same Confluent headers.
+
+    ``key`` and ``value``: the headers as numbers, or a code that replaces a header. ``rows``: ascending
+    indices of the records.
+    """
 
     topic: str
     key: int
@@ -105,7 +118,7 @@ class _Group(NamedTuple):
 
     @property
     def message(self) -> Message:
-        """A record with only the group's topic and headers."""
+        """A message that has only the group's topic and headers, to look up the decode plan."""
         return Message(self.topic, 0, 0, _header(self.key), _header(self.value))
 
 
@@ -115,7 +128,10 @@ def _header(head: int) -> bytes | None:
 
 
 class _Batch:
-    """Records with their heads: the first five bytes as a number, or a code in their place."""
+    """The records of a batch with the Confluent headers of their keys and values, as numbers.
+
+    A code replaces the header of a null, a delete marker, a watermark, and of any other bytes.
+    """
 
     def __init__(self, records: Records) -> None:
         self.records = records
@@ -140,7 +156,7 @@ class _Batch:
         self._value_heads[others[whole & (kind == 2) & (keys == _NULL)]] = _WATERMARK
 
     def commit_ts(self, rows: Indices) -> npt.NDArray[np.int64]:
-        """The commit_ts after the first byte of control records; negative if it is 2^63 or more."""
+        """Returns the commit_ts in the values of watermarks and delete markers; negative from 2^63 on."""
         values = self.values.take(rows)
         words = RecordBytes(values.data, np.minimum(values.start + 1, values.end), values.end).words()
         times: npt.NDArray[np.int64] = words.byteswap().view(np.int64)
@@ -148,14 +164,14 @@ class _Batch:
 
     @cached_property
     def left(self) -> Mask:
-        """A mask of the records whose first bytes leave them to the row codec."""
+        """Mask of the records that the row codec must decode, because their headers are not Confluent's."""
         keys, values = self._key_heads, self._value_heads
         nothing = (keys == _NULL) & ((values == _NULL) | (values == _MARKER))
         found: Mask = (keys == _OTHER) | (values == _OTHER) | nothing
         return found
 
     def watermarks(self) -> list[tuple[int, WatermarkEvent]]:
-        """The watermarks, with the indices of their records in the input."""
+        """Returns the watermarks, each with the index of its record in the batch's input."""
         rows = np.flatnonzero(self._value_heads == _WATERMARK)
         if not len(rows):
             return []
@@ -167,7 +183,7 @@ class _Batch:
         ]
 
     def groups(self) -> Iterator[_Group]:
-        """The records that contain rows, by topic and heads."""
+        """Yields the records with row changes, grouped by topic and by the headers of key and value."""
         rows = np.flatnonzero(~self.left & (self._value_heads != _WATERMARK))
         if not len(rows):
             return
@@ -190,7 +206,7 @@ def _heads(parts: RecordBytes, array: pa.Array) -> Heads:
 
 
 def _split(rows: Indices, columns: Sequence[npt.NDArray[Any]]) -> Iterator[Indices]:
-    """The rows by the values of all columns; each part is ascending."""
+    """Yields groups of row indices that have the same values in all columns. Each group is ascending."""
     codes = np.zeros(len(rows), np.int64)
     count = 1
     for column in columns:
@@ -199,7 +215,7 @@ def _split(rows: Indices, columns: Sequence[npt.NDArray[Any]]) -> Iterator[Indic
             continue
         found = pc.dictionary_encode(pa.array(values))
         codes = codes * len(found.dictionary) + found.indices.to_numpy()
-        # Encoded again, so that the codes stay small.
+        # The codes are encoded again, so that they stay small.
         again = pc.dictionary_encode(pa.array(codes))
         codes, count = again.indices.to_numpy().astype(np.int64), len(again.dictionary)
     if count == 1:
@@ -213,7 +229,7 @@ def _split(rows: Indices, columns: Sequence[npt.NDArray[Any]]) -> Iterator[Indic
 
 
 def _group_decoder(plan: DecodePlan, options: ValueOptions) -> _GroupDecoder | None:
-    """The decoder of a plan's records; None if the row codec must read each of them."""
+    """Returns the decoder of the records of a decode plan, or None if the row codec must decode them."""
     if plan.sums is not None:
         return None
     types = RowTypes(plan.schema, None if plan.key is None else plan.key.record.column_names, options)
@@ -229,7 +245,10 @@ def _group_decoder(plan: DecodePlan, options: ValueOptions) -> _GroupDecoder | N
 
 
 class _Image(NamedTuple):
-    """The typed columns of one image, and the masks of ``MARKS`` by column."""
+    """The converted columns of one row image (key, before or after).
+
+    ``marks``: for each mark in ``MARKS``, the masks of the marked values by column name.
+    """
 
     arrays: list[pa.Array]
     marks: Mapping[str, Mapping[str, Mask]]
@@ -239,7 +258,11 @@ _NO_IMAGE: Final = _Image([], {mark: {} for mark in MARKS})
 
 
 class _Half(NamedTuple):
-    """The decoded keys or values: the row, the row before with its presence mask, and the extension."""
+    """The decoded keys or values of a group's records.
+
+    ``row``: the row image. ``before``: the image of the row before the change, with a mask of the records
+    that have it; None if no record has it. ``extension``: fields of the TiDB extension by name.
+    """
 
     row: _Image = _NO_IMAGE
     before: tuple[_Image, Mask] | None = None
@@ -248,7 +271,10 @@ class _Half(NamedTuple):
 
 @dataclass(frozen=True)
 class _GroupDecoder:
-    """Decodes the records of one plan."""
+    """Decodes the records of one decode plan.
+
+    ``key`` and ``value``: decoders of these parts of a record, or None for a part that is null.
+    """
 
     plan: DecodePlan
     types: RowTypes
@@ -256,7 +282,7 @@ class _GroupDecoder:
     value: _Part | None
 
     def decode(self, batch: _Batch, group: _Group) -> tuple[ChangeTable, Indices]:
-        """The row changes of a group, and its records that are not proven."""
+        """Returns the row changes of a group, and the indices of records that are left to the row codec."""
         chunks, left = [], []
         for begin in range(0, len(group.rows), CHUNK_RECORDS):
             rows = group.rows[begin : begin + CHUNK_RECORDS]
@@ -274,7 +300,7 @@ class _GroupDecoder:
         count = len(rows)
         key = _Half() if self.key is None else self.key.decode(_some(batch.keys, rows), left)
         half = key if self.value is None else self.value.decode(_some(batch.values, rows), left)
-        # A delete without a value contains only the key of the row.
+        # A record without a value is a delete, and contains only the key of the row.
         op = Op.DELETE if self.value is None else Op.UPSERT
         ops = _ops(half.extension[OP], left) if OP in half.extension else np.full(count, op_code(op), np.int8)
         commit_ts = pa.array(batch.commit_ts(rows)) if marked else half.extension.get(COMMIT_TS)
@@ -294,14 +320,17 @@ class _GroupDecoder:
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
     def _images(self, half: _Half, deleted: Mask) -> dict[str, pa.Array]:
-        """The rows before and after, and the marks of each record's row."""
+        """Returns the columns ``before`` and ``after`` of row changes, and those named by ``batch.MARKS``.
+
+        ``deleted``: mask of the deletes.
+        """
         kind, count, row = self.types.row, len(deleted), half.row
         image, present = half.before or (_NO_IMAGE, np.zeros(count, np.bool_))
         before = _struct(kind, image, count, present)
         if not deleted.any():
             lists = {name: name_lists(marked, count) for name, marked in row.marks.items()}
             return {"before": before, "after": _struct(kind, row, count), **lists}
-        # A delete's record contains the row at the top level, and may omit the nested old row.
+        # A delete contains the old row at the top level. It may also contain it as the nested old row.
         outside = deleted & ~present
         if not present.any():
             before = _struct(kind, row, count, outside)
@@ -318,7 +347,7 @@ class _GroupDecoder:
 
 def _some(parts: RecordBytes, rows: Indices) -> RecordBytes:
     begin, end = int(rows[0]), int(rows[-1]) + 1
-    # Rows without a gap are a slice, which copies nothing.
+    # Consecutive rows are sliced, which copies nothing.
     return parts.slice(begin, end) if end - begin == len(rows) else parts.take(rows)
 
 
@@ -330,8 +359,11 @@ def _struct(kind: pa.StructType, image: _Image, count: int, present: Mask | None
 
 
 def _ops(values: pa.Array, left: Mask) -> npt.NDArray[np.int8]:
-    """The ops from the texts of ``_tidb_op``."""
-    # A null is a text that is not UTF-8, whose record is not proven.
+    """Converts the texts of ``_tidb_op`` to the codes of their operations (indices in ``batch.OPS``).
+
+    Records with an unknown operation are marked in ``left``.
+    """
+    # A null replaces a text that is not UTF-8. Its record is already marked as left to the row codec.
     found = values.fill_null("").dictionary_encode()
     texts = found.dictionary.to_pylist()
     indices = found.indices.to_numpy(zero_copy_only=False)
@@ -343,28 +375,29 @@ def _ops(values: pa.Array, left: Mask) -> npt.NDArray[np.int8]:
 
 
 def _sources(commit_ts: pa.Array | None, count: int) -> pa.Array:
-    """``Position.source``, which contains only the commit_ts."""
+    """Returns the column ``source`` of row changes: lists that contain only the commit_ts, or null."""
     if commit_ts is None:
         return pa.nulls(count, SOURCE_TYPE)
     numbers = commit_ts.cast(SOURCE_TYPE.value_type)
     return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), numbers)
 
 
-# Converts a column's decoded values for the target, and marks the records that it does not prove.
+# Converts a column's decoded values for the target, and marks the records whose values may not be valid.
 _Step = Callable[[pa.Array, Mask], ColumnResult]
 
 
 def _step(column: AvroColumn, policies: TimePolicies, zone: tzinfo, *, summed: bool) -> _Step:
-    """The columnar form of ``payloads.from_wire``; the Avro decoder has already read decimals in bytes.
+    """Returns a function that converts all decoded values of a column to values for the target.
 
-    ``summed``: a row's checksum may resolve a time that occurs twice, which the row codec does.
+    It does what ``payloads.from_wire`` does for single values. ``summed``: True if a row's checksum may show
+    which of two moments an ambiguous local time means; such rows are left to the row codec.
     """
     reader, is_text = row_of(column.type).reader, column.avro == "string"
     convert = from_text if is_text and reader in ("decimal", "unsigned64") else from_value
 
     def read(wire: pa.Array, left: Mask) -> ColumnResult:
         if reader == "unsigned64" and not is_text:
-            wire = wire.view(pa.uint64())  # above 2^63-1 the long on the wire is negative
+            wire = wire.view(pa.uint64())  # values above 2^63-1 are negative longs in Avro
         elif reader == "bit":
             wire, unproven = _bits(wire, column.type)
             left |= unproven
@@ -380,7 +413,11 @@ def _step(column: AvroColumn, policies: TimePolicies, zone: tzinfo, *, summed: b
 
 @dataclass(frozen=True)
 class _Part:
-    """Decodes one half of a record, the key or the value; ``before`` has the steps of the row before."""
+    """Decodes one part of each record: its key or its value.
+
+    ``decoder``: decoder of the Avro bytes. ``row`` and ``before``: functions that convert the columns of the
+    row, and of the row before the change.
+    """
 
     decoder: AvroDecoder
     row: Mapping[str, _Step]
@@ -395,9 +432,10 @@ class _Part:
         *,
         summed: bool,
     ) -> _Part | None:
-        """Create the decoder; None if the row codec must read each record of the schema.
+        """Returns the decoder of a schema's records, or None if the row codec must decode them.
 
-        ``columns``: the types of the table's columns, and their policies. ``summed``: see ``_step``.
+        ``columns``: the types of the table's columns and their time policies, by name. ``summed``: True if a
+        row's checksum may show which of two moments an ambiguous local time means.
         """
         both = (record.columns, record.before or ())
         if any(columns.get(one.name, (None,))[0] != one.type for image in both for one in image):
@@ -412,7 +450,10 @@ class _Part:
         return cls(decoder, row, before if record.before is not None else None)
 
     def decode(self, parts: RecordBytes, left: Mask) -> _Half:
-        """The typed columns of records; this method skips their headers."""
+        """Decodes the keys or values of records, after their Confluent headers.
+
+        Records that are not certainly valid are marked in ``left``.
+        """
         found = self.decoder.decode(RecordBytes(parts.data, parts.start + HEADER_SIZE, parts.end))
         if found.unproven is not None:
             left |= found.unproven
@@ -439,7 +480,10 @@ def _members(record: pa.StructArray) -> dict[str, pa.Array]:
 
 
 def _bits(values: pa.Array, column_type: ColumnType) -> tuple[pa.Array, Mask]:
-    """BIT's big-endian bytes, shortest or full width, as numbers."""
+    """Converts the big-endian bytes of BIT values to unsigned 64-bit numbers.
+
+    Returns the numbers, and a mask of the values with more bits than the column type has.
+    """
     parts = RecordBytes.of(values)
     size = parts.end - parts.start
     numbers = parts.words().byteswap() >> (64 - 8 * np.clip(size, 1, 8)).astype(np.uint64)
@@ -453,7 +497,11 @@ def _bits(values: pa.Array, column_type: ColumnType) -> tuple[pa.Array, Mask]:
 
 
 def _is_ordinary(record: WriterRecord) -> bool:
-    """True if the extension has TiCDC's types, and the row before has the row's own columns."""
+    """Returns True if a schema has the usual form of TiCDC's schemas.
+
+    Then the fields of the extension have TiCDC's types, and the row before the change has the same columns as
+    the row.
+    """
     extension = [one["type"]["fields"] for one in record.bare["fields"] if one["name"] == EXTENSION]
     types = {one["name"]: one["type"] for fields in extension for one in fields}
     same = record.before is None or tuple(one.name for one in record.before) == record.column_names
@@ -461,7 +509,7 @@ def _is_ordinary(record: WriterRecord) -> bool:
 
 
 def _decimal_schema(record: WriterRecord) -> dict[str, Any]:
-    """The bare schema, with the logical type for decimals in bytes."""
+    """Returns the record's bare schema with the logical type ``decimal`` for decimals in bytes."""
 
     def typed(fields: Sequence[Mapping[str, Any]], columns: Sequence[AvroColumn]) -> list[dict[str, Any]]:
         by_name = {column.name: column for column in columns}

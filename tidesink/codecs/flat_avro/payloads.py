@@ -1,8 +1,8 @@
-"""Rows to and from flat-avro payloads, byte for byte as TiCDC's two producers write them.
+"""Decodes and encodes flat-avro payloads, byte for byte as classic and new TiCDC write them.
 
-fastavro reads and writes the primitives. Only DECIMAL, BIT and BIGINT UNSIGNED need another step to the form
-that ``tidesink.events`` defines: a decimal must have its scale, and BIT has the fewest possible bytes (TiCDC
-tiflow c7b2588) or the full width (ticdc b813e76).
+fastavro reads and writes Avro's primitive types. DECIMAL, BIT and BIGINT UNSIGNED values are then converted
+between their Avro form and the form that ``tidesink.events`` defines. A BIT value has as few bytes as
+possible in classic TiCDC (tiflow c7b2588), and the column's full width in new TiCDC (ticdc b813e76).
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ _MAX_FLOAT: Final = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
 
 def from_wire(column_type: ColumnType, avro: str) -> FromWire | None:
-    """The function that converts a column's Avro value to an event value; None if both are the same.
+    """Returns a function that converts a column's Avro value to its event value; None if they are equal.
 
-    The function raises ValueOutOfRangeError.
+    ``avro``: Avro type of the column's field. The returned function raises ValueOutOfRangeError for an Avro
+    value that is not a value of the column's type.
     """
     reader = row_of(column_type).reader
     if avro == "string":
@@ -79,7 +80,9 @@ def _decimal_reader(column_type: ColumnType) -> FromWire:
     def read(data: bytes) -> Decimal:
         unscaled = int.from_bytes(data, "big", signed=True)
         if not -limit < unscaled < limit:
-            raise ValueOutOfRangeError(f"{len(data)} bytes of digits are not a valid {_shown(column_type)}.")
+            raise ValueOutOfRangeError(
+                f"The number in the field's {len(data)} bytes is not a valid {_shown(column_type)}."
+            )
         return Decimal(unscaled).scaleb(exponent, DECIMAL_CONTEXT)
 
     return read
@@ -91,7 +94,9 @@ def _bit_reader(column_type: ColumnType) -> FromWire:
     def read(data: bytes) -> int:
         value = int.from_bytes(data, "big")
         if value >= limit:
-            raise ValueOutOfRangeError(f"0x{data[:9].hex()} has more bits than {_shown(column_type)}.")
+            raise ValueOutOfRangeError(
+                f"The value 0x{data[:9].hex()} has more bits than {_shown(column_type)}."
+            )
         return value
 
     return read
@@ -106,11 +111,13 @@ def _shown(column_type: ColumnType) -> str:
 def to_wire(
     column_type: ColumnType, avro: str, *, nullable: bool = True, full_width_bit: bool = False
 ) -> ToWire | None:
-    """The function that converts an event value to fastavro's value; None if both are the same.
+    """Returns a function that converts a column's event value to a value for fastavro; None if not needed.
 
-    The function raises EncodeError for a value that the column cannot hold, unless fastavro checks it itself.
-    fastavro checks a union's values; of other values it does not check the types of integers and the range of
-    floats.
+    ``avro``: Avro type of the column's field. ``nullable``: True if the field is a union with null.
+    ``full_width_bit``: True to write BIT values with the column's full width.
+
+    The returned function raises EncodeError for a value that is not a value of the column's type. fastavro
+    itself checks only values in unions, so integers and floats of other fields are checked here.
     """
     reader = row_of(column_type).reader
     if reader == "bit":
@@ -142,7 +149,7 @@ def _bit_writer(column_type: ColumnType, full_width: bool) -> ToWire:
     return write
 
 
-# Written with all its digits, 1e999999999 would have a billion of them; no DECIMAL has a hundred.
+# The decimal 1e999999999 would be written with a billion digits. A DECIMAL has fewer than a hundred.
 _MOST_EXPONENT = 1000
 
 
@@ -159,7 +166,7 @@ def _decimal_writer(column_type: ColumnType) -> ToWire:
             raise _refuse(value, column_type) from error
         if unscaled != scaled or not -limit < unscaled < limit:
             raise _refuse(value, column_type)
-        # Minimal two's complement: -128 needs one byte, 128 two.
+        # The shortest two's complement: -128 needs one byte, 128 needs two.
         bits = (unscaled if unscaled >= 0 else ~unscaled).bit_length()
         return unscaled.to_bytes(bits // 8 + 1, "big", signed=True)
 
@@ -201,7 +208,7 @@ def _label_writer(column_type: ColumnType) -> ToWire:
     def write(value: str) -> str:
         if not isinstance(value, str):
             raise EncodeError(
-                f"{shown(value)} is a number, but {_shown(column_type)} is written as its label."
+                f"{shown(value)} is a number, but a value of {_shown(column_type)} must be its label as text."
             )
         if members:
             parts = [part for part in value.split(",") if part] if is_set else [value]
@@ -235,14 +242,14 @@ _PLAIN_WRITERS: Final[dict[str, ToWire]] = {"int": _int, "long": _long}
 
 # Reading
 
-# The values of ``_tidb_op``; an empty value leaves the operation open.
+# Operations by the value of ``_tidb_op``. If it is empty, a row is either an insert or an update.
 OPS: Final[Mapping[object, Op]] = {"c": Op.INSERT, "u": Op.UPDATE, "d": Op.DELETE, "": Op.UPSERT}
 _NEW: Final = tuple.__new__
-# The extension member of an event whose BIT columns had full width (ticdc b813e76). No schema shows the
-# width, but it is needed to write the same bytes again.
+# Extension member of an event whose BIT values had full width (ticdc b813e76). The Avro schema does not show
+# the width, but it is needed to write the same bytes again.
 BIT_WIDTH: Final = "bit_width"
 FULL: Final = "full"
-# It is stored in the row, under a name that no column has, until it is moved to the event.
+# Until the member is moved to the event, it is stored in the row under a name that no column has.
 _BIT_WIDTH_MEMBER: Final = "\0" + BIT_WIDTH
 _Repairs = tuple[tuple[str, FromWire], ...]
 
@@ -253,7 +260,7 @@ def _repairs(columns: tuple[AvroColumn, ...] | None) -> _Repairs:
 
 
 class RecordReader:
-    """Reads the payloads of one writer's schema; ``part`` is ``key`` or ``value``."""
+    """Decodes the payloads that were written with one Avro schema. ``part``: ``key`` or ``value``."""
 
     def __init__(self, part: str, record: WriterRecord) -> None:
         self.part, self.record = part, record
@@ -263,14 +270,15 @@ class RecordReader:
         self._bits = tuple(c.name for c in record.columns if row_of(c.type).reader == "bit")
 
     def read(self, data: bytes) -> dict[str, Any]:
-        """Every field of one record, with typed columns; ``_ticdc_before`` is a nested record.
+        """Returns the fields of one key or value by name, converted to event values.
 
-        A member ``_BIT_WIDTH_MEMBER`` is added if a BIT column has leading zeros.
+        ``data``: bytes with the Confluent header. The row before the change is the nested ``_ticdc_before``.
+        ``_BIT_WIDTH_MEMBER`` is added if a BIT value has leading zero bytes.
 
         Raises:
-            SchemaMismatchError: the bytes end early, continue after the record, or are not values of their
-                types.
-            ValueOutOfRangeError: a value does not fit its column; context has the column.
+            SchemaMismatchError: The bytes end before the record's end, continue after it, or are not values
+                of the fields' types.
+            ValueOutOfRangeError: A value does not fit its column, which the error's context names.
         """
         stream = BytesIO(data)
         stream.seek(HEADER_SIZE)
@@ -299,7 +307,7 @@ class RecordReader:
                 f"The {self.part} of {size} bytes is shorter than its schema requires. It is cut short, or "
                 "was written with a different schema than its id names."
             )
-        return SchemaMismatchError(f"The {self.part} is not a record of its schema: {error!s:.120}.")
+        return SchemaMismatchError(f"The {self.part} does not match its Avro schema: {error!s:.120}.")
 
 
 def _repair(row: dict[str, Any], repairs: _Repairs) -> None:
@@ -315,10 +323,11 @@ def _repair(row: dict[str, Any], repairs: _Repairs) -> None:
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """The parts of decoding that are the same for one topic and one pair of schema ids.
+    """The readers, table and schema for all messages of one topic that have the same pair of schema ids.
 
-    ``sums``: checks the rows' checksums, if configured and if the schema has them. ``time_sums``: resolves
-    times that occur twice by the rows' checksums.
+    ``key`` and ``value``: readers of these parts, or None for a part that is null. ``sums``: checks the
+    checksums of rows; None if the check is off, or if the schema has no checksum. ``time_sums``: determines
+    from a row's checksum which of two moments a local time means that occurs twice; None if not needed.
     """
 
     key: RecordReader | None
@@ -330,11 +339,11 @@ class DecodePlan:
     time_sums: RowSums | None = None
 
     def read(self, message: Message) -> ChangeEvent:
-        """The row change of one record.
+        """Returns the row change of one message.
 
         Raises:
-            SchemaMismatchError: the bytes do not match their schemas.
-            ValueOutOfRangeError: a value does not fit its column.
+            SchemaMismatchError: The key's or the value's bytes do not match their schema.
+            ValueOutOfRangeError: A value does not fit its column.
         """
         key = None if self.key is None else self.key.read(message.key)  # type: ignore[arg-type]
         row = None if self.value is None else self.value.read(message.value)  # type: ignore[arg-type]
@@ -347,7 +356,9 @@ class DecodePlan:
                 extension = row.pop(EXTENSION)
             op = OPS.get(extension.get(OP, ""))  # type: ignore[assignment]
             if op is None:
-                raise SchemaMismatchError(f"{OP} is {shown(extension[OP], 40)}, but c, u or d was expected.")
+                raise SchemaMismatchError(
+                    f"The field {OP} is {shown(extension[OP], 40)}, but c, u or d was expected."
+                )
             if op is Op.DELETE:
                 # A delete's record repeats the old row at the top level.
                 before, after = row if before is None else before, None
@@ -360,7 +371,7 @@ class DecodePlan:
             extension[BIT_WIDTH] = row.pop(_BIT_WIDTH_MEMBER)
         commit_ts: Any = extension.get(COMMIT_TS)
         source = None if commit_ts is None else (commit_ts,)
-        # A named tuple's own constructor needs twice the time, and this code runs once per row.
+        # A named tuple's own constructor takes twice the time, and this code runs once per row.
         position = _NEW(Position, (message.topic, message.partition, message.offset, 0, source))
         ids, more = self.schema_id, extension or None
         return _NEW(
@@ -377,21 +388,22 @@ _WRITE_ERRORS: Final = (ValueError, TypeError, AttributeError, KeyError, Overflo
 
 
 class RowWriter:
-    """Converts rows under the table's column names to fastavro's values.
+    """Converts rows with the table's column names to rows for fastavro, with the names of the Avro fields.
 
-    ``names`` pairs each Avro field with the row's column. Virtual columns have no pair and are null.
+    ``names``: pairs of the name of an Avro field and the name of its column. Virtual columns have no pair,
+    and their fields are written as null.
     """
 
     def __init__(
         self, fields: Iterable[AvroColumn], columns: Iterable[Column], *, full_width_bit: bool
     ) -> None:
-        """``columns`` are in the order of ``fields``."""
+        """Creates a writer. ``columns``: the table's columns, one for each field in the fields' order."""
         pairs = list(zip(fields, columns, strict=True))
         self.names = tuple((avro.name, column.name) for avro, column in pairs if not column.virtual)
         self._virtual = tuple(avro.name for avro, column in pairs if column.virtual)
         self._required = tuple((avro.name, column.name) for avro, column in pairs if avro.null_first is None)
-        # Uses the table's own type: an Avro schema has no scale for decimals as text, and its labels are
-        # ambiguous.
+        # The table's column type is used, because the Avro schema has no scale for decimals written as text,
+        # and its ENUM labels are ambiguous.
         nullable = [(a, c, a.null_first is not None) for a, c in pairs]
         steps = [
             (a.name, to_wire(c.type, a.avro, nullable=null, full_width_bit=full_width_bit))
@@ -400,17 +412,17 @@ class RowWriter:
         self._repairs = tuple((name, write) for name, write in steps if write is not None)
 
     def wire_row(self, row: Row) -> dict[str, Any]:
-        """The row under Avro names, each value as its Avro primitive.
+        """Returns the row with the names of the Avro fields, and with values that fastavro can write.
 
         Raises:
-            EncodeError: a column is missing, is NULL although NOT NULL, or has a value that does not fit its
-                type.
+            EncodeError: The row lacks a column, a NOT NULL column is NULL, or a value does not fit its
+                column's type.
         """
         try:
             found: dict[str, Any] = {avro: row[column] for avro, column in self.names}
         except KeyError as error:
             raise EncodeError(
-                "The row does not have this column, but flat-avro writes whole rows.",
+                "The row does not have this column, but flat-avro can only write complete rows.",
                 column=str(error.args[0]),
             ) from error
         found.update(dict.fromkeys(self._virtual))
@@ -429,17 +441,21 @@ class RowWriter:
         for avro, column in self._required:
             if found[avro] is None:
                 why = (
-                    "New TiCDC cannot write a virtual column that is NOT NULL."
+                    "New-architecture TiCDC cannot write a virtual column that is NOT NULL."
                     if avro in self._virtual
                     else ""
                 )
-                raise EncodeError(why or "The column is NOT NULL, but the value is NULL.", column=column)
+                raise EncodeError(
+                    why or "The column is NOT NULL, but its value in the row is NULL.", column=column
+                )
 
 
 class RecordWriter:
-    """Writes the payloads of one registered schema, whose fields correspond to these columns of the table.
+    """Encodes keys or values with one registered Avro schema.
 
-    ``sums`` computes the checksum of a row without one.
+    ``columns``: columns of the table, one for each field of ``record`` and in the fields' order.
+    ``full_width_bit``: True to write BIT values with the column's full width. ``sums``: computes the checksum
+    of rows that have no checksum; None if the producer writes none.
     """
 
     def __init__(
@@ -458,24 +474,26 @@ class RecordWriter:
         self._record, self._sums, self._head = record, sums, header(schema_id)
 
     def write_row(self, row: Row) -> bytes:
-        """The bytes of a key.
+        """Returns the bytes of a key, with the Confluent header.
 
         Raises:
-            EncodeError: the row does not fit the schema; context has the column.
+            EncodeError: The row does not fit the schema. The error's context has the column.
         """
         return self._write(self.rows.wire_row(row))
 
     def write_event(self, event: ChangeEvent) -> bytes:
-        """The bytes of a value: the row, the old row if the schema has a field for it, and the extension.
+        """Returns the bytes of a value, with the Confluent header.
+
+        The value contains the row, and the old row and the TiDB extension if the schema has fields for them.
 
         Raises:
-            EncodeError: the event does not fit the schema; context has the column.
+            EncodeError: The event does not fit the schema. The error's context has the column.
         """
         if event.op is Op.DELETE and OP not in self._record.extension:
-            raise EncodeError(f"The schema has no {OP}, so a delete cannot be written with it.")
+            raise EncodeError(f"The schema has no field {OP}, so a delete cannot be written with it.")
         datum = self.rows.wire_row(_row_of(event))
         if self._before is not None:
-            # With the record's name, fastavro does not search the union for the branch.
+            # If the record's name is given, fastavro does not search for the matching branch of the union.
             old = None if event.before is None else self._before.wire_row(event.before)
             datum[BEFORE] = None if old is None else (self._record.before_name, old)
         if self._record.extension:
@@ -484,7 +502,7 @@ class RecordWriter:
         return self._write(datum)
 
     def _with_checksum(self, event: ChangeEvent) -> ChangeEvent:
-        """The event with its row's checksum, if the producer would add one and the event has no checksum."""
+        """Returns the event with a checksum of its row, if the options require one and the event lacks it."""
         extension = event.extension or {}
         if self._sums is None or CHECKSUM in extension:
             return event
@@ -511,10 +529,10 @@ class RecordWriter:
                 return EncodeError(
                     f"The value does not have the field's type: {cause!s:.120}.", column=one["name"]
                 )
-        return EncodeError(f"The row is not a record of its schema: {error!s:.120}.")
+        return EncodeError(f"The row does not match its Avro schema: {error!s:.120}.")
 
     def _fields(self, datum: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Each field of the schema and its value; the extension's fields are in a nested record."""
+        """Yields each field of the schema with its value, including the fields of the TiDB extension."""
         for one in self._record.bare["fields"]:
             if one["name"] == EXTENSION:
                 yield from ((inner, datum[EXTENSION][inner["name"]]) for inner in one["type"]["fields"])
@@ -530,17 +548,30 @@ def _row_of(event: ChangeEvent) -> Row:
 
 
 def key_row(event: ChangeEvent, names: Iterable[tuple[str, str]]) -> Row:
-    """The row that contains the key: the new row, a delete's old row, or else the event's own key."""
+    """Returns the row from which an event's key is written.
+
+    This is the row after the change, or else the row before it, if it has all key columns; otherwise it is
+    the event's key. ``names``: pairs of the name of an Avro field and the name of its column.
+
+    Raises:
+        EncodeError: The event has no key, and its rows lack a key column.
+    """
     for row in (event.after, event.before):
         if row is not None and all(column in row for _, column in names):
             return row
     if event.key is None:
-        raise EncodeError("The event has no key, and none of its rows contains the key's columns.")
+        raise EncodeError("The event has no key, and none of its rows has all key columns.")
     return event.key
 
 
 def _extension_value(name: str, event: ChangeEvent) -> object:
-    """The value of an extension field: the event's own, or else TiCDC's value computed from the event."""
+    """Returns the value of a field of the TiDB extension.
+
+    It is the value in the event's extension if there is one; otherwise it is computed from the event.
+
+    Raises:
+        EncodeError: The event does not have the value.
+    """
     given = (event.extension or {}).get(name)
     if name == OP:
         return _LETTERS.get(event.op) or _given_op(given)
@@ -549,13 +580,16 @@ def _extension_value(name: str, event: ChangeEvent) -> object:
     if name in _NO_CHECKSUM:
         return _NO_CHECKSUM[name]
     if name not in (COMMIT_TS, PHYSICAL_TIME):
-        raise EncodeError(f"The event's extension has no {name}, but the schema contains it.")
+        raise EncodeError(f"The event's extension has no {name}, but the Avro schema has this field.")
     if event.commit_ts is None:
-        raise EncodeError("The event has no commit_ts, but the TiDB extension needs one.")
+        raise EncodeError("The event has no commit_ts, but the TiDB extension needs a commit_ts.")
     return event.commit_ts if name == COMMIT_TS else physical_ms(event.commit_ts)
 
 
 def _given_op(given: object) -> object:
     if not isinstance(given, str):
-        raise EncodeError(f"{OP} needs insert or update, but an upsert can be either.")
+        raise EncodeError(
+            f"The field {OP} needs the operation insert or update, but the event is an upsert, which may be "
+            "either of them."
+        )
     return given

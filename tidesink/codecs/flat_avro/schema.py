@@ -1,16 +1,16 @@
-"""The key and value schemas of a table: built like TiCDC's, and parsed (tiflow c7b2588, ticdc b813e76).
+"""Builds the Avro key and value schemas of a table like TiCDC, and parses TiCDC's registered schemas.
 
-Names, the order of fields and the order of JSON members are the producer's, so that a registry returns the
-same id.
+A built schema has the same names, order of fields and order of JSON members as TiCDC's (tiflow c7b2588, ticdc
+b813e76), so that a registry returns the same schema id.
 
-Column defaults are written like TiCDC's, and converted back to TiDB's text. Their deviations are the
-producer's: bytes defaults are base64 and not Avro's ISO-8859-1 text, bytes that are not UTF-8 were already
-damaged, FLOAT shows its 32-bit value widened, a whole DOUBLE is an integer, BIGINT UNSIGNED wraps to negative
-numbers, a precise DECIMAL has no default.
+Column defaults are written as TiCDC writes them, and converted back to TiDB's text. They differ from Avro's
+rules: the default of a bytes field is base64 instead of ISO-8859-1 text, and its bytes that are not UTF-8 are
+already lost; a FLOAT default is the 32-bit value as a double; a DOUBLE default without a fraction is an
+integer; a BIGINT UNSIGNED default from 2^63 on is negative; a DECIMAL in bytes has no default.
 
-A writer's schema is parsed once into its columns, its extension fields, and the bare schema for fastavro:
-names and primitives in order. The bare schema omits defaults, because TiCDC's are not Avro's (base64 for
-bytes, integers for doubles), and logical types.
+A registered schema is parsed once into its columns, its extension fields, and a *bare* schema for fastavro.
+The bare schema has only the fields' names and primitive types. It has no defaults, because TiCDC's defaults
+are not valid in Avro, and no logical types.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ PHYSICAL_TIME: Final = "_tidb_commit_physical_time"
 
 _FIELDS: Final = tuple((field.name, field.avro, field.default) for field in EXTENSION_FIELDS)
 _OP_FIELDS, _TIME_FIELDS, _CHECKSUM_FIELDS = _FIELDS[:1], _FIELDS[1:3], _FIELDS[3:]
-# Go's encoding/json writes these as escapes.
+# Go's encoding/json escapes these characters.
 _GO_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
 @dataclass(frozen=True)
 class BuiltRecord:
-    """An Avro schema, and the table's columns that correspond to its fields, in order.
+    """An Avro schema that was built for a table.
 
-    ``summed``: the columns of the row's checksum, in its order; empty without a checksum.
+    ``columns``: columns of the table, in the order of the schema's fields. ``summed``: columns over which the
+    row's checksum is computed, in that order; empty without a checksum.
     """
 
     schema: AvroJson
@@ -62,34 +63,36 @@ class BuiltRecord:
 
     @property
     def text(self) -> str:
-        """The schema text that the producer registers."""
+        """The schema as the JSON text that TiCDC would register."""
         return schema_text(self.schema)
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
-    """Compact JSON with Go's escapes."""
+    """Returns a schema as compact JSON text, escaped as Go escapes it."""
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":")).translate(_GO_ESCAPES)
 
 
 def key_record(schema: TableSchema, table: TableId, options: CodecOptions) -> BuiltRecord | None:
-    """The schema of a table's Kafka keys; None if the producer writes null keys.
+    """Returns the Avro schema of a table's Kafka keys, or None if TiCDC writes null keys for the table.
 
-    Classic TiCDC uses the handle key, the new architecture only the primary key.
+    The key is the handle key in classic TiCDC, and the primary key in the new architecture.
 
     Raises:
-        EncodeError: two columns map to the same Avro name.
+        EncodeError: Two columns map to the same Avro name.
     """
     columns = schema.primary_key if options.producer == "new" else schema.handle_columns
     return BuiltRecord(_record(table, columns, options), columns) if columns else None
 
 
 def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> BuiltRecord:
-    """The schema of a table's values, with the old row and extension fields that the options enable.
+    """Returns the Avro schema of a table's Kafka values.
+
+    It has fields for the old row and for the TiDB extension if the options enable them.
 
     Raises:
-        EncodeError: two fields map to the same Avro name.
+        EncodeError: Two fields map to the same Avro name.
     """
-    # Classic TiCDC omits virtual columns, the new architecture writes them as NULL.
+    # Classic TiCDC omits virtual columns. The new architecture writes them as NULL.
     columns = tuple(one for one in schema.columns if options.producer == "new" or not one.virtual)
     if _has_checksum(options):
         columns = tuple(sorted(columns, key=lambda column: column.column_id or 0))
@@ -106,7 +109,7 @@ def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> 
 
 
 def includes_before(options: CodecOptions) -> bool:
-    """Return True if values contain the old row, an option that only the new architecture has."""
+    """Returns True if the options make values contain the old row. Only new-architecture TiCDC writes it."""
     return options.avro_include_before_value and options.producer == "new"
 
 
@@ -150,20 +153,23 @@ def _field(column: Column, options: CodecOptions) -> AvroJson:
 
 
 def null_defaults(record: BuiltRecord) -> list[str]:
-    """The nullable fields of a record whose default is the text ``null``.
+    """Returns the names of a record's nullable fields whose default is the text ``null``.
 
-    goavro reads that text as Avro's null, which is not the first branch of such a field, and cannot create a
-    codec for the schema. TiCDC then stops the changefeed (tiflow, issue 11994).
+    TiCDC cannot write a table with such a field, and stops the changefeed (tiflow, issue 11994). Its library
+    goavro reads the text as Avro's null, which does not match the first branch of the field's union.
     """
     fields = json.loads(record.text)["fields"]
     return [one["name"] for one in fields if one.get("default") == "null" and isinstance(one["type"], list)]
 
 
 def check_unique_names(fields: Sequence[AvroJson], columns: Sequence[Column]) -> None:
-    """Refuse two fields with the same name; the columns' fields come first, then the extension's.
+    """Checks that all fields of a schema have different names.
+
+    ``columns``: columns of the first fields, in the fields' order. The other fields belong to the TiDB
+    extension.
 
     Raises:
-        EncodeError: two fields have the same name; the message names both columns.
+        EncodeError: Two fields have the same name. The error text names both columns.
     """
     sources = [column.name for column in columns] + ["the extension"] * (len(fields) - len(columns))
     seen: dict[str, str] = {}
@@ -184,10 +190,12 @@ _SIGN_BIT: Final = 1 << 63
 
 
 def to_json(column: Column, avro: str) -> JsonDefault:
-    """The ``default`` of a column's field; None if the field has no default of its own.
+    """Returns a column's default as the JSON value that TiCDC writes into the Avro field, or None.
+
+    ``avro``: Avro type of the field. None means that the column has no default, or that TiCDC omits it.
 
     Raises:
-        EncodeError: the text is not a value of the column's type.
+        EncodeError: The default's text is not a value of the column's type.
     """
     if column.default is None:
         return None
@@ -228,7 +236,7 @@ def _bits_base64(text: str) -> str:
 
 
 def _damaged(raw: bytes) -> bytes:
-    # TiDB stores the default as JSON text, where each byte that is not UTF-8 becomes U+FFFD.
+    # TiDB stores the default as JSON text, in which U+FFFD replaces each byte that is not UTF-8.
     kept, at = "", 0
     while at < len(raw):
         for size in (1, 2, 3, 4):
@@ -254,10 +262,13 @@ _TO_JSON: Final[dict[Reader, Callable[[str], JsonDefault]]] = {
 
 
 def to_text(default: object, reader: Reader, avro: str) -> str | None:
-    """TiDB's text of a field's default; binary as text of U+0000 to U+00FF, one character per byte.
+    """Converts the default of an Avro field to TiDB's text of the column's default, or None to None.
+
+    Each byte of a binary default becomes one character from U+0000 to U+00FF. ``reader``: kind of the
+    column's type. ``avro``: Avro type of the field.
 
     Raises:
-        SchemaMismatchError: the default has a different JSON type than TiCDC writes.
+        SchemaMismatchError: The default does not have the form in which TiCDC writes it.
     """
     if default is None:
         return None
@@ -278,24 +289,29 @@ def to_text(default: object, reader: Reader, avro: str) -> str | None:
 _PARAMETERS: Final = "connect.parameters"
 _EXTENSION_PREFIX: Final = "_tidb_"
 _PRIMITIVES: Final = ("string", "long", "int", "boolean", "float", "double", "bytes")
-# In the bare record the extension is a nested record. Avro's bytes are the same, and its fields need not be
-# picked out of each row.
+# The bare schema has the extension's fields in a nested record of this name. Avro encodes them in the same
+# way, and they need not be separated from the columns in each row.
 EXTENSION: Final = "__tidesink_extension"
 
 
 @dataclass(frozen=True)
 class AvroColumn:
-    """A field that is a column of the table: its Avro primitive and its column type."""
+    """A field of an Avro schema that is a column of the table.
+
+    ``avro``: Avro's primitive type. ``type``: the column's type. ``null_first``: True if null is the first
+    branch of the field's union, False if it is the second, None if the field cannot be null. ``default``: the
+    column's default as TiDB's text, or None.
+    """
 
     name: str
     avro: str
     type: ColumnType
-    null_first: bool | None  # None: the field cannot be null
+    null_first: bool | None
     default: str | None
 
     @property
     def bare(self) -> object:
-        """The field's type in the bare schema for fastavro."""
+        """Avro type of the field in the schema for fastavro, which has no defaults and no logical types."""
         if self.null_first is None:
             return self.avro
         return ["null", self.avro] if self.null_first else [self.avro, "null"]
@@ -303,7 +319,13 @@ class AvroColumn:
 
 @dataclass(frozen=True)
 class WriterRecord:
-    """One registered flat-avro schema; ``columns`` and ``before`` are in the order of the fields."""
+    """A parsed flat-avro schema of a registry.
+
+    ``columns``: columns of the row. ``before``: columns of the row before the change, or None if the schema
+    does not have it. ``before_name``: full name of that nested record. ``extension``: names of the TiDB
+    extension's fields. ``bare``: schema with which fastavro reads and writes the records. All are in the
+    order of the schema's fields.
+    """
 
     name: str
     namespace: str
@@ -315,19 +337,19 @@ class WriterRecord:
 
     @property
     def table(self) -> TableId:
-        """The table according to the record's names; both parts are sanitised."""
+        """Table named by the schema's namespace and name, in which TiCDC replaced special characters."""
         return TableId(self.namespace.rpartition(".")[2], self.name)
 
     @cached_property
     def column_names(self) -> tuple[str, ...]:
-        """The columns' names in order."""
+        """Names of the columns, in the order of the schema's fields."""
         return tuple(column.name for column in self.columns)
 
     def table_schema(self, table: TableId, keys: Iterable[str]) -> TableSchema:
-        """The columns as a table schema; ``keys`` are the names in the key record.
+        """Returns the columns as the schema of a table. ``keys``: names of the fields in the key's schema.
 
-        flat-avro does not show whether the key is the primary key or another unique key, so it is marked as
-        both.
+        flat-avro does not show if a key is the primary key or another unique key. So the key columns are
+        marked as both.
         """
         named = frozenset(keys)
         return TableSchema(table, tuple(_column(column, column.name in named) for column in self.columns))
@@ -345,10 +367,11 @@ def _column(column: AvroColumn, is_key: bool) -> Column:
 
 
 def parse_record(text: str) -> WriterRecord:
-    """Parse a registered schema.
+    """Parses the JSON text of a registered schema of a key or value.
 
     Raises:
-        SchemaMismatchError: TiCDC does not write such a schema for flat-avro; the message names the field.
+        SchemaMismatchError: TiCDC does not write such a schema for flat-avro. If a field is the reason, the
+            error names it.
     """
     try:
         schema = json.loads(text)
@@ -367,7 +390,9 @@ def parse_record(text: str) -> WriterRecord:
     head = [field["name"] for field in fields[: len(fields) - len(extension)]]
     if bare.keys() != {*head}:
         misplaced = next(one for one in head if one not in bare)
-        raise SchemaMismatchError("An extension field precedes a column.", column=misplaced)
+        raise SchemaMismatchError(
+            "The writer's schema has a field of the TiDB extension before this column.", column=misplaced
+        )
     in_order = {one: bare[one] for one in head}
     if extension:
         types = {str(field["name"]): field["type"] for field in extension}
@@ -412,8 +437,8 @@ def _fields(schema: object) -> list[dict[str, Any]]:
 
 
 def _is_extension(field: dict[str, Any]) -> bool:
-    # Extension fields have plain types, while a user's column of that name has connect.parameters. Only
-    # primitives count: a record that refers to its own name would be parsed without end.
+    # Extension fields have plain types, but a user's column with such a name has connect.parameters. Only
+    # primitive types count, because parsing a record that refers to its own name would never end.
     return field["type"] in _PRIMITIVES and field["name"].startswith(_EXTENSION_PREFIX)
 
 
@@ -449,13 +474,14 @@ def _read_type(avro: object) -> tuple[ColumnType, str, Any]:
     parameters = avro.get(_PARAMETERS) if isinstance(avro, dict) else None
     if not isinstance(avro, dict) or not isinstance(parameters, dict):
         raise SchemaMismatchError(
-            f"{shown(avro, 120)} has no {_PARAMETERS}, which TiCDC writes for each column."
+            f"The field's type {shown(avro, 120)} has no {_PARAMETERS}, which TiCDC writes for each column."
         )
     primitive, tidb_type = str(avro.get("type")), str(parameters.get("tidb_type"))
     row = row_of_avro(tidb_type, primitive)
     if row is None:
         raise SchemaMismatchError(
-            f"tidesink does not know tidb_type {shown(tidb_type)} as Avro {shown(primitive, 40)}."
+            f"tidesink does not support a column with tidb_type {shown(tidb_type)} and the Avro type "
+            f"{shown(primitive, 40)}."
         )
     allowed, length = parameters.get("allowed"), parameters.get("length")
     column_type = ColumnType(
@@ -466,7 +492,7 @@ def _read_type(avro: object) -> tuple[ColumnType, str, Any]:
         members=split_allowed(str(allowed)) if allowed is not None else None,
     )
     if row.reader == "decimal" and primitive == "bytes" and column_type.precision is None:
-        raise SchemaMismatchError("A decimal in bytes has no precision.")
+        raise SchemaMismatchError("The field is a decimal in bytes, but its type has no precision.")
     return column_type, primitive, row.reader
 
 
@@ -477,7 +503,7 @@ def _number(value: object) -> int | None:
         return int(value)
     if isinstance(value, int) and 0 <= value < 10000:
         return value
-    raise SchemaMismatchError(f"{shown(value, 40)} is not a length, precision or scale.")
+    raise SchemaMismatchError(f"{shown(value, 40)} is not a valid length, precision or scale.")
 
 
 def _parsed(bare: dict[str, Any]) -> Any:
