@@ -570,7 +570,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class RecordGroup:
-    """Number, first and last offset, and first and last time of letters with one table, partition and error."""
+    """Number, offsets and times of the letters that have the same table, partition and error."""
 
     table: str
     topic: str
@@ -645,7 +645,7 @@ class DeadLetters:
         return [letter for letter in found if chosen.fits(letter, kind=letter.error)]
 
     def groups(self, chosen: Chosen) -> tuple[RecordGroup, ...]:
-        """Returns the selected letters in groups, one for each table, topic, topic id, partition and error."""
+        """Returns the selected letters grouped by table, topic, topic id, partition and error."""
         parts: dict[tuple[str, str, str, int, str], list[Letter]] = {}
         for one in self.letters(chosen):
             place = one.table, one.topic, one.topic_id, one.partition, one.error

@@ -117,7 +117,7 @@ NO_STARTS: Final[Starts] = {}
 
 
 def started_at(found: TopicOffsets, starts: Starts) -> TopicOffsets:
-    """Returns a topic's offsets for a table that starts at ``starts``, as if all earlier records had expired."""
+    """Returns a topic's offsets as if all records before the table's ``starts`` had expired."""
     if not starts:
         return found
     partitions = {
@@ -710,7 +710,7 @@ def growing_parts(available: Sequence[OffsetRange], first: int) -> Iterator[tupl
 
 
 def budget_of(max_records: int, max_bytes: int, size: RecordSize) -> int:
-    """Returns the number of records that a batch may read, at least one, by its limits of records and bytes."""
+    """Returns the number of records that a batch may read, at least one, within both limits."""
     return max(1, min(max_records, int(max_bytes / size.estimate)))
 
 
