@@ -474,7 +474,7 @@ def create_statement(connection: Connection, table: TableId) -> tuple[str, int] 
     Returns None if the table does not exist or is a view. The commit_ts is read before the statement, so the
     statement may already contain later changes. It is TiDB's, or comes from the server's clock, and is the
     first commit_ts of its millisecond. A DDL event without a commit_ts gets the first commit_ts of its
-    millisecond too, so it counts as not earlier.
+    millisecond too, so that a later DDL of the same millisecond is not treated as older than the statement.
     """
     from sqlalchemy.exc import DBAPIError
 
