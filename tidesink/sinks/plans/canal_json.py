@@ -129,9 +129,10 @@ class CanalJsonDecoder(TableDecoder):
         return tuple(self._named(event) if isinstance(event, ChangeEvent) else event for event in events)
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """Decode records with the row codec, and ignore all columns of an update's old row except ``keys``.
+        """Decode records with the row codec, without values of old rows.
 
-        It decodes records whose old row has a bad value, which does not matter for the new row.
+        An update's old row keeps only its key columns (``keys``). So an invalid value in an old row is no
+        error.
         """
         named = {fold_name(name) for name in keys}
 

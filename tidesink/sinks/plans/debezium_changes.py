@@ -252,7 +252,10 @@ class DebeziumDecoder(TableDecoder):
 
     @property
     def has_generated_columns(self) -> bool:
-        """True if records have schemas, so that generated columns are known to be sent or not."""
+        """True if records have schemas: they contain the values of generated columns in their schema.
+
+        A definition may list generated columns that are not sent.
+        """
         return not self.is_bare
 
     @property
