@@ -1,6 +1,4 @@
-"""tidesink: loads TiCDC and Debezium change topics into tables, with codecs that need neither Spark nor Java."""
-nor Java.
-"""
+"""tidesink: loads TiCDC and Debezium change topics into tables. Its codecs need neither Spark nor Java."""
 
 from __future__ import annotations
 
