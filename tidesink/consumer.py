@@ -233,7 +233,7 @@ class ConsumerGroup:
                 raise no_answer(self._brokers, error) from error
 
     def _look(self) -> None:
-        """Request the list of topics, and subscribe to those that ``wanted`` selects."""
+        """Request the list of topics, and subscribe to the topics that ``wanted`` selects."""
         there = self._consumer.list_topics(timeout=_TIMEOUT).topics
         found = self._wanted(there)
         self._looked = self._answered = time.monotonic()
@@ -452,7 +452,7 @@ class EventConsumer:
         self.close()
 
     def _decode_more(self) -> bool:
-        """Wait for records and decode them up to the first one that fails.
+        """Wait for records, and decode them up to the first bad record.
 
         Returns False if the iteration ends.
         """
@@ -544,7 +544,7 @@ def consume(
     Args:
         config: The pipeline's config, or its file.
         group: The consumer group. None: the pipeline's name.
-        start: Where partitions begin that the group has not committed yet.
+        start: The beginning (``earliest`` or ``latest``) of partitions without a committed offset.
         on_bad_record: Called for each record that cannot be decoded, in tables with ``bad-record:
             dead-letter``. Reading continues when it returns.
         batch_records: Maximum number of records that are fetched at a time.

@@ -60,8 +60,7 @@ LOAD_AGAIN: Final = 'load the table again under another name (docs/schema-change
 
 
 class TidesinkError(Exception):
-    """Base of all errors that tidesink raises on purpose. An error reports what happened, where, and what to
-    do next.
+    """The base of tidesink's own errors, which report what happened, where, and what to do next.
 
     ``context`` has any of these keys: topic, partition, offset, table, column, schema_id, subject, url, key.
     It never has a secret. For a schema change it also has ``change`` (its kind), ``before`` and ``after``.

@@ -200,7 +200,7 @@ class ChangeEvent(NamedTuple):
     """One row change.
 
     Attributes:
-        schema: The writer's columns, as far as the message shows them.
+        schema: Those of the writer's columns that the message contains.
         extension: Members of the message that are not columns (``_tidb_…`` fields and envelope members).
     """
 

@@ -82,7 +82,7 @@ class BasicAuth(Auth):
         return f"Basic {self._token()}"
 
     def secrets(self) -> tuple[str, ...]:
-        """Returns the password in all forms in which headers and URLs have it."""
+        """Returns the password, also in the forms of headers and URLs, so that messages can hide it."""
         return self._token(), self.password, quote(self.password, safe="")
 
     def _token(self) -> str:
@@ -91,7 +91,7 @@ class BasicAuth(Auth):
 
 @dataclass(frozen=True)
 class BearerAuth(Auth):
-    """A bearer token."""
+    """Authentication with a bearer token."""
 
     token: str = field(repr=False)
 

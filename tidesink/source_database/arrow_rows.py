@@ -51,7 +51,7 @@ def _selected_type(column_type: ColumnType) -> pa.DataType:
 
 
 def _arrow_of(values: Iterable[Any], column_type: ColumnType, read: ValueReader | None) -> pa.Array:
-    """Convert a driver's values of a column to an Arrow array, with the column's ``value_reader``."""
+    """Convert a driver's values of a column to an Arrow array. ``read`` converts one value."""
     plain = values if read is None else (None if one is None else read(one) for one in values)
     return pa.array(plain, _selected_type(column_type))
 

@@ -296,7 +296,7 @@ def rows_between(
 
 
 def code_of(error: BaseException) -> ErrorCode | None:
-    """Returns the error code of the server or the driver, or None."""
+    """Returns the code of a SQLAlchemy error: the server's number or SQLSTATE, or None."""
     cause = getattr(error, "orig", None)
     code = cause.args[0] if cause is not None and cause.args else None
     return code if isinstance(code, int) else getattr(cause, "sqlstate", None)

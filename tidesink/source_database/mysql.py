@@ -430,7 +430,7 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
 
 
 def uses_xa(connection: Connection) -> bool:
-    """Returns True if applications used XA transactions, or if one is open, as far as the server shows it.
+    """Returns True if applications have used XA transactions, or if an XA transaction is open.
 
     The server's counters show the use of XA since its start, to every user.
 

@@ -79,7 +79,7 @@ class ConnectorCheckpoints:
     """Reads the checkpoints of one Debezium connector, and the end offsets of topics. For one thread.
 
     Attributes:
-        newest: The last checkpoint; None if there is none yet.
+        newest: The last checkpoint; None if the connector has not committed a checkpoint yet.
         reason: If ``newest`` is None, text with the reason.
     """
 

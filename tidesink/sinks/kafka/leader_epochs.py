@@ -116,7 +116,7 @@ class LeaderEpochs:
         """Returns the offset at which the log was cut, for each partition that no longer has its known
         record.
 
-        From that offset on, the partition has other records than those that were read. Partitions whose known
+        From that offset on, the records in Kafka differ from those that were read. Partitions whose known
         record expired, or is after the end, are not checked here.
 
         Raises:
@@ -414,7 +414,9 @@ class _Look:
     def _check_time(self) -> None:
         if self._is_stopped():
             raise BrokerUnavailableError(
-                "A stop was requested while the partitions' logs were checked.", topic=self._topic
+                "A stop was requested while the partitions' logs were checked. The next start checks them "
+                "again.",
+                topic=self._topic,
             )
         waited = time.monotonic() - self._begun
         error = self._client_error

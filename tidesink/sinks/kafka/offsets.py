@@ -151,7 +151,7 @@ class Look(NamedTuple):
 
     Attributes:
         found: Offsets of the topics that exist, by topic.
-        unanswered: By topic, the error because of which the topic's state is not known now. It may exist.
+        unanswered: Per topic without an answer, the error. Whether the topic exists is not known now.
 
     A topic that is in neither mapping does not exist.
     """
@@ -520,7 +520,7 @@ class RecordSize:
     last: float = FIRST_RECORD_BYTES
 
     def learn(self, records: int, bytes_read: int) -> None:
-        """Record one batch's number of records and bytes."""
+        """Add one batch's number of records and bytes to the estimate."""
         if records:
             self.records += records
             self.bytes += bytes_read

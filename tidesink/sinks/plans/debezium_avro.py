@@ -283,7 +283,11 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         for columns in known
     ]
     if not shapes:
-        raise ConfigError(f"{table} has no schema of a row yet, so it cannot be read.", table=str(table))
+        raise ConfigError(
+            f"{table} has no schema of a row in the registry yet, so it cannot be read. Check "
+            f"that the connector has sent a row.",
+            table=str(table),
+        )
     shape = replace(merged_in_order(shapes, base, left_out=left_out), exact_names=is_exact)
     for name in keys or ():
         check_spelling("keys", name, shape)
@@ -419,7 +423,7 @@ def _key_names(
         found = found or tuple(column.name for column in columns)
     if not found and needed:
         raise ConfigError(
-            f"{table} has no key record in its topic, so it is unknown which row a change belongs to. "
+            f"The records of {table} have no key, so it is unknown which row a change belongs to. "
             "Name its key columns under tables: keys, set message.key.columns at the connector, or set "
             f"mode: append to keep its changes; {IDENTITIES['debezium-avro']}",
             table=str(table),

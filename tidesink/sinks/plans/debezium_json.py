@@ -58,7 +58,7 @@ from tidesink.typemap.values import Convert
 
 _NO_OPTIONS: Final = CodecOptions()
 _NO_KEY: Final = (
-    "{} has no key record in its topic, so it is unknown which row a change belongs to. Name its key columns "
+    "The records of {} have no key, so it is unknown which row a change belongs to. Name its key columns "
     "under tables: keys, set message.key.columns at the connector, or set mode: append to keep its changes; "
     f"{IDENTITIES['debezium-json']}"
 )
@@ -597,7 +597,11 @@ def _column_lists(
     if not lists and definition is not None:
         found.insert(0, definition.columns)
     if not found:
-        raise ConfigError(f"{table} has no record of a row yet, so it cannot be read.", table=str(table))
+        raise ConfigError(
+            f"The topic has no record with a row of {table} yet, so it cannot be read. Check "
+            f"that the connector has sent a row.",
+            table=str(table),
+        )
     return found
 
 
@@ -633,10 +637,7 @@ def _dropped(writers: Writers, fold: NameFold) -> DroppedByColumns:
 
 
 def _started_again(writers: Sequence[JsonWriter]) -> bool:
-    """Returns True if a later writer's rows have lower source positions.
-
-    Then two database servers wrote the rows.
-    """
+    """Returns True if a later writer's rows have lower positions, so that two servers wrote them."""
     placed = [one for one in writers if one.place != _NOWHERE and one.source is not None]
     return any(
         a.source > b.source and _is_earlier(a.place, b.place)

@@ -267,7 +267,7 @@ def _key_names(
         found = found or record.column_names
     if not found and needed:
         raise ConfigError(
-            f"{table} has no key record in its topic, so it is unknown which row a change belongs to. "
+            f"The records of {table} have no key, so it is unknown which row a change belongs to. "
             "Name its key columns under tables: keys, or set mode: append to keep its changes; "
             f"{IDENTITIES['flat-avro']}",
             table=str(table),
@@ -320,6 +320,10 @@ def _shape(  # noqa: PLR0913  (all that a shape rests on)
             )
         )
     if not shapes:
-        raise ConfigError(f"{table} has no schema yet, so it cannot be read.", table=str(table))
+        raise ConfigError(
+            f"{table} has no schema in the registry yet, so it cannot be read. Check that the "
+            f"changefeed has sent a row.",
+            table=str(table),
+        )
     # A schema from before the base may have become known. It decides the first default of a column.
     return merged_in_order(shapes, base, left_out=left_out)

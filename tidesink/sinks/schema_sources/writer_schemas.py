@@ -250,7 +250,7 @@ class RegisteredDecoding(LoneDecoding):
         return bool(self._planned_by != before)
 
     def _stored_use(self, found: TopicOffsets) -> SchemaUse[int]:
-        """Returns the schemas' use that an earlier run of the worker stored.
+        """Returns the order in which schemas were in use, as an earlier run of the worker stored it.
 
         Empty if the topic was recreated since.
         """

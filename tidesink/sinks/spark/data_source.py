@@ -173,7 +173,7 @@ def columns_of_records(batches: Iterable[DecodedBatch], table: TableId | None) -
 
 
 def is_table(found: TableId, wanted: TableId) -> bool:
-    """Returns True if two names are the same table's. As in TiDB, case does not matter."""
+    """Returns True if two names refer to the same table. Case does not matter, as in TiDB."""
     return fold_name(found.name) == fold_name(wanted.name) and (
         not wanted.schema or fold_name(found.schema) == fold_name(wanted.schema)
     )
@@ -632,7 +632,7 @@ class TidesinkDataSource(DataSource):
         return spark_schema(columns.arrow(options.values))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Returns a batch reader. Its offsets are those that exist when the query is planned."""
+        """Returns a batch reader. It reads the offsets that exist when the query is planned."""
         options = ReadOptions.of(self.options)
         return ChangeBatchReader(_Task(options, schema, options.table))
 
@@ -817,7 +817,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         """Does nothing, because Spark's checkpoint stores the offsets."""
 
     def stop(self) -> None:
-        """Does nothing, because no consumer group is joined."""
+        """Called when the stream ends. Does nothing, because no consumer group was joined."""
 
     def _ends(self) -> dict[str, Any]:
         found = self._found()

@@ -93,7 +93,8 @@ def passing_failure(error: BaseException) -> SourceUnavailableError | None:
             reason = "" if number is None else f": {os.strerror(number)}"
             said = type(cause).__name__ + reason
             return SourceUnavailableError(
-                f"A task failed because its host ran out of resources ({said}). The batch is retried."
+                f"A task failed because its host ran out of resources ({said}). If this happens again, "
+                f"check its memory, disk and network."
             )
         cause = cause.__cause__
     return None
@@ -178,7 +179,8 @@ def _job_error(exc: BaseException) -> SourceError:
         said = ", ".join([*names[-1:], *(f"{place} line {line}" for place, line in places[-1:])]) or said
     elif not isinstance(exc, PySparkException):  # raised for plans, and for expressions on rows
         return SourceUnavailableError(
-            f"A Spark job of the batch was interrupted ({said}). The batch is retried."
+            f"A Spark job of the batch was interrupted ({said}). If this happens again, check Spark's "
+            f"executors."
         )
     return SourceError(
         f"A Spark job of the batch failed ({said}). Report this error with the version of tidesink."
@@ -256,8 +258,8 @@ NOT_STORED: Final = (
     "The source database did not send the value of {columns}, because it did not change, but the target "
     "does not have "
     "the row: its key was changed, the table's filter removed it before this change, or an event was lost. "
-    "Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row. The table continues if both "
-    "are in one batch, or after a new snapshot."
+    "Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row. The table continues if "
+    "this change and the row are in one batch, or after a new snapshot."
 )
 
 

@@ -782,7 +782,7 @@ class FirstTask:
     modules: tuple[str, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the batches unchanged."""
+        """Import the modules, then yield the batches unchanged."""
         import_modules(self.modules)
         yield from batches
 
