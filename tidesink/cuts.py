@@ -109,7 +109,7 @@ def chosen(cuts: Sequence[Cut], at: At | None) -> Cut:
     if found is None:
         raise ConfigError(
             f"No stored cut is as old as {at}. The oldest cut is of {cuts[-1].time.isoformat()} "
-            f"(commit_ts {cuts[-1].commit_ts}).",
+            f"(commit_ts {cuts[-1].commit_ts}). Choose this time or a later one.",
             key="cuts.keep",
         )
     return found

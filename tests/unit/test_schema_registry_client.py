@@ -182,7 +182,7 @@ def test_a_level_that_is_none_is_refused_before_anything_is_sent(serve: Serve, c
 @pytest.mark.parametrize(
     ("status", "hint"),
     [
-        (401, "credentials are missing or wrong. Check the registry's username and password or its token."),
+        (401, "credentials are missing or wrong. Check the registry's username and password, or its token."),
         (403, "the user lacks permission. Grant it to the user, or configure another user."),
     ],
 )
@@ -257,7 +257,7 @@ def test_a_list_of_the_wrong_things_is_no_registrys_answer(serve: Serve, client:
 
 
 def test_no_url_at_all_is_refused() -> None:
-    with pytest.raises(ConfigError, match="The schema registry needs a URL"):
+    with pytest.raises(ConfigError, match="No URL of a schema registry is set"):
         SchemaRegistryClient([])
 
 

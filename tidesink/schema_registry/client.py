@@ -304,7 +304,7 @@ class SchemaRegistryClient:
     ) -> None:
         endpoints = [Endpoint.parse(url, auth) for url in ([urls] if isinstance(urls, str) else urls)]
         if not endpoints:
-            raise ConfigError("The schema registry needs a URL.", key="url")
+            raise ConfigError("No URL of a schema registry is set. Set at least one URL.", key="url")
         self.urls = tuple(endpoint.url for endpoint in endpoints)
         self._transport = Transport(
             endpoints, tls or TlsOptions(), timeouts or Timeouts(), retry or RetryPolicy(), stop=stop

@@ -133,7 +133,10 @@ class TlsOptions:
         for option in ("ca", "client_cert", "client_key"):
             path: Path | None = getattr(self, option)
             if path is not None and not path.is_file():
-                raise ConfigError(f"The file {path} does not exist.", key=f"tls.{option.replace('_', '-')}")
+                raise ConfigError(
+                    f"The file {path} does not exist. Correct the path.",
+                    key=f"tls.{option.replace('_', '-')}",
+                )
         if self.client_key and not self.client_cert:
             raise ConfigError(
                 "A client key is set, but no client certificate. Set tls.client-cert too.",
@@ -412,7 +415,7 @@ T = TypeVar("T")
 # ccompat v7 uses them too.
 _NOT_FOUND: Final = frozenset({40401, 40402, 40403})
 _SIGN_IN: Final = {
-    401: "the credentials are missing or wrong. Check the registry's username and password or its token.",
+    401: "the credentials are missing or wrong. Check the registry's username and password, or its token.",
     403: "the user lacks permission. Grant it to the user, or configure another user.",
 }
 

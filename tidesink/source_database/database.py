@@ -250,10 +250,12 @@ def translated(option: str) -> Iterator[None]:
             ) from error
         if code in (*mysql.NO_COLUMN, *postgres.NO_COLUMN):
             raise SourceUnavailableError(
-                f"{option}: a column was dropped in the source database while the table was read."
+                f"{option}: a column was dropped in the source database while the table was read. Read the "
+                f"table again."
             ) from error
         raise _not_connected(error.orig, option, code) from error
     except SQLAlchemyError as error:
         raise SourceUnavailableError(
-            f"{option}: the source database cannot be queried ({type(error).__name__})."
+            f"{option}: the source database cannot be queried ({type(error).__name__}). Check this setting "
+            f"and the database's log."
         ) from error

@@ -291,13 +291,14 @@ class RegisteredDecoding(LoneDecoding):
         under_glue = any(head.startswith(_GLUE_HEADS) for part in PARTS for head in heads[part])
         if under_glue and not any(ids.values()):
             raise ConfigError(
-                f"The records of {found.topic} have an AWS Glue schema registry header, but workers read "
+                f"The records of topic {found.topic} have an AWS Glue schema registry header, but workers "
+                f"read "
                 f"only Confluent's header. {UNDER_CONFLUENT[self._context.config.source.protocol]}",
                 table=str(self._table),
             )
         if elsewhere is not None and not any(ids.values()):
             raise ConfigError(
-                f"The records of {found.topic} cannot be read: {elsewhere}.", table=str(self._table)
+                f"The records of topic {found.topic} cannot be read: {elsewhere}.", table=str(self._table)
             )
         return ids
 
@@ -540,7 +541,7 @@ class WriterSchemas:
         missing = [(part, one) for part, one in list(self._lacking(ids)) if not self._known(part, one)]
         if missing:
             raise SchemaNotFoundError(
-                f"The registry does not have schema ids {sorted({one for _, one in missing})}.",
+                f"The schema registry does not have schema ids {sorted({one for _, one in missing})}.",
                 topic=self._topic,
             )
 

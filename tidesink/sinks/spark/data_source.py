@@ -544,7 +544,9 @@ def topic_offsets(options: ReadOptions, asked: KafkaOffsets | None = None) -> To
     asked = asked or KafkaOffsets(client_settings(options.kafka))
     found = asked.lookup([options.topic]).get(options.topic)
     if found is None:
-        raise SourceError("The topic does not exist. Check the option topic.", topic=options.topic)
+        raise SourceError(
+            "The topic does not exist. Check the data source's option topic.", topic=options.topic
+        )
     return found
 
 

@@ -463,9 +463,8 @@ def check_follows(progress: Progress, applied: Progress | None) -> None:
     """
     if applied is not None and applied.txn_version >= progress.txn_version:
         raise StaleProgressError(
-            f"A later batch is already applied (epoch {applied.epoch} batch {applied.batch}). Continue from "
-            f"the target's "
-            "committed progress, and run only one worker per table.",
+            f"A later batch is already applied (epoch {applied.epoch} batch {applied.batch}). Start the "
+            "worker again, and run only one worker per table.",
             table=str(progress.table),
         )
     before = applied.batch if applied else 0
@@ -595,7 +594,10 @@ def from_document(document: object) -> Progress:
     try:
         return _read(document)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise ProgressError(f"The stored progress is damaged ({type(exc).__name__}: {exc}).") from exc
+        raise ProgressError(
+            f"The stored progress is damaged ({type(exc).__name__}: {exc}). Restore the "
+            f"target from a backup, or load the table again."
+        ) from exc
 
 
 def _topic_document(topic: TopicProgress) -> dict[str, Any]:
