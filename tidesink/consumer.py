@@ -288,9 +288,8 @@ class ConsumerGroup:
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
             return SourceError(
                 "Kafka no longer has the next records, or it lost records that were already read (unclean "
-                "leader "
-                f"election): {error.str()}. So some records cannot be read. Reset the group's offsets "
-                "(kafka-consumer-groups --reset-offsets), or use a new consumer group.",
+                f"leader election): {error.str()}. So some records cannot be read. Reset the group's "
+                "offsets (kafka-consumer-groups --reset-offsets), or use a new consumer group.",
                 **where,
             )
         if error.retriable() or error.code() in _SILENT:
@@ -560,8 +559,7 @@ def consume(
     if keeps_bad_records(loaded) and on_bad_record is None:
         raise ConfigError(
             "The config has bad-record: dead-letter, but consume has no function for bad records. Pass "
-            "on_bad_record, or set "
-            "bad-record: pause.",
+            "on_bad_record, or set bad-record: pause.",
             key="bad-record",
         )
     registry = loaded.source.open_registry() if loaded.source.schema_registry else None

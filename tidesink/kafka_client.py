@@ -116,9 +116,8 @@ _RENAMED: Final[Mapping[str, str]] = {
 }
 _TLS_BY_OPENSSL: Final = "remove it, because OpenSSL negotiates TLS; ssl.cipher.suites has OpenSSL's names"
 _CALLBACK: Final = (
-    f"set {TOKEN_CALLBACK} to module:function, the name of a Python function that returns (token, expiry in "
-    f"seconds "
-    "since 1970); for Amazon MSK with IAM, write a function that calls aws_msk_iam_sasl_signer"
+    f"set {TOKEN_CALLBACK} to module:function, the name of a Python function that returns (token, expiry "
+    "in seconds since 1970); for Amazon MSK with IAM, write a function that calls aws_msk_iam_sasl_signer"
 )
 # Java's names without an equivalent in librdkafka, with the remedy.
 _REFUSED: Final[Mapping[str, str]] = {
@@ -140,9 +139,8 @@ _REFUSED: Final[Mapping[str, str]] = {
 }
 _JKS_TRUST: Final = (
     "librdkafka only reads PEM. Convert the store: keytool -importkeystore -srckeystore trust.jks "
-    "-destkeystore "
-    "trust.p12 -deststoretype PKCS12; openssl pkcs12 -in trust.p12 -nokeys -out ca.pem; then set "
-    "ssl.ca.location: ca.pem"
+    "-destkeystore trust.p12 -deststoretype PKCS12; openssl pkcs12 -in trust.p12 -nokeys -out ca.pem; then "
+    "set ssl.ca.location: ca.pem"
 )
 _JKS_KEY: Final = (
     "librdkafka only reads PKCS#12 and PEM. Convert the store: keytool -importkeystore -srckeystore key.jks "

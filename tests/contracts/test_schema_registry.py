@@ -158,8 +158,7 @@ def test_an_incompatible_schema_is_refused_by_field(registry: SchemaRegistry, su
     assert error.context["column"] == "qty"
     assert (
         "The schema registry refuses the schema under BACKWARD compatibility: field 'qty' changed from int "
-        "to string; "
-        "field 'c' was added without a default"
+        "to string; field 'c' was added without a default"
     ) in str(error)
     assert registry.versions(subject) == [1]
 

@@ -128,9 +128,9 @@ def test_confluents_refusal_names_the_field_and_quotes_the_registry(serve: Serve
         client(server.url).register("s-value", NEW)
     assert str(caught.value) == (
         f"url={server.url} subject=s-value column=qty: The schema registry refuses the schema under "
-        f"BACKWARD compatibility: "
-        f"field 'qty' changed from int to string; message of the registry: {reason}. "
-        "Change the table in a way that the compatibility level allows, or lower the subject's level."
+        "BACKWARD compatibility: field 'qty' changed from int to string; message of the registry: "
+        f"{reason}. Change the table in a way that the compatibility level allows, or lower the subject's "
+        "level."
     )
     assert caught.value.remedy == "stop"
 

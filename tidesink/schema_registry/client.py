@@ -550,8 +550,7 @@ def _referring(answer: Answer) -> ReferringSchema:
     if kind != "AVRO":
         raise UnusableSchemaError(
             f"The schema has type {answer.fit(str(kind))}, but TiCDC writes Avro schemas. Check that TiCDC "
-            f"writes the "
-            "topic. If a Debezium connector writes it, set key.converter and value.converter to "
+            "writes the topic. If a Debezium connector writes it, set key.converter and value.converter to "
             "AvroConverter.",
             url=answer.url,
         )

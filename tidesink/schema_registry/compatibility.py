@@ -466,8 +466,7 @@ def unknown_subject(subject: str, url: str) -> SchemaNotFoundError:
     """Returns the error for a subject that has no versions."""
     return SchemaNotFoundError(
         "The registry does not have this subject. Check that the producer has written to the topic, and "
-        "that it uses "
-        "this registry.",
+        "that it uses this registry.",
         url=url,
         subject=subject,
     )
@@ -489,8 +488,8 @@ def incompatible(
     reasons = "; ".join(filter(None, (shown, said and f"message of the registry: {said}")))
     return IncompatibleSchemaError(
         f"The schema registry refuses the schema under {level or 'the'} compatibility: "
-        f"{reasons or 'no reason given'}. "
-        "Change the table in a way that the compatibility level allows, or lower the subject's level.",
+        f"{reasons or 'no reason given'}. Change the table in a way that the compatibility level allows, "
+        "or lower the subject's level.",
         url=url,
         subject=subject,
         column=next((item.field for item in found if item.field), None),

@@ -87,9 +87,9 @@ class TopicRule:
         found = _EXPRESSION.fullmatch(text)
         if found is None or not text:
             raise ConfigError(
-                f"{text!r} is not a topic rule. Use [prefix]{{schema}}[middle]{{table}}[suffix] or the name "
-                f"of a "
-                "topic. The placeholders must be in that order, and other text must be of A-Z a-z 0-9 . _ -"
+                f"{text!r} is not a topic rule. Use [prefix]{{schema}}[middle]{{table}}[suffix] or the "
+                "name of a topic. The placeholders must be in that order, and other text must be of A-Z "
+                "a-z 0-9 . _ -"
             )
         parts = found.groupdict()
         rule = cls(

@@ -685,8 +685,7 @@ class Transport:
         tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         return RegistryUnavailableError(
             f"The schema registry did not answer the request in {tries} over {seconds:.1f} s "
-            f"({reasons}){asked}. "
-            "Check that it runs, and that its URL is right."
+            f"({reasons}){asked}. Check that it runs, and that its URL is right."
         )
 
 

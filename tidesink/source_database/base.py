@@ -26,9 +26,8 @@ ValueReader = Callable[[Any], Selected]
 NO_POSITION: Final = (
     "The source database has no timestamps that can be compared with a commit_ts. They are needed with "
     "sequence_by: source, in mode: history, and with cuts. Set source.database to the URL of the TiDB "
-    "cluster whose "
-    "changefeed writes the topic, set snapshot: never, or use mode: upsert with sequence_by: kafka and "
-    "without cuts."
+    "cluster whose changefeed writes the topic, set snapshot: never, or use mode: upsert with sequence_by: "
+    "kafka and without cuts."
 )
 
 REPLICA: Final = (
@@ -40,10 +39,9 @@ REPLICA: Final = (
 # A key of a connection's ``info``: True if it may read a replica.
 IS_REPLICA: Final = "tidesink.replica"
 NO_AS_OF: Final = (
-    "The source database cannot be read as of an earlier moment, but a comparison at a cut needs this. TiDB "
-    "can "
-    "(tidb_snapshot). Set source.database to the URL of the TiDB cluster whose changefeed writes the "
-    "topics, or omit --at."
+    "The source database cannot be read as of an earlier moment, but a comparison at a cut needs this. "
+    "TiDB can (tidb_snapshot). Set source.database to the URL of the TiDB cluster whose changefeed writes "
+    "the topics, or omit --at."
 )
 
 

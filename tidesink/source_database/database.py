@@ -79,8 +79,7 @@ def open_engine(url: str, *, option: str, extra: str) -> Engine:
     except (NoSuchModuleError, ImportError) as error:
         raise ConfigError(
             f"{option}: no driver for {url.partition('://')[0]} is installed. Install a driver, such as "
-            f"pymysql or "
-            "psycopg, and use mysql+pymysql://… or postgresql+psycopg://….",
+            "pymysql or psycopg, and use mysql+pymysql://… or postgresql+psycopg://….",
             key=option,
         ) from error
     except (ArgumentError, ValueError):
@@ -243,9 +242,9 @@ def translated(option: str) -> Iterator[None]:
             ) from error
         if code in mysql.TOO_OLD:
             raise ConfigError(
-                f"{option}: the source database no longer has the state as of the cut (code {code}). Choose "
-                f"a "
-                "newer cut, and set tidb_gc_life_time to a longer time than has passed since the cut.",
+                f"{option}: the source database no longer has the state as of the cut (code {code}). "
+                "Choose a newer cut, and set tidb_gc_life_time to a longer time than has passed since the "
+                "cut.",
                 key=option,
             ) from error
         if code in (*mysql.NO_COLUMN, *postgres.NO_COLUMN):

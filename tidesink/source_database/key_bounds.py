@@ -36,8 +36,7 @@ _COMPARES: Final[Mapping[Comparison, Callable[[Any, Any], Any]]] = {
 _MIRRORED: Final[Mapping[Comparison, Comparison]] = {">=": "<=", ">": "<", "<=": ">=", "<": ">", "=": "="}
 _FORM: Final = (
     "Use comparisons of the source table's key columns with literals, joined by `and`. Examples: id >= 100 "
-    "and id < 200, "
-    "day between '2026-01-01' and '2026-01-31', id = 7."
+    "and id < 200, day between '2026-01-01' and '2026-01-31', id = 7."
 )
 # Maximum number of digits before the decimal point with which each database and Spark compare numbers
 # exactly.
@@ -187,8 +186,7 @@ def _text(bound: Bound, kind: ColumnType) -> str:
         ) from None
     raise ConfigError(
         f"{bound.column} has the type {kind.sql or kind.name}, whose values the source database and the "
-        f"target may "
-        "compare differently. Conditions are possible for integers, decimals, dates and times.",
+        "target may compare differently. Conditions are possible for integers, decimals, dates and times.",
         key=OPTION,
     )
 

@@ -120,9 +120,8 @@ _UNKNOWN_STATEMENT: Final = (1064, 1235)
 _NOT_ALLOWED: Final = (1142, 1227, 1401)
 _HIDDEN_XA: Final = (
     "Applications use XA transactions in the source database, and the user of source.database is not "
-    "allowed to "
-    "list open XA transactions (XA RECOVER). Their changes are in Kafka before queries return them, so a "
-    "row could be lost. Grant the user XA_RECOVER_ADMIN."
+    "allowed to list open XA transactions (XA RECOVER). Their changes are in Kafka before queries return "
+    "them, so a row could be lost. Grant the user XA_RECOVER_ADMIN."
 )
 # Counters of XA statements since the server's start. A transaction that was prepared before the start is
 # counted by its COMMIT or ROLLBACK.
@@ -131,21 +130,19 @@ _XA_COUNTERS: Final = tuple(f"Com_xa_{word}" for word in ("start", "end", "prepa
 _YOUNG: Final = 24 * 3600
 _IS_YOUNG: Final = (
     "The source database's server started less than a day ago, and the user of source.database is not "
-    "allowed to list "
-    "XA transactions (XA RECOVER). An open transaction that was prepared before the server's start would "
-    "not be noticed"
+    "allowed to list XA transactions (XA RECOVER). An open transaction that was prepared before the "
+    "server's start would not be noticed"
 )
 _IS_REPLICA: Final = (
     "The source database's server is a replica, which does not count the XA transactions that it applies. "
-    "The "
-    "user of source.database is not allowed to list open XA transactions (XA RECOVER)"
+    "The user of source.database is not allowed to list open XA transactions (XA RECOVER)"
 )
 _GRANT: Final = "If applications use XA, grant the user XA_RECOVER_ADMIN"
 _STOPPED_CHANNELS: Final = (
-    "The source database's server accepts writes and has replication channels, all of which are stopped. It "
-    "is treated as "
-    "the primary server. If it is a replica whose replication was stopped, stop the worker and configure "
-    "the address of the primary server. Otherwise remove the channels (RESET REPLICA ALL)."
+    "The source database's server accepts writes and has replication channels, all of which are stopped. "
+    "It is treated as the primary server. If it is a replica whose replication was stopped, stop the "
+    "worker and configure the address of the primary server. Otherwise remove the channels (RESET REPLICA "
+    "ALL)."
 )
 
 
@@ -445,8 +442,7 @@ def uses_xa(connection: Connection) -> bool:
     if found is None and (reason := _uncounted(connection)):
         raise ConfigError(
             f"{reason}. A cut could contain only a part of such a transaction. {_GRANT}, which allows cuts "
-            f"again "
-            "if no XA transaction is open. Otherwise remove cuts from the config.",
+            "again if no XA transaction is open. Otherwise remove cuts from the config.",
             key="source.database",
         )
     return bool(found)

@@ -40,8 +40,7 @@ _OPEN: Final = "incremental_snapshot_"
 _LOADS: Final = "The Debezium connector's snapshot has not finished."
 _NO_POSITION: Final = (
     "The Debezium connector's offset has no position that rows can be compared with. Connectors for MySQL, "
-    "MariaDB "
-    "and Postgres have a position once they have sent a transaction or a heartbeat."
+    "MariaDB and Postgres have a position once they have sent a transaction or a heartbeat."
 )
 
 

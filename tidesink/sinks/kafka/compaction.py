@@ -86,13 +86,11 @@ def refusal(compaction: Compaction, source: SourceSettings, settings: TableConfi
 
 
 _MISSED: Final = (
-    "Deletes may be missing: the topic has cleanup.policy={policy} and delete.retention.ms={retention}, and "
-    "records that are not read yet may be older than that. Kafka may have removed a tombstone among them, "
-    "and its "
-    "row would stay in the table. Nothing was read. Load the topic again into another table (another "
-    "target.path, or "
-    "remove the table at the target). Or compare the table with its source database, and continue with "
-    "`tidesink resume {table} --accept`."
+    "Deletes may be missing: the topic has cleanup.policy={policy} and delete.retention.ms={retention}, "
+    "and records that are not read yet may be older than that. Kafka may have removed a tombstone among "
+    "them, and its row would stay in the table. Nothing was read. Load the topic again into another table "
+    "(another target.path, or remove the table at the target). Or compare the table with its source "
+    "database, and continue with `tidesink resume {table} --accept`."
 )
 
 

@@ -117,8 +117,7 @@ _PERMANENT: Final = {
     KafkaError.SASL_AUTHENTICATION_FAILED: "Check sasl.username and sasl.password under source.kafka.",
     KafkaError._AUTHENTICATION: "Check security.protocol and the sasl settings under source.kafka.",
     KafkaError.MSG_SIZE_TOO_LARGE: "A dead letter is the record plus 2 KB of headers or more. Set the "
-    "topic's "
-    "max.message.bytes higher than that of the source topics.",
+    "topic's max.message.bytes higher than that of the source topics.",
     KafkaError.RECORD_LIST_TOO_LARGE: "Raise the topic's max.message.bytes.",
     KafkaError.TOPIC_EXCEPTION: "Kafka does not accept this topic name. Change "
     "errors.deadletterqueue.topic.name.",
@@ -698,8 +697,7 @@ def dead_letters_of(config: Config) -> DeadLetters:
     if settings.topic is None:
         raise ConfigError(
             "The dead-letters section of the config names no topic. Set errors.deadletterqueue.topic.name, "
-            "for example to "
-            f"{config.pipeline}-dead-letters."
+            f"for example to {config.pipeline}-dead-letters."
         )
     properties = config.source.confluent_properties()
     return DeadLetters(config.pipeline, LetterTopic(settings.topic, properties, settings.replication_factor))

@@ -613,10 +613,8 @@ class _RangeReader:
         return self._failure(
             SourceError,
             f"The partition ends at offset {end}, but records up to offset {self._wanted.end} were "
-            f"expected. Kafka "
-            "lost records, or the topic was deleted and recreated. Compare the topic's id with the id in "
-            "the stored "
-            "progress. If they differ, load the table again from a snapshot.",
+            "expected. Kafka lost records, or the topic was deleted and recreated. Compare the topic's id "
+            "with the id in the stored progress. If they differ, load the table again from a snapshot.",
         )
 
     def _out_of_range(self) -> SourceError:

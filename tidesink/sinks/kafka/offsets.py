@@ -575,11 +575,10 @@ def topic_progress(progress: Progress, topic: str) -> TopicProgress | None:
     if progress.topics and topic not in progress.topics:
         raise ConfigError(
             f"{progress.table} has read topic {', '.join(sorted(progress.topics))} until now, but the "
-            f"config now names {topic}. Rows from the old topic would stay in the table and become outdated "
-            f"next to rows from the "
-            "new topic. Nothing was read or skipped. Configure the old topic again, or load the new topic "
-            "into an empty "
-            "table (another target.path, or remove the table at the target).",
+            f"config now names {topic}. Rows from the old topic would stay in the table and become "
+            "outdated next to rows from the new topic. Nothing was read or skipped. Configure the old "
+            "topic again, or load the new topic into an empty table (another target.path, or remove the "
+            "table at the target).",
             table=str(progress.table),
         )
     return progress.topics.get(topic)
@@ -613,9 +612,8 @@ def check_continuity(progress: TopicProgress, found: TopicOffsets | None) -> Non
 
 
 _WAY_OUT: Final = (
-    "Nothing was read or skipped. Restart the changefeed or connector with a snapshot into a new topic, and "
-    "load the "
-    "table again (remove the table at the target, or choose another pipeline name)."
+    "Nothing was read or skipped. Restart the changefeed or connector with a snapshot into a new topic, "
+    "and load the table again (remove the table at the target, or choose another pipeline name)."
 )
 
 

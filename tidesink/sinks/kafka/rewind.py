@@ -35,22 +35,19 @@ _CUTS: Final = (
     "cuts from the config, and add them again once tidesink status reports that the rewind is done."
 )
 _LOADS: Final = (
-    "A snapshot of the table is running, and changes that are read again may be older than its rows. Rewind "
-    "the table "
-    "once the snapshot is finished, or cancel the snapshot."
+    "A snapshot of the table is running, and changes that are read again may be older than its rows. "
+    "Rewind the table once the snapshot is finished, or cancel the snapshot."
 )
 _NOTHING: Final = "No record of the table is applied yet, so there is nothing to read again."
 _OTHER: Final = "The topic was recreated, so its offsets refer to other records. Request the rewind again."
 _UNKNOWN: Final = "The table has not read partition {}. It has read partitions {}."
 _AHEAD: Final = (
     "Offset {} of partition {} is after the applied offset {}. A rewind can only go back, because the "
-    "records "
-    "between the two offsets would be skipped."
+    "records between the two offsets would be skipped."
 )
 _EXPIRED: Final = (
     "Kafka no longer has offset {} of partition {}, whose first offset is {}. Use --to-beginning to read "
-    "from the "
-    "first offset that exists."
+    "from the first offset that exists."
 )
 _GROWN: Final = (
     "Partitions were added to the topic when partition {} ended at offset {}, and a key may have moved to "
@@ -61,8 +58,7 @@ _GROWN: Final = (
 )
 _OLDER: Final = (
     "Kafka no longer has all records of that time: partition {} begins with offset {}, which was written "
-    "later. "
-    "Use --to-beginning to read from the first offset that exists."
+    "later. Use --to-beginning to read from the first offset that exists."
 )
 _BACK: Final = "The table already continues from the requested offset, so nothing would be read again."
 

@@ -71,8 +71,7 @@ _COMMIT_TS: Final = "commit_ts"
 _SOURCE_NAME: Final = re.compile(r"io\.debezium\.connector\.([a-z0-9]+)\.Source", re.ASCII)
 _FLATTENED: Final = (
     "The transform ExtractNewRecordState flattened these records, and a worker cannot read flattened "
-    "records. Remove "
-    "the transform from the connector, or decode the topic with tidesink's Python codec."
+    "records. Remove the transform from the connector, or decode the topic with tidesink's Python codec."
 )
 _DOCUMENTS: Final = (
     "The records are MongoDB documents, which a worker cannot read. Use tidesink's Python codec."

@@ -41,52 +41,42 @@ if TYPE_CHECKING:
 
 _OTHER_TABLE: Final = (
     "The change belongs to table {}, but this topic is read as table {}. A Debezium topic must hold only "
-    "one table: "
-    "name that table under tables. If a transform routes several tables into the topic "
-    "(ByLogicalTableRouter), configure it so that "
-    "the keys have a field that separates the tables (key.enforce.uniqueness=true; {}), and "
-    "keep that column among the table's keys (tables: keys). Or configure a topic for each table, and "
-    "combine the tables with route and shard-column. Two tables that have the same name in Kafka need "
-    "different topic names."
+    "one table: name that table under tables. If a transform routes several tables into the topic "
+    "(ByLogicalTableRouter), configure it so that the keys have a field that separates the tables "
+    "(key.enforce.uniqueness=true; {}), and keep that column among the table's keys (tables: keys). Or "
+    "configure a topic for each table, and combine the tables with route and shard-column. Two tables that "
+    "have the same name in Kafka need different topic names."
 )
 _UNSURE: Final = (
     "The key of a delete ({0}) has a value that Debezium also writes for a column that Postgres did not "
-    "send, and "
-    "the delete's old row does not confirm the value. So the key may identify another row than the deleted "
-    "one: "
-    "message.key.columns may name columns that are not in the replica identity. "
+    "send, and the delete's old row does not confirm the value. So the key may identify another row than "
+    "the deleted one: message.key.columns may name columns that are not in the replica identity. "
 )
 _UNSURE_KEY: Final = _UNSURE + (
-    "In this case set REPLICA IDENTITY FULL on the table, or remove these columns from message.key.columns. "
-    "If the "
-    "columns are the table's primary key or its replica identity, or if REPLICA IDENTITY FULL was set when "
-    "the row was deleted, confirm the key under tables: keys: [{0}]. If they are the primary key, a "
-    "definition of "
-    "the table that has it, or the URL of the database under source.database, confirms it too."
+    "In this case set REPLICA IDENTITY FULL on the table, or remove these columns from "
+    "message.key.columns. If the columns are the table's primary key or its replica identity, or if "
+    "REPLICA IDENTITY FULL was set when the row was deleted, confirm the key under tables: keys: [{0}]. If "
+    "they are the primary key, a definition of the table that has it, or the URL of the database under "
+    "source.database, confirms it too."
 )
 _DOUBTED: Final = (
     "A delete was applied by its key ({0}), whose column {1} has a value that Debezium also writes for a "
-    "column "
-    "that Postgres did not send. This is correct if the columns are the primary key or the replica identity, "
-    "or if the table has REPLICA IDENTITY FULL. Then confirm the key under tables: keys: [{0}]. Otherwise "
-    "the deleted "
-    "row still exists: repair the table with tidesink resync, and remove the column from message.key.columns."
+    "column that Postgres did not send. This is correct if the columns are the primary key or the replica "
+    "identity, or if the table has REPLICA IDENTITY FULL. Then confirm the key under tables: keys: [{0}]. "
+    "Otherwise the deleted row still exists: repair the table with tidesink resync, and remove the column "
+    "from message.key.columns."
 )
 _UNSURE_ROW: Final = _UNSURE + (
     "The table in the source database has REPLICA IDENTITY FULL now. If this was set before the row was "
-    "deleted, "
-    "confirm the key under tables: keys: [{0}]. If it was set after the delete, repair the table with "
-    "tidesink resync, and "
-    "skip this delete."
+    "deleted, confirm the key under tables: keys: [{0}]. If it was set after the delete, repair the table "
+    "with tidesink resync, and skip this delete."
 )
 _UNSENT_KEY: Final = (
     "The key of a delete is ({0}), but the table's replica identity in the source database lacks one of "
-    "these columns. So "
-    "Postgres did not send that column of the deleted row. The key may identify another row than the deleted "
-    "one. Set REPLICA IDENTITY FULL on the table, or name only columns of the replica identity in "
-    "message.key.columns. If the replica identity had these columns when the row was deleted, confirm the "
-    "key "
-    "under tables: keys: [{0}]."
+    "these columns. So Postgres did not send that column of the deleted row. The key may identify another "
+    "row than the deleted one. Set REPLICA IDENTITY FULL on the table, or name only columns of the replica "
+    "identity in message.key.columns. If the replica identity had these columns when the row was deleted, "
+    "confirm the key under tables: keys: [{0}]."
 )
 
 

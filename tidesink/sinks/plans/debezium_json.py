@@ -64,17 +64,14 @@ _NO_KEY: Final = (
 )
 _UNTYPED_SNAPSHOT: Final = (
     "The type of column {!r} is unknown, because the records have no schema, and so is the form of its "
-    "values in "
-    "the records. To read rows from the source database, add a definition of the table under tables, and "
-    "set the "
-    "connector's modes under source.debezium."
+    "values in the records. To read rows from the source database, add a definition of the table under "
+    "tables, and set the connector's modes under source.debezium."
 )
 _UNTYPED: Final = (
     "The records of topic {} have no schemas, so the types of {} are unknown: a DECIMAL may be base64 text "
     "in the records, and a DATETIME a number. {}Add a definition of the table (tables: [{{name: {}, "
-    "definition: "
-    "CREATE TABLE …}}]), {}or {}. Records with schemas also supply the types of earlier records. To store "
-    "such columns as text instead, set source.debezium.untyped-columns: text."
+    "definition: CREATE TABLE …}}]), {}or {}. Records with schemas also supply the types of earlier "
+    "records. To store such columns as text instead, set source.debezium.untyped-columns: text."
 )
 _SCHEMAS_ON: Final = "set value.converter.schemas.enable=true at the connector"
 _SCHEMAS_OF_TICDC: Final = "remove debezium-disable-schema from the changefeed's sink URI"
@@ -341,8 +338,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
             if column is not None and column.spark != "string" and column.name not in self.unread:
                 return SchemaMismatchError(
                     f"Column {name!r} is {column.spark} in the target, but the record has no schema from "
-                    f"which its type is known. "
-                    "Add a definition of the table under tables."
+                    "which its type is known. Add a definition of the table under tables."
                 )
         return None
 

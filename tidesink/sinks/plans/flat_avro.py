@@ -291,9 +291,8 @@ def _of_other_keys(
         else:
             others[schema_id] = (
                 f"The record's key schema {schema_id} has the columns ({', '.join(columns)}), but the "
-                f"table's key is "
-                f"({', '.join(named)}). The key of the source table was changed. Name the key to use under "
-                "tables: keys."
+                f"table's key is ({', '.join(named)}). The key of the source table was changed. Name the "
+                "key to use under tables: keys."
             )
     return same, others
 

@@ -56,9 +56,9 @@ _ABSENT: Final = (
     "source table was already changed, check source.topics."
 )
 _NO_KEY: Final = (
-    "The table has no key, because its rows have no pkNames and no definition names a key. Name the columns "
-    "that "
-    f"identify a row under tables: keys, or set mode: append to keep its changes; {IDENTITIES['canal-json']}"
+    "The table has no key, because its rows have no pkNames and no definition names a key. Name the "
+    "columns that identify a row under tables: keys, or set mode: append to keep its changes; "
+    f"{IDENTITIES['canal-json']}"
 )
 
 
@@ -333,9 +333,8 @@ class CanalJsonDecoding(PlannedDecoding):
         schema, settings = self._schema(), self._settings
         if schema is None:
             raise ConfigError(
-                "The columns of the table are unknown, because the topic has neither its CREATE TABLE nor a "
-                "row of it. "
-                "Add a definition of the table under tables.",
+                "The columns of the table are unknown, because the topic has neither its CREATE TABLE nor "
+                "a row of it. Add a definition of the table under tables.",
                 table=str(self._table),
             )
         logs = settings.mode == "append"

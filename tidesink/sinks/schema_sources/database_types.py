@@ -43,11 +43,9 @@ LookUpTable = Callable[[TableId], TableSchema | None]
 _KIND: Final = "looked-up-types"
 _COLUMNS: Final = "looked-up-columns"
 _MISFIT: Final = (
-    "A record has a value that does not fit its column. The types of {columns} are the current types in the "
-    "source database. They "
-    "differ from the record's if the table was altered after the record was written. Add a definition under "
-    "tables whose types "
-    "hold both."
+    "A record has a value that does not fit its column. The types of {columns} are the current types in "
+    "the source database. They differ from the record's if the table was altered after the record was "
+    "written. Add a definition under tables whose types hold both."
 )
 
 

@@ -292,8 +292,7 @@ class RegisteredDecoding(LoneDecoding):
         if under_glue and not any(ids.values()):
             raise ConfigError(
                 f"The records of topic {found.topic} have an AWS Glue schema registry header, but workers "
-                f"read "
-                f"only Confluent's header. {UNDER_CONFLUENT[self._context.config.source.protocol]}",
+                f"read only Confluent's header. {UNDER_CONFLUENT[self._context.config.source.protocol]}",
                 table=str(self._table),
             )
         if elsewhere is not None and not any(ids.values()):
@@ -401,15 +400,12 @@ ASK_AGAIN_SECONDS: Final = 30.0
 _NO_SCHEMA: Final = "The schema registry has no schema id {}. Check that the producer uses this registry."
 _OTHER_NOW: Final = (
     "The schema registry now has a different schema under id {} than when the worker started, for example "
-    "after a restore "
-    "from an older backup. It is not known with which of the two a record was written. Restore the "
-    "registry's newer state, "
-    "and then start the worker again."
+    "after a restore from an older backup. It is not known with which of the two a record was written. "
+    "Restore the registry's newer state, and then start the worker again."
 )
 _OTHERS_SCHEMA: Final = (
     "Schema id {} belongs to record {}, but this topic's subjects have another record. Two tables must not "
-    "share a "
-    "topic."
+    "share a topic."
 )
 
 

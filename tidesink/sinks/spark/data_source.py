@@ -303,8 +303,7 @@ class Projection:
         if extra and not self._ignore_extra:
             raise SchemaMismatchError(
                 f"Table {found.table} has columns that are missing in the schema: {', '.join(extra)}. Read "
-                f"again with the "
-                "current schema, or set extra-columns: ignore."
+                "again with the current schema, or set extra-columns: ignore."
             )
         members = [self._member(array, one) for one in kind]
         if members:
@@ -671,10 +670,9 @@ class ChangeBatchReader(DataSourceReader):
         for number in sorted(start):
             if end[number] < start[number]:
                 raise ConfigError(
-                    f"Partition {number} would be read from offset {start[number]} to {end[number]}, but it "
-                    f"ends at "
-                    f"{found.partitions[number].latest}. Set startingOffsets to an offset that is not after "
-                    f"the end.",
+                    f"Partition {number} would be read from offset {start[number]} to {end[number]}, but "
+                    f"it ends at {found.partitions[number].latest}. Set startingOffsets to an offset that "
+                    "is not after the end.",
                     key="startingOffsets",
                 )
         return _partitions(found.topic, found.topic_id, start, end)
@@ -786,9 +784,8 @@ class ChangeStreamReader(DataSourceStreamReader):
         for number, offset in sorted(CheckedLogs(self._log).cuts(self._newest(), known).items()):
             raise SourceError(
                 f"The partition's log was cut at offset {offset} and has grown again (after an unclean "
-                f"leader "
-                f"election, or with a lost disk). From this offset on, it has other records than the stream "
-                f"has read. {way_out}",
+                "leader election, or with a lost disk). From this offset on, it has other records than the "
+                f"stream has read. {way_out}",
                 topic=topic,
                 partition=number,
                 offset=known[number].offset,
@@ -847,8 +844,7 @@ _NOT_STORED: Final = (
 )
 _STORED: Final = (
     "No record was read, but the checkpoint already has this batch. If Kafka still has the records, delete "
-    "the "
-    "newest file in the folder `offsets` of the checkpoint, and start the stream again. Otherwise "
+    "the newest file in the folder `offsets` of the checkpoint, and start the stream again. Otherwise "
     f"{_NEW_CHECKPOINT}"
 )
 
@@ -889,8 +885,7 @@ def _check_follows(read: Mapping[str, Any], end: Mapping[str, Any], way_out: str
         what = "Kafka no longer has this partition" if at is None else f"The partition ends at offset {at}"
         raise SourceError(
             f"{what}, but the stream has read up to offset {before}. Kafka lost records (after an unclean "
-            f"leader election, or with a "
-            f"lost disk), or this is another cluster. {way_out}",
+            f"leader election, or with a lost disk), or this is another cluster. {way_out}",
             topic=topic,
             partition=number,
             offset=before,

@@ -128,10 +128,8 @@ def task_error(error: BaseException) -> TidesinkError | None:
         if missing is not None:
             return ConfigError(
                 f"The Python environment of Spark's executors has no module {missing[1]}. Install the "
-                f"driver's packages "
-                "there, with tidesink in the same version and with the same extras. Or run executors from "
-                "tidesink's "
-                "image (spark.pyspark.python names their Python)."
+                "driver's packages there, with tidesink in the same version and with the same extras. Or "
+                "run executors from tidesink's image (spark.pyspark.python names their Python)."
             )
     return None
 
@@ -256,10 +254,9 @@ def translating(translate: Callable[..., TidesinkError], table: TableId) -> Iter
 
 NOT_STORED: Final = (
     "The source database did not send the value of {columns}, because it did not change, but the target "
-    "does not have "
-    "the row: its key was changed, the table's filter removed it before this change, or an event was lost. "
-    "Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row. The table continues if "
-    "this change and the row are in one batch, or after a new snapshot."
+    "does not have the row: its key was changed, the table's filter removed it before this change, or an "
+    "event was lost. Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row. The table "
+    "continues if this change and the row are in one batch, or after a new snapshot."
 )
 
 

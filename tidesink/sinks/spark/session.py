@@ -164,9 +164,8 @@ def _joined_conf(configs: Sequence[Config]) -> dict[str, str]:
         for name, value in config.spark.conf_values().items():
             if found.setdefault(name, value) != value:
                 raise ConfigError(
-                    f"Pipelines {configs[0].pipeline} and {config.pipeline} have different values of {name} "
-                    f"under spark.conf. "
-                    "They share one Spark session, so set the same value in both.",
+                    f"Pipelines {configs[0].pipeline} and {config.pipeline} have different values of "
+                    f"{name} under spark.conf. They share one Spark session, so set the same value in both.",
                     key=name,
                 )
     return found
@@ -440,11 +439,10 @@ def memory_remark(heap: str, limit: int | None) -> str | None:
     if size + _BESIDE_HEAP <= limit:
         return None
     return (
-        f"The memory limit of this container is {_shown_bytes(limit)}, and spark.driver.memory sets Spark's "
-        f"heap to "
-        f"{_shown_bytes(size)}. About {_shown_bytes(_BESIDE_HEAP)} are needed in addition to the heap, so "
-        f"the "
-        "kernel may kill Spark. Raise the container's limit, or lower spark.driver.memory under spark.conf."
+        f"The memory limit of this container is {_shown_bytes(limit)}, and spark.driver.memory sets "
+        f"Spark's heap to {_shown_bytes(size)}. About {_shown_bytes(_BESIDE_HEAP)} are needed in addition "
+        "to the heap, so the kernel may kill Spark. Raise the container's limit, or lower "
+        "spark.driver.memory under spark.conf."
     )
 
 

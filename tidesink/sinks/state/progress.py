@@ -471,10 +471,9 @@ def check_follows(progress: Progress, applied: Progress | None) -> None:
     if progress.batch != before + 1:
         raise StaleProgressError(
             f"The last batch in the target is {before}, but the next batch to apply is {progress.batch}. "
-            f"The batches between "
-            "were committed, but the target no longer has them. Its backup may have been restored, or a "
-            "standby without them "
-            "took over. Nothing was written. Start the worker again to see how to continue.",
+            "The batches between were committed, but the target no longer has them. Its backup may have "
+            "been restored, or a standby without them took over. Nothing was written. Start the worker "
+            "again to see how to continue.",
             table=str(progress.table),
         )
 
@@ -515,8 +514,7 @@ def check_held(ledger: Hold, claimed: Hold | None, *, table: TableId, batch: int
     if ledger != claimed:
         raise StaleProgressError(
             f"Another worker holds this table: the target's ledger is at epoch {_words(ledger)}, but this "
-            f"worker "
-            f"holds epoch {_words(claimed)}. Run only one worker per table.",
+            f"worker holds epoch {_words(claimed)}. Run only one worker per table.",
             table=str(table),
         )
     if batch is not None and batch != claimed[0]:
@@ -588,8 +586,7 @@ def from_document(document: object) -> Progress:
         found = document.get("version") if isinstance(document, dict) else None
         raise ProgressError(
             f"The stored progress has format version {found!r}, but this tidesink reads version "
-            f"{FORMAT_VERSION}. "
-            "Use the tidesink version that wrote it, or a newer version."
+            f"{FORMAT_VERSION}. Use the tidesink version that wrote it, or a newer version."
         )
     try:
         return _read(document)

@@ -307,8 +307,7 @@ def _engine(url: str) -> sa.Engine:
     except (NoSuchModuleError, ModuleNotFoundError) as exc:
         raise ConfigError(
             f"state: no SQLAlchemy driver for {url.partition('://')[0]} is installed. Install a driver and "
-            f"name "
-            "it in the URL, as in postgresql+psycopg://user@host/database or "
+            "name it in the URL, as in postgresql+psycopg://user@host/database or "
             "mysql+pymysql://user@host/database."
         ) from exc
     except (ArgumentError, ValueError):  # ValueError: an invalid port
