@@ -1,4 +1,4 @@
-"""Clients of schema registries: over HTTP, and an in-memory registry for tests.
+"""Clients of schema registries: over HTTP, and an in-memory registry.
 
 The HTTP client uses Confluent's REST API, which Apicurio serves too (ccompat v7). It supports only the
 features that TiCDC and Debezium use: Avro, and registration with just ``{"schema": …}`` (tiflow c7b2588). A

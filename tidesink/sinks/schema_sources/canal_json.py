@@ -104,7 +104,8 @@ class CanalJsonDecoding(PlannedDecoding):
         return self._declared is None and self._ddl.get(self._table) is None
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Read the topic's DDL and build the plan. If no DDL defines the table, its first rows are read.
+        """Read the topic's DDL and build the decode plan. If no DDL defines the table, its first rows are
+        read.
 
         DDL from before the table's start defines columns, but changes none of the table's rows.
         """
@@ -197,7 +198,7 @@ class CanalJsonDecoding(PlannedDecoding):
         )
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
-        """Build a new plan if the renamed columns changed, or if the target still has dropped columns.
+        """Build a new decode plan if the renamed columns changed, or if the target still has dropped columns.
 
         ``renamed``: new names of columns, by old name. ``held``: types of the target's columns, by lower-case
         name.
@@ -244,7 +245,10 @@ class CanalJsonDecoding(PlannedDecoding):
         return self._shared[2]
 
     def take_ddl(self, missed: Missed) -> bool:
-        """Read the DDL events of a batch, if they were not read yet. Returns True if a new plan was built."""
+        """Read the DDL events of a batch, if they were not read yet.
+
+        Returns True if a new decode plan was built.
+        """
         if self._declared is not None:
             # DDL is only read for its warnings, because the types are known from the definition.
             self._ddl.scan(self._session, missed.found)
@@ -252,8 +256,8 @@ class CanalJsonDecoding(PlannedDecoding):
         return self._newer_ddl(missed.found)
 
     def _newer_ddl(self, found: TopicOffsets) -> bool:
-        """Read new DDL, and build a new plan if the table's columns differ from the plan's. Returns True in
-        this case.
+        """Read new DDL, and build a new decode plan if the table's columns differ from the plan's. Returns
+        True in this case.
 
         Another task may have read the DDL already.
         """
@@ -267,8 +271,8 @@ class CanalJsonDecoding(PlannedDecoding):
         return True
 
     def _looked_again(self, summary: BatchSummary) -> bool:
-        """Build a new plan if the source database has a wider type now for a column that is known only from
-        rows.
+        """Build a new decode plan if the source database has a wider type now for a column that is known only
+        from rows.
         """
         misfit = any(bad.error == ValueOutOfRangeError.__name__ for bad in summary.bad_records)
         if not self._database.look_again(self._untold, misfit=misfit):
@@ -329,7 +333,10 @@ class CanalJsonDecoding(PlannedDecoding):
         return () if self._declared is not None else self._ddl.former(self._table)
 
     def _make(self, kept: Sequence[Column] = ()) -> None:
-        """Build the plan. ``kept``: dropped columns that the target still has, and that stay in the plan."""
+        """Build the decode plan.
+
+        ``kept``: dropped columns that the target still has, and that stay in the plan.
+        """
         schema, settings = self._schema(), self._settings
         if schema is None:
             raise ConfigError(

@@ -100,11 +100,11 @@ class LoneDecoding(PlannedDecoding, ABC):
 
     @abstractmethod
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Build the first plan."""
+        """Build the first decode plan."""
 
     @abstractmethod
     def learn(self, missed: Missed) -> bool:
-        """Look up the schemas that a batch lacked. Returns True if a new plan was built."""
+        """Look up the schemas that a batch lacked. Returns True if a new decode plan was built."""
 
     def catch_up(self, _ranges: Sequence[OffsetRange] | None, _found: TopicOffsets) -> None:
         """Does nothing, because tasks report records that the plan does not cover."""

@@ -115,15 +115,15 @@ class RegisteredDecoding(LoneDecoding):
 
     @abstractmethod
     def _planned(self) -> DecodePlan:
-        """Build the plan from all known schemas. It only adds columns to the last plan's schema."""
+        """Build the decode plan from all known schemas. It only adds columns to the last plan's schema."""
 
     @abstractmethod
     def _found_subjects(self) -> bool:
         """Returns True if the schemas that are known from the topic's subjects suffice for a plan."""
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Read the topic's subjects and build the plan. Without subjects, schema ids are read from the first
-        records.
+        """Read the topic's subjects and build the decode plan. Without subjects, schema ids are read from the
+        first records.
 
         If the table does not start at the topic's beginning, only the schemas of records from its start on
         are used, because other versions may belong to earlier records only. If there are no such records yet,
@@ -201,8 +201,8 @@ class RegisteredDecoding(LoneDecoding):
         return changed
 
     def _met_rows(self, summary: BatchSummary, found: TopicOffsets) -> bool:
-        """Note a batch's rows by schema. Returns True if a new plan was built that may change rows of the
-        batch.
+        """Note a batch's rows by schema. Returns True if a new decode plan was built that may change rows of
+        the batch.
 
         The first offset of each schema within a range is known in the task that decodes the range.
         """
@@ -302,8 +302,8 @@ class RegisteredDecoding(LoneDecoding):
         return ids
 
     def learn(self, missed: Missed) -> bool:
-        """Look up the schema ids that a batch lacked, and build a new plan if necessary. Returns True if a
-        new plan was built.
+        """Look up the schema ids that a batch lacked, and build a new decode plan if necessary. Returns True
+        if a new plan was built.
 
         Ids of bad records that the registry did not have are requested again.
         """
@@ -785,7 +785,7 @@ _NO_ROW: Final = (
 
 
 class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
-    """The writers of one debezium-json table, and the decode plan that is built from them."""
+    """The writers (schemas of records) of one debezium-json table, and the decode plan built from them."""
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
         super().__init__(context, topic, table, session=session)
@@ -810,7 +810,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         return (*super().warnings, *(f"column {name}: {UNTYPED}" for name in untyped))
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Read records from the table's start on until one defines the columns, and build the plan."""
+        """Read records from the table's start on until one defines the columns, and build the decode plan."""
         self._starts = starts
         parts = self._of_table(found).partitions
         everything = [OffsetRange(self._topic, n, *at) for n, at in parts.items()]
@@ -831,7 +831,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         return names != [None if (column := shape.find(name)) is None else column.name for name in names]
 
     def learn(self, missed: Missed) -> bool:
-        """Add the writers that a batch's plan did not cover. Returns True if a new plan was built."""
+        """Add the writers that a batch's plan did not cover. Returns True if a new decode plan was built."""
         new = [writer_of(text) for text in missed.summary.unplanned_columns]
         return self._take(new, missed.found)
 
@@ -852,7 +852,10 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         self._looked_to = {number: at.latest for number, at in found.partitions.items()}
 
     def _take(self, new: Sequence[JsonWriter], found: TopicOffsets) -> bool:
-        """Add writers, and build a new plan if some of them are new. Returns True if a new plan was built."""
+        """Add writers (schemas of records), and build a new decode plan if some of them are new.
+
+        Returns True if a new decode plan was built.
+        """
         before, writers = self._writers, self._with_new(new, later=True)
         if writers == before:
             return False
@@ -865,7 +868,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         return True
 
     def _settle(self, found: TopicOffsets) -> None:
-        """Build the plan, once all columns have a type or may be stored as text."""
+        """Build the decode plan, once all columns have a type or may be stored as text."""
         typed = partial(self._typed_at_ends, found)
         self._writers = self._types.settled(self._writers, typed, self._with_new)
         self._make()

@@ -301,7 +301,7 @@ def _is_exact(raw: Column, kind: str, value: Column, wanted: str) -> Column:
 
 
 def _spelt(value: Column, column: ComparedColumn) -> Column:
-    """Normalize a value: numbers and JSON texts that mean the same become the same text."""
+    """Normalize the text of a value: numbers and JSON texts that mean the same become the same text."""
     if column.spelling == "digits":
         return _digits(value)
     return F.udf(canonical_json, "string")(value) if column.spelling == "json" else value
@@ -461,7 +461,7 @@ def _with_nulls(values: Sequence[_Value]) -> list[Column]:
 
 
 def _parted(values: Sequence[_T], columns: Sequence[ComparedColumn]) -> tuple[list[_T], list[_T]]:
-    """Returns the values of the key columns, and the values of all other columns."""
+    """Divide values into those of the key columns and those of all other columns."""
     pairs = [*zip(values, columns, strict=True)]
     return [value for value, one in pairs if one.key], [value for value, one in pairs if not one.key]
 

@@ -458,8 +458,9 @@ def cancel_jobs(session: SparkSession, tag: str) -> None:
 
 @contextmanager
 def _jvm_may_be_gone() -> Iterator[None]:
-    """Ignore an ended JVM in calls that only end something, because a signal to the process group also ends
-    the JVM.
+    """Ignore errors of calls that only end something, if the JVM has already ended.
+
+    A signal to the process group ends the JVM too.
     """
     from py4j.protocol import Py4JError
 
