@@ -1,4 +1,4 @@
-"""tidesink: TiCDC change topics to correct tables, and a codec toolkit that needs neither Spark nor Java."""
+"""tidesink: loads TiCDC and Debezium change topics into tables. Its codecs need neither Spark nor Java."""
 
 from __future__ import annotations
 

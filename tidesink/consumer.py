@@ -1,7 +1,8 @@
 """Read a changefeed's topics in plain Python: ``tidesink.consume`` returns typed events, at least once.
 
-Offsets are committed when the caller requests the next batch, and on a clean end. Events that the caller did
-not finish are returned again, to it or to another member of the group.
+Offsets are committed when the caller requests the next event or batch, and when the iteration ends normally.
+Events that the caller did not finish are returned again, to the caller or to another member of the consumer
+group.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ Start = Literal["earliest", "latest"]
 
 _TIMEOUT: Final = 15.0
 _POLL: Final = 0.5
-# Time limit for a killed member, after which others get its partitions.
+# Time in ms after which a member that was killed loses its partitions to other members.
 _SESSION_MS: Final = 15_000
-# Time limit for silent brokers, after which the caller gets an error.
+# Seconds for which brokers may not answer before the caller gets an error.
 _PATIENCE: Final = 60.0
-# Keep librdkafka from writing to stderr: what matters is returned as an error.
+# Keeps librdkafka from writing to stderr, because errors are raised.
 _LOG: Final = logging.getLogger("tidesink.consumer")
 _LOG.addHandler(logging.NullHandler())
-# Another member has the partitions now, and reads the records again.
+# Error codes: another member has the partitions now, and reads the records again.
 _MOVED: Final = frozenset(
     (
         KafkaError.ILLEGAL_GENERATION,
@@ -56,14 +57,14 @@ _MOVED: Final = frozenset(
         KafkaError._STATE,
     )
 )
-# No broker answers, or not in time.
+# Error codes: no broker answers, or not in time.
 _SILENT: Final = frozenset((KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT))
-# A topic that is being created or deleted; the next look at the topics shows which.
+# Error codes: the topic is being created or deleted. The next request for all topics shows which.
 _TEMPORARY: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
 
 
 def message_of(record: Any) -> Message:
-    """Convert a record of confluent-kafka to the codecs' form."""
+    """Convert a record of confluent-kafka to the ``Message`` that codecs decode."""
     kind, milliseconds = record.timestamp()
     return Message(
         topic=record.topic(),
@@ -77,10 +78,10 @@ def message_of(record: Any) -> Message:
 
 
 class ConsumerGroup:
-    """Fetches the records of the topics that ``wanted`` selects, and looks for new topics periodically.
+    """Fetches the records of the topics that ``wanted`` selects, and looks for new topics every ``refresh``
+    seconds.
 
-    ``refresh``: seconds between these looks. Partitions without a committed offset begin at ``start``. Used
-    by one thread at a time.
+    Partitions without a committed offset begin at ``start``. Used by one thread at a time.
     """
 
     def __init__(
@@ -96,8 +97,9 @@ class ConsumerGroup:
         self._wanted = wanted
         self._refresh = refresh
         self._start = start
-        self._first: frozenset[Place] | None = None  # the partitions that existed at the first look
-        # An offset that Kafka no longer holds is an error: another start would hide a loss.
+        self._first: frozenset[Place] | None = None  # partitions that existed at the first request
+        # An offset that Kafka no longer has is an error, because starting at another offset would hide a
+        # loss.
         own = {
             "group.id": group,
             "enable.auto.commit": False,
@@ -109,9 +111,10 @@ class ConsumerGroup:
         self._topics: tuple[str, ...] = ()
         self._looked = self._answered = 0.0
         self._unread: list[TopicPartition] | None = None  # assigned to us, but not read yet
-        # By partition, the leader epochs of the records that were read, with the offset where each begins.
+        # By partition: the leader epochs of the records that were read, each with the offset of its first
+        # record.
         self._epochs: dict[Place, list[tuple[int, int]]] = {}
-        self._joined: float | None = None  # when the group last assigned partitions to us
+        self._joined: float | None = None  # when the group last assigned partitions to this member
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -119,16 +122,19 @@ class ConsumerGroup:
         return self._topics
 
     def waits_since(self) -> float:
-        """Start of the present wait for records (``time.monotonic()``); now while partitions are assigned."""
+        """Returns the time (``time.monotonic()``) since which the member waits for records.
+
+        While partitions are being assigned, it is the current time. Without topics, it is 0.
+        """
         if not self._topics:
             return 0.0
         return time.monotonic() if self._joined is None else self._joined
 
     def open(self) -> None:
-        """Join the group.
+        """Join the consumer group.
 
         Raises:
-            SourceUnavailableError: the brokers do not answer.
+            SourceUnavailableError: The brokers do not answer.
         """
         try:
             self._look()
@@ -136,12 +142,13 @@ class ConsumerGroup:
             raise no_answer(self._brokers, error) from error
 
     def fetch(self, most: int) -> list[Message]:
-        """Return up to ``most`` records in each partition's order. Waits up to half a second for the first.
+        """Returns up to ``most`` records, in the order of their partitions. Waits up to half a second for the
+        first record.
 
         Raises:
-            SourceUnavailableError: the brokers have not answered for a minute, or have not sent the start
+            SourceUnavailableError: The brokers have not answered for a minute, or have not sent the committed
                 offsets.
-            SourceError: Kafka refuses, or no longer holds the next records.
+            SourceError: Kafka refuses a request, or no longer has the next records.
         """
         self._look_again()
         if not self._topics:
@@ -173,9 +180,10 @@ class ConsumerGroup:
             epochs.append((record.offset(), epoch))
 
     def _committed(self, place: Place, offset: int) -> TopicPartition:
-        """Return an offset with the leader epoch of the record before it, which reveals a cut log.
+        """Returns an offset to commit, with the leader epoch of the record before it.
 
-        A consumer that begins at this offset asks the leader to confirm the epoch (KIP-320).
+        A consumer that begins at this offset asks the leader to confirm the epoch (KIP-320), which shows if
+        the log was cut.
         """
         epochs = self._epochs.get(place, [])
         while len(epochs) > 1 and epochs[1][0] < offset:
@@ -185,12 +193,13 @@ class ConsumerGroup:
         return TopicPartition(*place, offset)
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
-        """Commit that all records before these offsets are done.
+        """Commit the offsets up to which the caller has finished the records of each partition.
 
-        If another member has a partition by now, nothing is committed: it reads those records again.
+        For a partition that was assigned to another member, nothing is committed, because that member reads
+        the records again.
 
         Raises:
-            SourceUnavailableError: the brokers do not answer.
+            SourceUnavailableError: The brokers do not answer.
         """
         places = [self._committed(place, offset) for place, offset in offsets.items()]
         if not places:
@@ -204,10 +213,12 @@ class ConsumerGroup:
         for one in failed:
             if one.args[0].code() not in _MOVED:
                 raise no_answer(self._brokers, one) from one
-            _LOG.warning("the partitions went to another member of the group: it reads these records again")
+            _LOG.warning(
+                "the partitions were assigned to another member of the group, which reads these records again"
+            )
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the consumer group."""
         self._consumer.close()
 
     def _look_again(self) -> None:
@@ -222,7 +233,7 @@ class ConsumerGroup:
                 raise no_answer(self._brokers, error) from error
 
     def _look(self) -> None:
-        """Request the list of topics, and subscribe to the wanted ones."""
+        """Request the list of topics, and subscribe to the topics that ``wanted`` selects."""
         there = self._consumer.list_topics(timeout=_TIMEOUT).topics
         found = self._wanted(there)
         self._looked = self._answered = time.monotonic()
@@ -236,15 +247,16 @@ class ConsumerGroup:
                 self._consumer.unsubscribe()
 
     def _assigned(self, _consumer: Consumer, places: list[TopicPartition]) -> None:
-        # If this fails, the partitions stay ours, and the next fetch begins to read them.
+        # If the next line fails, the partitions stay assigned to this member, and the next fetch begins to
+        # read them.
         self._unread = places
         self._begin(places)
 
     def _begin(self, places: list[TopicPartition]) -> None:
-        """Read assigned partitions from the group's committed offsets, or from its start."""
+        """Begin to read assigned partitions from their committed offsets, or else from ``start``."""
         begins = self._consumer.committed(places, timeout=_TIMEOUT)
         for place in begins:
-            if place.error is not None:  # otherwise it would count as a partition without a commit
+            if place.error is not None:  # otherwise the partition would count as one without a commit
                 raise KafkaException(place.error)
         new = [place for place in begins if place.offset < 0]
         for place in new:
@@ -254,15 +266,19 @@ class ConsumerGroup:
         self._epochs = {}
         ends = [place for place in new if place.offset >= 0]
         if ends:
-            # Otherwise the next owner would skip records that arrive before the first commit.
+            # Without this commit, the next owner of the partition would skip records that arrive before the
+            # first commit.
             self._consumer.commit(offsets=ends, asynchronous=False)
 
     def _revoked(self, _consumer: Consumer, _places: list[TopicPartition]) -> None:
-        """The group assigns its partitions again."""
+        """Called when the group takes this member's partitions away to assign them again."""
         self._unread = self._joined = None
 
     def _beginning(self, place: TopicPartition) -> int:
-        """Return where a partition without a committed offset begins; a new partition at its first record."""
+        """Returns the first offset to read of a partition without a committed offset.
+
+        A partition that was added later is read from its first record.
+        """
         if self._start == "earliest" or (place.topic, place.partition) not in (self._first or ()):
             return int(OFFSET_BEGINNING)
         _, end = self._consumer.get_watermark_offsets(place, timeout=_TIMEOUT)
@@ -271,14 +287,20 @@ class ConsumerGroup:
     def _failure(self, error: KafkaError, **where: Any) -> SourceError:
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
             return SourceError(
-                "Kafka no longer holds the next records, or it lost some that were read (unclean leader "
-                f"election): {error.str()}. Some records were not read. Reset the group's offsets "
-                "(kafka-consumer-groups --reset-offsets), or use a new group.",
+                "Kafka no longer has the next records, or it lost records that were already read (unclean "
+                f"leader election): {error.str()}. So some records cannot be read. Reset the group's "
+                "offsets (kafka-consumer-groups --reset-offsets), or use a new consumer group.",
                 **where,
             )
         if error.retriable() or error.code() in _SILENT:
-            return SourceUnavailableError(f"No answer from {self._brokers}: {error.str()}.", **where)
-        return SourceError(f"{error.str()}. Check the rights of the consumer group.", **where)
+            return SourceUnavailableError(
+                f"No answer from {self._brokers}: {error.str()}. Check that the brokers run.", **where
+            )
+        return SourceError(
+            f"Kafka refuses the request: {error.str()}. Check that this user may read the "
+            f"topic and use the consumer group.",
+            **where,
+        )
 
 
 _BATCH: Final = 500
@@ -286,7 +308,7 @@ Self = TypeVar("Self", bound="EventConsumer")
 
 
 class BadRecord(NamedTuple):
-    """A record that cannot be decoded: its bytes, and the error."""
+    """A record that cannot be decoded, with the error."""
 
     message: Message
     error: DecodeError | SchemaNotFoundError
@@ -294,7 +316,10 @@ class BadRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class EventBatch:
-    """Events of several records in each partition's order. ``offsets``: each partition's next offset."""
+    """Events of several records, in the order of their partitions.
+
+    ``offsets``: the next offset of each partition.
+    """
 
     events: tuple[Event, ...]
     offsets: Mapping[Place, int]
@@ -306,7 +331,7 @@ class _Decoded(NamedTuple):
 
 
 def _offsets(records: list[_Decoded]) -> dict[Place, int]:
-    """Return each partition's next offset after these records."""
+    """Returns the next offset of each partition after these records."""
     return {(one.message.topic, one.message.partition): one.message.offset + 1 for one in records}
 
 
@@ -314,12 +339,12 @@ OnBadRecord = Callable[[BadRecord], None]
 
 
 class EventConsumer:
-    """Returns events one by one (iterate over it) or in batches (``batches()``); created by ``consume``.
+    """Returns events one by one (iterate over it) or in batches (``batches()``). ``consume`` creates it.
 
-    Used by one thread; ``stop`` may be called from any other, and from a signal handler. As a context manager
-    it commits what was done and leaves the group, also after ``break``. After an exception in the block
-    nothing of the current batch is committed. A second loop begins with the events that the first did not
-    finish.
+    Used by one thread. Only ``stop`` may be called from other threads and from signal handlers. As a context
+    manager it commits the finished events and leaves the group, also after ``break``. If the block raises an
+    exception, nothing of the current batch is committed. A second loop begins with the events that the first
+    loop did not finish.
     """
 
     def __init__(
@@ -343,18 +368,18 @@ class EventConsumer:
         self._stopped = threading.Event()
         self._closed = False
         self._fetched: deque[Message] = deque()  # not decoded yet
-        self._waiting: deque[_Decoded] = deque()  # decoded, not yet returned completely
-        self._out: list[_Decoded] = []  # returned to the caller, not finished
-        self._events: Iterator[Event] | None = None  # the other events of ``_out``; None for a batch
+        self._waiting: deque[_Decoded] = deque()  # decoded, but not completely returned yet
+        self._out: list[_Decoded] = []  # returned to the caller, but not finished by it
+        self._events: Iterator[Event] | None = None  # events of ``_out`` to return; None for a batch
         self._done: dict[Place, int] = {}  # finished by the caller, not committed yet
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics that are read now. New topics that match the config's rule are added."""
+        """The topics that are read now. New topics that match the config's rule are added later."""
         return self._group.topics
 
     def stop(self) -> None:
-        """End the iteration before the next event; what the caller has done is committed."""
+        """End the iteration before the next event. Events that the caller has finished are committed."""
         self._stopped.set()
 
     def __iter__(self: Self) -> Self:
@@ -365,14 +390,16 @@ class EventConsumer:
         """Wait for the next event and return it.
 
         Raises:
-            StopIteration: ``stop`` was called, or nothing arrived for ``stop_after_idle`` seconds.
-            DecodeError: the next record is bad and its table's policy is ``pause``. All earlier records are
-                committed, and the next call reads the record again.
-            RegistryUnavailableError, SourceUnavailableError: call again later, nothing is lost.
-            SourceError, RegistryError: a person has to solve it.
+            StopIteration: ``stop`` was called, or no record arrived for ``stop_after_idle`` seconds.
+            DecodeError: The next record cannot be decoded, and its table has ``bad-record: pause``. All
+                earlier records are committed, and the next call reads the record again.
+            RegistryUnavailableError: The schema registry does not answer. Call again later; no event is lost.
+            SourceUnavailableError: The brokers do not answer. Call again later; no event is lost.
+            SourceError, RegistryError: Kafka or the schema registry refuses a request. A person has to fix
+                the cause.
         """
         if self._events is None:
-            self._put_back()  # a batch whose loop was left by break
+            self._put_back()  # the caller left the loop over a batch with break
         while not self._stopped.is_set():
             event = next(self._events or iter(()), None)
             if event is not None:
@@ -392,21 +419,23 @@ class EventConsumer:
         self._out, self._events = records, None
 
     def _finished(self) -> None:
-        """Mark the returned records as finished; a record only if all of its events were returned."""
+        """Mark the returned records as finished. A record is finished once all its events were returned."""
         if next(self._events or iter(()), None) is None:
             self._done.update(_offsets(self._out))
             self._hand_out([])
 
     def _put_back(self) -> None:
-        """Put unfinished records back, so that they come next."""
+        """Put unfinished records back, so that they are returned next."""
         self._waiting.extendleft(reversed(self._out))
         self._hand_out([])
 
     def batches(self) -> Iterator[EventBatch]:
-        """Yield batches of events. A batch is committed when the next one is requested, or on a clean end.
+        """Yield batches of events. A batch is committed when the next batch is requested, or when the
+        iteration ends normally.
 
         Raises:
-            DecodeError, SourceError, RegistryError: as in ``__next__``.
+            DecodeError: The next record cannot be decoded, and its table has ``bad-record: pause``.
+            SourceError, RegistryError: Kafka or the schema registry refuses a request, or does not answer.
         """
         self._put_back()
         while not self._stopped.is_set():
@@ -422,7 +451,10 @@ class EventConsumer:
         self.close()
 
     def _decode_more(self) -> bool:
-        """Wait for records and decode them, up to the first that fails. Returns False at a clean end."""
+        """Wait for records, and decode them up to the first bad record.
+
+        Returns False if the iteration ends.
+        """
         if not self._fetched and not self._fetch():
             return False
         while self._fetched:
@@ -431,7 +463,7 @@ class EventConsumer:
                 events = self._decoded(message)
             except TidesinkError:
                 if self._waiting:
-                    return True  # return the earlier records first; then this record is tried again
+                    return True  # the earlier records are returned first, then this record is tried again
                 raise
             self._fetched.popleft()
             self._waiting.append(_Decoded(message, events))
@@ -443,7 +475,7 @@ class EventConsumer:
             self._fetched.extend(self._group.fetch(self._batch_records))
             if self._fetched:
                 return True
-            # While the group assigns partitions, also within a fetch, time does not count as idle.
+            # Time in which the group assigns partitions does not count as idle, also within a fetch.
             since = max(began, self._group.waits_since())
             if self._stop_after_idle is not None and time.monotonic() - since >= self._stop_after_idle:
                 return False
@@ -462,15 +494,15 @@ class EventConsumer:
             return ()
 
     def _commit(self) -> None:
-        """Commit what the caller has finished. The next call retries a failed commit."""
+        """Commit the events that the caller has finished. If the commit fails, the next call repeats it."""
         self._group.commit(self._done)
         self._done = {}
 
     def close(self, *, commit: bool = True) -> None:
-        """Leave the group. ``commit``: the returned events count as done.
+        """Leave the consumer group. ``commit``: commit the events that the caller has finished.
 
         Raises:
-            SourceUnavailableError: the brokers do not answer, so finished events will be returned again.
+            SourceUnavailableError: The brokers do not answer, so finished events will be returned again.
         """
         if self._closed:
             return
@@ -490,7 +522,7 @@ class EventConsumer:
         self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if kind is None and not self._closed:
-            self._finished()  # leaving the block finishes the events
+            self._finished()  # the end of the block finishes the returned events
         self.close(commit=kind is None)
 
 
@@ -504,25 +536,30 @@ def consume(
     stop_after_idle: float | None = None,
     refresh: float = 10.0,
 ) -> EventConsumer:
-    """Return the events of a pipeline's topics, at least once.
+    """Returns the events of a pipeline's topics, at least once.
 
     Use it as ``for event in tidesink.consume("tidesink.yaml")``.
 
-    ``group``: the consumer group; the pipeline's name if not given. Partitions that the group has not
-    committed yet begin at ``start``. ``on_bad_record``: called for records that cannot be decoded, in tables
-    with ``bad-record: dead-letter``; reading continues when it returns. ``stop_after_idle``: ends the
-    iteration after this many seconds without a record. ``refresh``: seconds within which new topics that
-    match the rule are found.
+    Args:
+        config: The pipeline's config, or its file.
+        group: The consumer group. None: the pipeline's name.
+        start: The beginning (``earliest`` or ``latest``) of partitions without a committed offset.
+        on_bad_record: Called for each record that cannot be decoded, in tables with ``bad-record:
+            dead-letter``. Reading continues when it returns.
+        batch_records: Maximum number of records that are fetched at a time.
+        stop_after_idle: The iteration ends after this many seconds without a record. None: it never ends.
+        refresh: Seconds within which new topics that match the config's rule are found.
 
     Raises:
-        ConfigError: the config is wrong, or has ``bad-record: dead-letter`` without an ``on_bad_record``.
-        SourceUnavailableError: the brokers do not answer.
+        ConfigError: The config is invalid, or has ``bad-record: dead-letter`` but no ``on_bad_record`` is
+            passed.
+        SourceUnavailableError: The brokers do not answer.
     """
     loaded = config if isinstance(config, Config) else load_config(config)
     if keeps_bad_records(loaded) and on_bad_record is None:
         raise ConfigError(
-            "bad-record: dead-letter needs a place for bad records. Give on_bad_record, or set "
-            "bad-record: pause.",
+            "The config has bad-record: dead-letter, but consume has no function for bad records. Pass "
+            "on_bad_record, or set bad-record: pause.",
             key="bad-record",
         )
     registry = loaded.source.open_registry() if loaded.source.schema_registry else None

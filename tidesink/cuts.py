@@ -1,4 +1,4 @@
-"""Read the tables of a lake as of one instant: the cuts that a worker published (``docs/cuts.md``).
+"""Read the tables of a lake as of one instant, by the cuts that a worker has published (``docs/cuts.md``).
 
 from tidesink import cuts
 
@@ -33,16 +33,18 @@ _EPOCH: Final = datetime.fromtimestamp(0, timezone.utc)
 
 
 def open(spark: SparkSession, config: Config | Path | str, *, at: At | None = None) -> dict[str, DataFrame]:
-    """Return the tables of a pipeline as of one cut, by ``schema.table`` of the source.
+    """Returns the tables of a pipeline as of one cut, by ``schema.table`` in the source database.
 
-    ``config``: the pipeline's config, or its file. ``at``: chooses the newest cut up to this commit_ts (TiDB
-    TSO, or a connector's position) or time of the source, also as ISO text, which is UTC without a zone.
-    None: the newest cut.
-    ``spark`` must have the lake's format and file system.
+    Args:
+        spark: A session that can read the lake's format and file system.
+        config: The pipeline's config, or its file.
+        at: Selects the newest cut that is not later: a commit_ts (TiDB TSO, or a connector's position) or a
+            time of the source. The time may be ISO text, which is in UTC if it has no zone. None: the newest
+            cut.
 
     Raises:
-        ConfigError: the config has no lake, or all stored cuts are later.
-        TargetError: a version of the cut no longer exists; the message says what may have removed it.
+        ConfigError: The config has no lake, no cut is published yet, or all stored cuts are later.
+        TargetError: A table's version of the cut no longer exists. The message names the possible causes.
     """
     from tidesink.sinks.targets.lake.cuts import frame_of
 
@@ -52,39 +54,39 @@ def open(spark: SparkSession, config: Config | Path | str, *, at: At | None = No
 
 
 def cut_log(spark: SparkSession, config: Config) -> CutLog:
-    """Return the log of a pipeline's cuts.
+    """Returns the log of a pipeline's cuts.
 
     Raises:
-        ConfigError: its target is not a lake.
+        ConfigError: The pipeline's target is not a lake.
     """
     from tidesink.sinks.targets import target_module
 
     check_lake(config)
-    # The state store is not needed to read tables.
+    # The state store is not needed to read tables, so it is not opened.
     target = target_module(config.target).open_target(config, spark, cast("StateStore", None))
     return cast("CutLog", cast("CutTarget", target).cut_log(config.pipeline))
 
 
 def check_lake(config: Config) -> None:
-    """Check that a pipeline's target stores versions of tables.
+    """Check that a pipeline's target stores versions of tables, as lakes do.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: The target is not a lake.
     """
     if not isinstance(config.target, DeltaSettings | IcebergSettings):
         raise ConfigError(
             f"A target of type {config.target.type} stores no versions of tables that could be read as of a "
-            "cut. With cuts a database has all tables as of the last one (docs/cuts.md).",
+            "cut. With cuts, a target database always has all tables as of the last cut (docs/cuts.md).",
             key="target.type",
         )
 
 
 @contextmanager
 def started_spark(config: Config) -> Iterator[SparkSession]:
-    """Yield the running Spark session, or one from the config, which is stopped at the end.
+    """Yield a Spark session: the running one, or one for the config that is stopped at the end.
 
     Raises:
-        ConfigError: the target is not a lake.
+        ConfigError: The target is not a lake.
     """
     check_lake(config)
     from tidesink.sinks.spark.session import session_of
@@ -94,36 +96,36 @@ def started_spark(config: Config) -> Iterator[SparkSession]:
 
 
 def chosen(cuts: Sequence[Cut], at: At | None) -> Cut:
-    """Return the newest cut up to a moment. ``cuts`` are sorted, the newest first.
+    """Returns the newest cut that is not later than ``at``. None: the newest cut. ``cuts``: newest first.
 
     Raises:
-        ConfigError: there is no such cut.
+        ConfigError: There is no such cut.
     """
     if not cuts:
         raise ConfigError(
-            "The pipeline has published no cut yet. Set cuts in the config and run it.", key="cuts"
+            "The pipeline has published no cut yet. Set cuts in the config, and run the pipeline.", key="cuts"
         )
     found = next((cut for cut in cuts if at is None or _is_by(cut, at)), None)
     if found is None:
         raise ConfigError(
-            f"No stored cut is as old as {at}. The oldest one is of {cuts[-1].time.isoformat()} "
-            f"(commit_ts {cuts[-1].commit_ts}).",
+            f"No stored cut is as old as {at}. The oldest cut is of {cuts[-1].time.isoformat()} "
+            f"(commit_ts {cuts[-1].commit_ts}). Choose this time or a later one.",
             key="cuts.keep",
         )
     return found
 
 
 def _is_by(cut: Cut, at: At) -> bool:
-    """Return True if a cut is not later than a moment, to the millisecond, or than a commit_ts."""
+    """Returns True if a cut is not later than a commit_ts, or than a time (compared in ms)."""
     moment = _moment(at)
     return cut.commit_ts <= moment if isinstance(moment, int) else _ms(cut.time) <= _ms(moment)
 
 
 def commit_ts_of(at: At) -> int:
-    """Convert a moment to a TiDB TSO: the last one of its millisecond.
+    """Convert a time to a TiDB TSO, the last one of its millisecond. A commit_ts is returned unchanged.
 
     Raises:
-        ConfigError: the text is not a time.
+        ConfigError: The text is not a time.
     """
     moment = _moment(at)
     return moment if isinstance(moment, int) else (_ms(moment) + 1 << LOGICAL_BITS) - 1
@@ -136,7 +138,9 @@ def _moment(at: At) -> int | datetime:
         try:
             at = time_of(at)
         except ValueError as error:
-            raise ConfigError(f"{at!r} is not a time. Give a commit_ts, or 2026-11-26T12:00:00Z.") from error
+            raise ConfigError(
+                f"{at!r} is not a time. Use a commit_ts, or a time such as 2026-11-26T12:00:00Z."
+            ) from error
     if isinstance(at, int) or at.tzinfo is not None:
         return at
     return at.replace(tzinfo=timezone.utc)

@@ -2,39 +2,40 @@
 
 TidesinkError                        .context has the location, .remedy says who acts next
 ├── ConfigError               fix    a setting is wrong or unknown: key, value, what is allowed
-├── DecodeError               reject this record only: dead letter or pause, by policy
-│   ├── FramingError                 the bytes before the payload are not this codec's
-│   ├── SchemaMismatchError          the payload does not fit its schema or shape
-│   ├── ValueOutOfRangeError         a value that its column's type cannot hold
-│   ├── UnnamedRowError              a change that identifies no row
-│   ├── ChecksumError                a row that does not match its checksum: it was damaged
-│   ├── RowUnavailableError          a row that is stored elsewhere, and was not found
-│   ├── FilterError                  a row that the table's filter cannot be evaluated for
-│   ├── HorizonError                 a change older than the remembered deletes
-│   └── UnsupportedMessageError      a message that this version cannot read yet
-├── EncodeError               fix    an event that the codec cannot write
-├── RegistryError             fix    the registry refused, and will refuse again
-│   ├── SchemaNotFoundError   fix    no such schema id, subject or version
+├── DecodeError               reject one record cannot be decoded: dead letter or pause, by policy
+│   ├── FramingError                 the bytes before the payload have another form than the codec's
+│   ├── SchemaMismatchError          the payload does not have the form of its schema
+│   ├── ValueOutOfRangeError         the column's type cannot hold a value
+│   ├── UnnamedRowError              a row change does not identify its row
+│   ├── ChecksumError                a row differs from its checksum, so it was damaged
+│   ├── RowUnavailableError          a row is stored outside its message, and was not found
+│   ├── FilterError                  the table's filter cannot be evaluated for a row
+│   ├── HorizonError                 a change is older than the deletes that the table remembers
+│   └── UnsupportedMessageError      this version cannot read a form of message yet
+├── EncodeError               fix    the codec cannot write an event
+├── RegistryError             fix    the registry refuses a request, and would refuse it again
+│   ├── SchemaNotFoundError   fix    a schema id, subject or version does not exist
 │   ├── UnusableSchemaError   fix    a schema is not Avro, or its references cannot be followed
-│   ├── IncompatibleSchemaError stop the registry refuses a schema: names the field
-│   └── RegistryUnavailableError retry  no answer, or 408/429/5xx
-├── SourceError               stop   Kafka no longer holds the records after the progress
-│   └── SourceUnavailableError retry the broker does not answer
-├── TargetError               stop
-│   ├── TransientTargetError  retry
+│   ├── IncompatibleSchemaError stop the registry refuses a schema as incompatible
+│   └── RegistryUnavailableError retry  no answer, or HTTP status 408, 429 or 5xx
+├── SourceError               stop   Kafka refuses a request, or lost records that are not read yet
+│   └── SourceUnavailableError retry the brokers or the source database do not answer
+├── TargetError               stop   the target refuses a request
+│   ├── TransientTargetError  retry  the target may accept the same batch later
 │   ├── CommitUnknownError    re-read progress  the commit may or may not have happened
 │   ├── SchemaRefusedError    stop   the target's schema cannot hold the change
 │   └── ValueNotStoredError   stop   a stored value should stay, but the target does not have it
-├── ProgressError             stop
-│   ├── StaleProgressError    stop   another worker holds this table, or progress moved back
-│   └── MixedPartitionsError  stop   one key in two partitions: order is lost
+├── ProgressError             stop   the stored progress cannot be used
+│   ├── StaleProgressError    stop   another worker holds this table, or the target's progress moved back
+│   └── MixedPartitionsError  stop   a key arrived in two partitions, so the order of its changes is lost
 ├── AccountingError           stop   read ≠ applied + superseded + without-row + dead-lettered
 ├── StateStoreError           retry  the worker's own state store failed
 ├── NotKeptError              fix    the requested dead letter or DDL event is not stored
 └── DevStackError             fix    the local broker or registry cannot start
 
-The meanings of ``remedy``: ``fix`` (a person changes something), ``retry`` (with backoff),
-``reject`` (this record only), ``stop`` (this table), ``re-read progress`` (ask ``committed()`` first).
+The meanings of ``remedy``: ``fix`` (a person changes something), ``retry`` (with backoff), ``reject``
+(only this record is left out), ``stop`` (this table stops), ``re-read progress`` (call ``committed()`` before
+anything else).
 """
 
 from __future__ import annotations
@@ -47,26 +48,26 @@ Remedy = Literal["fix", "retry", "reject", "stop", "re-read progress"]
 ContextValue = str | int | None
 
 
-# Number of known names in a message: all of them, or the nearest ones of many.
+# Number of known names in a message: all names, or the nearest ones if there are more.
 _MOST_NAMED: Final = 12
 _NEAREST: Final = 4
-# Context that the message contains already.
+# Context keys whose values are in the message already.
 _OF_A_CHANGE: Final = frozenset({"change", "before", "after"})
 
 
-# Advice for existing rows that cannot be continued; the page has the steps.
+# Advice for a table whose existing rows cannot be continued. The page has the steps.
 LOAD_AGAIN: Final = 'load the table again under another name (docs/schema-changes.md, "Load a table again")'
 
 
 class TidesinkError(Exception):
-    """An error that reports what happened, where, and what to do next.
+    """The base of tidesink's own errors, which report what happened, where, and what to do next.
 
-    ``context`` holds any of: topic, partition, offset, table, column, schema_id, subject, url, key.
-    It never holds a secret. ``change`` (its kind), ``before`` and ``after`` describe a schema change.
+    ``context`` has any of these keys: topic, partition, offset, table, column, schema_id, subject, url, key.
+    It never has a secret. For a schema change it also has ``change`` (its kind), ``before`` and ``after``.
     """
 
     remedy: ClassVar[Remedy] = "stop"
-    # Next step for a person, if the text for the remedy does not fit.
+    # The next step for a person, if the general text of ``remedy`` does not apply.
     next_step: str = ""
 
     def __init__(self, message: str, **context: ContextValue) -> None:
@@ -79,7 +80,9 @@ class TidesinkError(Exception):
         return f"{where}: {self.message}" if where else self.message
 
     def where(self) -> str:
-        """Return the location as ``topic[partition]@offset`` with other context, or an empty string."""
+        """Returns the location as ``topic[partition]@offset``, followed by other context; an empty string
+        without context.
+        """
         rest = {k: v for k, v in self.context.items() if k not in _OF_A_CHANGE}
         topic, partition, offset = (rest.pop(name, None) for name in ("topic", "partition", "offset"))
         place = "" if topic is None else str(topic)
@@ -88,7 +91,7 @@ class TidesinkError(Exception):
         return " ".join([place, *(f"{k}={v}" for k, v in rest.items())]).strip()
 
     def with_context(self, **context: ContextValue) -> TidesinkError:
-        """Add context to this error and return it. Existing context is not replaced."""
+        """Add context to this error, and return the error. Existing context is not replaced."""
         self.context = {**{k: v for k, v in context.items() if v is not None}, **self.context}
         return self
 
@@ -97,14 +100,14 @@ class TidesinkError(Exception):
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's class and text.
+    """Returns an error's class and message.
 
-    Some of Spark's errors ask the JVM for their text, which may have ended.
+    Some Spark errors request their message from the JVM, which may have ended.
     """
     try:
         text = str(error)
     except Exception:  # noqa: BLE001  (whatever fails here, the class is known)
-        text = "the text is lost, since the process that has it has ended"
+        text = "The message is lost, because Spark's JVM has ended."
     return f"{type(error).__name__}: {text}"
 
 
@@ -125,49 +128,52 @@ class DecodeError(TidesinkError):
 
 
 class FramingError(DecodeError):
-    """The bytes before the payload are not this codec's."""
+    """The bytes before the payload do not have the form that this codec expects."""
 
 
 class SchemaMismatchError(DecodeError):
-    """The payload does not fit its schema or shape."""
+    """The payload does not have the form of its schema."""
 
 
 class ValueOutOfRangeError(DecodeError):
-    """A value that its column's type cannot hold."""
+    """A value is outside the range of its column's type."""
 
 
 class UnnamedRowError(DecodeError):
-    """A row change that identifies no row; the message names the producer option that helps."""
+    """A row change does not identify its row. The message names the producer option that helps."""
 
 
 class ChecksumError(DecodeError):
-    """A row whose checksum differs from the source's; the message has both checksums."""
+    """A row's checksum differs from the checksum that the source sent. The message has both."""
 
 
 class RowUnavailableError(DecodeError):
-    """A row that is stored outside its message, and was not found; the message has the next step."""
+    """A row is stored outside its message, and was not found. The message has the next step."""
 
 
 class HorizonError(DecodeError):
-    """A change older than the deletes that the table remembers; the message has the next step."""
+    """A change is older than the deletes that the table remembers. The message has the next step."""
 
 
 class FilterError(DecodeError):
-    """A row that the table's filter fails on, or that lacks a value for it; the message has the filter."""
+    """The table's filter fails for a row, or the row lacks a value that the filter needs.
+
+    The message has the filter.
+    """
 
 
 class UnsupportedMessageError(DecodeError):
-    """A message with a row change in a form that this version cannot read yet."""
+    """A message with a row change has a form that this version cannot read yet."""
 
 
 class EncodeError(TidesinkError):
-    """An event that the codec cannot write."""
+    """The codec cannot write an event."""
 
     remedy: ClassVar[Remedy] = "fix"
 
 
 class RegistryError(TidesinkError):
-    """The schema registry refused, and will refuse again."""
+    """The schema registry refuses a request, and would refuse it again."""
 
     remedy: ClassVar[Remedy] = "fix"
 
@@ -181,45 +187,45 @@ class UnusableSchemaError(RegistryError):
 
 
 class IncompatibleSchemaError(RegistryError):
-    """The registry refuses a schema under its compatibility level."""
+    """The registry refuses a schema, because it is not compatible with an earlier version of the subject."""
 
     remedy: ClassVar[Remedy] = "stop"
 
 
 class RegistryUnavailableError(RegistryError):
-    """The registry does not answer, or asks to try again later."""
+    """The registry does not answer, or asks to retry the request later."""
 
     remedy: ClassVar[Remedy] = "retry"
 
 
 class SourceError(TidesinkError):
-    """Kafka no longer holds the records after the progress."""
+    """Kafka refuses a request, or no longer has records that are not read yet."""
 
     remedy: ClassVar[Remedy] = "stop"
 
 
 class SourceUnavailableError(SourceError):
-    """The origin of the rows does not answer: the database, a task that reads, or the broker."""
+    """The brokers, the source database or a task that reads rows do not answer."""
 
     remedy: ClassVar[Remedy] = "retry"
 
 
 class BrokerUnavailableError(SourceUnavailableError):
-    """The broker does not answer."""
+    """The Kafka brokers do not answer."""
 
 
 class TargetError(TidesinkError):
-    """The target refused."""
+    """The target refuses a request."""
 
 
 class TransientTargetError(TargetError):
-    """The target may accept the same batch a little later."""
+    """The target may accept the same batch later."""
 
     remedy: ClassVar[Remedy] = "retry"
 
 
 class CommitUnknownError(TargetError):
-    """The commit may or may not have happened: ask ``committed()`` before anything else."""
+    """The commit may or may not have happened. Call ``committed()`` before anything else."""
 
     remedy: ClassVar[Remedy] = "re-read progress"
 
@@ -229,23 +235,23 @@ class SchemaRefusedError(TargetError):
 
 
 class ValueNotStoredError(TargetError):
-    """The source omitted a value so that the stored one stays, but the target has none; see the message."""
+    """The source omitted an unchanged value, but the target has no stored value that could stay."""
 
 
 class ProgressError(TidesinkError):
-    """Progress cannot be trusted."""
+    """The stored progress cannot be read or cannot be used."""
 
 
 class StaleProgressError(ProgressError):
-    """Another worker holds this table, or the target is older than its own progress."""
+    """Another worker holds this table, or the target lost batches that were committed."""
 
 
 class MixedPartitionsError(ProgressError):
-    """One key arrived in two partitions, so Kafka's order does not apply to it."""
+    """A key arrived in two partitions, so Kafka does not define the order of its changes."""
 
 
 class AccountingError(TidesinkError):
-    """The number of rows read differs from the number of rows accounted for."""
+    """The number of rows that were read differs from the number of rows that are accounted for."""
 
 
 class StateStoreError(TidesinkError):
@@ -261,13 +267,13 @@ class UnusableStateStoreError(StateStoreError):
 
 
 class SparkEndedError(TidesinkError):
-    """Spark's JVM has ended while a worker needs it."""
+    """Spark's JVM ended while a worker needs it."""
 
     remedy: ClassVar[Remedy] = "retry"
 
 
 class NotKeptError(TidesinkError):
-    """The requested dead letter or DDL event is not stored; the message has the request."""
+    """The requested dead letter or DDL event is not stored. The message has the request."""
 
     remedy: ClassVar[Remedy] = "fix"
 
@@ -279,25 +285,31 @@ class DevStackError(TidesinkError):
 
 
 def shown(value: object, most: int = 80) -> str:
-    """Return a value as Python writes it; of long text or bytes the first ``most`` characters and ``…``."""
+    """Returns a value's ``repr``. Text or bytes longer than ``most`` are cut and followed by ``…``."""
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= most else f"{value[:most]!r}…"
     try:
         text = repr(value)
     except RecursionError:
-        # orjson reads values that are nested more deeply than Python can write.
+        # orjson reads values that are nested more deeply than repr() can write.
         text = f"{type(value).__name__} nested too deep to be shown"
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean x?)``, or an empty text if no known word is similar."""
+    """Returns `` (did you mean x?)`` with the most similar known word, or an empty text if no word is
+    similar.
+    """
     found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
     return f" (did you mean {found[0]}?)" if found else ""
 
 
 def one_of(word: str, known: Iterable[str]) -> str:
-    """Return the advice to use a known name: lists all, or the nearest ones and where the rest is listed."""
+    """Returns advice to use a known name.
+
+    It lists all known names. If there are too many, it lists the nearest ones and names the page with all of
+    them.
+    """
     names = sorted(known)
     if len(names) <= _MOST_NAMED:
         return f"use one of {', '.join(names)}"

@@ -1,6 +1,6 @@
-"""Events, the output of decoders and the input of encoders: frozen values, no I/O.
+"""Events, which decoders return and encoders accept. They are frozen values without I/O.
 
-Values in ``key``, ``before`` and ``after`` have Python's nearest exact type for the column:
+Values in ``key``, ``before`` and ``after`` have the nearest exact Python type for their column:
 
 =====================================  ==========================================================
 integers, YEAR, BIT                    ``int`` (unsigned 64-bit too, never negative)
@@ -28,11 +28,11 @@ from typing import Final, Literal, NamedTuple
 SequenceBy = Literal["kafka", "source"]
 
 
-# Member of an event's extension that lists the columns whose value the source did not send.
+# Member of an event's extension with the names of columns whose values the source did not send.
 UNAVAILABLE: Final = "unavailable"
 # The same for the row before the change.
 UNAVAILABLE_BEFORE: Final = "unavailable_before"
-# Separator between the numbers of a source position, as text.
+# Separator between the numbers of a source position in text form.
 SOURCE_SEPARATOR: Final = ":"
 
 Value = int | float | Decimal | str | bytes | None
@@ -40,7 +40,7 @@ Row = Mapping[str, Value]
 
 
 class Op(str, Enum):
-    """Kind of a row change. ``UPSERT``: the wire does not distinguish an insert from an update."""
+    """Kind of a row change. ``UPSERT``: the message does not distinguish an insert from an update."""
 
     INSERT = "insert"
     UPDATE = "update"
@@ -50,7 +50,7 @@ class Op(str, Enum):
 
 
 class TableId(NamedTuple):
-    """A table's name at the source; ``schema`` is TiDB's database."""
+    """A table's name in the source database. ``schema`` is the database in TiDB and MySQL."""
 
     schema: str
     name: str
@@ -60,10 +60,10 @@ class TableId(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Position of one event in Kafka and, if the event has one, at its source.
+    """Position of one event in Kafka and, if the event has one, in its source database's log.
 
-    ``index`` counts the events of one message. ``source`` is compared number by number
-    (TiCDC: ``(commit_ts,)``; a binlog: ``(file number, pos, row)``), never as text.
+    ``index`` counts the events of one message. ``source`` has the source position as numbers (TiCDC:
+    ``(commit_ts,)``; a binlog: ``(file number, pos, row)``), which are compared as numbers and never as text.
     """
 
     topic: str
@@ -74,12 +74,12 @@ class Position(NamedTuple):
 
     @property
     def source_text(self) -> str | None:
-        """``source`` as text for metadata columns: its numbers with a colon between them."""
+        """The source position as text for metadata columns: its numbers, separated by colons."""
         return None if self.source is None else SOURCE_SEPARATOR.join(map(str, self.source))
 
 
 class SchemaIds(NamedTuple):
-    """Registry ids of a message's schemas; None for a message without an id."""
+    """Registry ids of a message's key and value schemas. None: the message has no such id."""
 
     key: int | None
     value: int | None
@@ -87,11 +87,14 @@ class SchemaIds(NamedTuple):
 
 @dataclass(frozen=True)
 class ColumnType:
-    """The type of a column. ``name`` is a logical type of ``typemap.table``.
+    """The type of a column.
 
-    ``sql``: the full MySQL text, if known (``decimal(10,2) unsigned``). Precision, scale and fsp are None if
-    the wire does not have them. ``named``: the type's name in a Kafka Connect schema, if tidesink does not
-    know that name and reads the values by the Connect type only.
+    Attributes:
+        name: A logical type of ``typemap.table``.
+        precision, scale, fsp: None if the message does not have them.
+        sql: The full type in SQL, if known: ``decimal(10,2) unsigned``.
+        named: The type's name in a Kafka Connect schema, if tidesink does not know this name. Values are then
+            read by the Connect type only.
     """
 
     name: str
@@ -105,26 +108,31 @@ class ColumnType:
 
 
 class EarlierType(NamedTuple):
-    """A former type of a column; rows committed before ``until`` (a TiDB TSO) were written with it."""
+    """A former type of a column.
+
+    Rows that were committed before ``until`` (a TiDB TSO) were written with it.
+    """
 
     type: ColumnType
     until: int
 
 
-# Default of an added column if the values that the database wrote into existing rows are unknown.
+# Default of a column that was added, if the values that the database wrote into existing rows are unknown.
 UNTOLD_DEFAULT: Final = "(computed by the database)"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table at the source.
+    """A column of a table in the source database.
 
-    ``default``: the text of the present default in TiDB (None: no default, or NULL). If earlier rows have
-    another value (``redefaulted``), ``origin_default`` is that value: the default was changed since, or the
-    column was added NOT NULL without one.
-    ``handle``: True for columns of the handle key (the primary key, or the not-null unique key that TiCDC
-    chose).
-    ``earlier``: former types whose rows read differently, oldest first.
+    Attributes:
+        default: Text of the current default in TiDB; None: no default, or NULL.
+        handle: True for a column of the handle key: the primary key, or the not-null unique key that TiCDC
+            chose.
+        redefaulted: True if rows from before the column was added have another value than ``default``,
+            because the default was changed later, or the column was added NOT NULL without a default.
+        origin_default: The value of these rows, if ``redefaulted`` is True.
+        earlier: Former types whose rows are read in another way, oldest first.
     """
 
     name: str
@@ -140,16 +148,21 @@ class Column:
     earlier: tuple[EarlierType, ...] = ()
 
     def type_at(self, commit_ts: int) -> ColumnType:
-        """Return the type that a row of this commit_ts (a TiDB TSO) was written with."""
+        """Returns the type with which a row of this commit_ts (a TiDB TSO) was written."""
         return next((was.type for was in self.earlier if commit_ts < was.until), self.type)
 
     @property
     def backfill(self) -> str | None:
-        """The default when the column was added, as text, which earlier rows have despite later changes."""
+        """The value, as text, that rows from before the column was added have, despite later changes of the
+        default.
+        """
         return self.origin_default if self.redefaulted else self.default
 
     def redefined_by(self, new: Column) -> Column:
-        """Return the column with a new definition. Rows from before the change stay unchanged."""
+        """Returns the column with a new definition.
+
+        Rows from before the column was added keep their value.
+        """
         first = self.backfill
         changed = first != new.default
         return replace(
@@ -162,7 +175,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """The columns of one table in table order."""
+    """The columns of one table, in the table's order."""
 
     table: TableId
     columns: tuple[Column, ...]
@@ -174,20 +187,21 @@ class TableSchema:
 
     @property
     def handle_columns(self) -> tuple[Column, ...]:
-        """The handle key, in column order."""
+        """The columns of the handle key, in column order."""
         return tuple(column for column in self.columns if column.handle)
 
     @property
     def primary_key(self) -> tuple[Column, ...]:
-        """The primary key, in column order; empty for a table without one."""
+        """The columns of the primary key, in column order; empty for a table without a primary key."""
         return tuple(column for column in self.columns if column.primary_key)
 
 
 class ChangeEvent(NamedTuple):
     """One row change.
 
-    ``schema``: those of the writer's columns that the wire shows. ``extension``: members of the wire format
-    (``_tidb_…`` fields and envelope members) that are not columns.
+    Attributes:
+        schema: Those of the writer's columns that the message contains.
+        extension: Members of the message that are not columns (``_tidb_…`` fields and envelope members).
     """
 
     op: Op
@@ -203,7 +217,7 @@ class ChangeEvent(NamedTuple):
 
 
 class DdlEvent(NamedTuple):
-    """A schema change in a topic. ``kind``: the codec's name for it."""
+    """A schema change in a topic. ``kind``: the codec's name for the kind of change."""
 
     table: TableId
     query: str
@@ -214,18 +228,18 @@ class DdlEvent(NamedTuple):
 
 
 class WatermarkEvent(NamedTuple):
-    """All changes up to ``commit_ts`` were sent (TiCDC's resolved ts)."""
+    """A watermark: all changes up to ``commit_ts`` were sent (TiCDC's resolved ts)."""
 
     commit_ts: int
     position: Position
 
 
 class MessageEvent(NamedTuple):
-    """A message that changes neither rows nor tables; nothing is applied.
+    """A message that changes neither rows nor tables, so nothing is applied.
 
-    ``kind``: ``logical`` (Postgres' ``pg_logical_emit_message``, with its ``prefix`` and ``content``),
-    ``transaction`` (its begin or end), ``heartbeat`` or ``notification``, whose members are in
-    ``extension``.
+    ``kind`` is ``logical`` (Postgres' ``pg_logical_emit_message``, with its ``prefix`` and ``content``),
+    ``transaction`` (the begin or end of one), ``heartbeat`` or ``notification``. Other members of the message
+    are in ``extension``.
     """
 
     kind: str
@@ -240,7 +254,7 @@ Event = ChangeEvent | DdlEvent | WatermarkEvent | MessageEvent
 
 @dataclass(frozen=True)
 class Message:
-    """One Kafka record, as read or to be written. ``timestamp`` is in ms since 1970."""
+    """One Kafka record, either read or to be written. ``timestamp`` is in ms since 1970."""
 
     topic: str
     partition: int
@@ -251,32 +265,32 @@ class Message:
     headers: tuple[tuple[str, bytes | None], ...] = field(default=())
 
 
-# Low bits of a TiDB TSO, which count within one millisecond since 1970.
+# Number of low bits of a TiDB TSO that count within a millisecond. The bits above are ms since 1970.
 LOGICAL_BITS: Final = 18
 
 
 def physical_ms(commit_ts: int) -> int:
-    """Return the wall clock of a TiDB TSO, in ms since 1970."""
+    """Returns the wall-clock time of a TiDB TSO, in ms since 1970."""
     return commit_ts >> LOGICAL_BITS
 
 
 def time_of(text: str) -> datetime:
-    """Parse a moment in ISO 8601, which is UTC without a zone.
+    """Parse a time in ISO 8601, which is in UTC if it has no zone.
 
     Raises:
-        ValueError: the text is not such a time.
+        ValueError: The text is not such a time.
     """
-    # Before Python 3.11 the Z is not accepted.
+    # Python accepts the Z only from version 3.11 on.
     moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
 
 
 @lru_cache(maxsize=4096)  # called for each column of a row; saves half the time
 def fold_name(name: str) -> str:
-    """Return a schema's, table's or column's name in lower case, like Go's ``strings.ToLower`` in TiDB.
+    """Returns the name of a schema, table or column in lower case, like Go's ``strings.ToLower`` in TiDB.
 
-    Go converts each character separately. ``str.lower`` depends on its neighbours: it makes ς of the last Σ
-    of a word, and two characters of İ, which is i in Go.
+    Go converts each character separately. ``str.lower`` depends on the characters around: it converts the
+    last Σ of a word to ς, and İ to two characters, which is i in Go.
     """
     if name.isascii():
         return name.lower()
@@ -288,7 +302,10 @@ NameFold = Callable[[str], str]
 
 @dataclass(frozen=True)
 class _FoldApart:
-    """Folds names, except those in ``apart`` (folded), which are compared as they are spelled."""
+    """Folds names to lower case, except names whose folded form is in ``apart``.
+
+    These are compared exactly.
+    """
 
     apart: frozenset[str]
 
@@ -298,11 +315,11 @@ class _FoldApart:
 
 
 def folding(*lists: Iterable[str]) -> NameFold:
-    """Return the function by which the column names of these lists are compared.
+    """Returns the function that folds the column names of these lists for comparisons.
 
-    It is ``fold_name``, unless one list has two names that differ only in case, as Postgres and Oracle allow:
-    such names are compared exactly in all lists. So a column that one side spells differently is found if it
-    is the only candidate.
+    It is ``fold_name``, unless one list has two names that differ only in case, as Postgres and Oracle allow.
+    Such names are compared exactly in all lists. So a column whose name has another case on one side is found
+    if it is the only candidate.
     """
     apart = set[str]()
     for names in lists:

@@ -1,12 +1,12 @@
-"""Kafka client properties: librdkafka's own names, and Java's if they mean exactly the same.
+"""Kafka client properties: librdkafka's own names, and the Java client's if they mean exactly the same.
 
-Names and meanings: librdkafka's CONFIGURATION.md; Java's from Apache Kafka's ``SslConfigs`` and
-``SaslConfigs`` (PEM stores: KIP-651; OAuth with a token endpoint: KIP-768). A Java name without an
-equivalent is refused, and the error names the replacement. ``sasl.jaas.config`` is read like Java's
-``StreamTokenizer`` in Apache Kafka's ``JaasConfig``: ``module flag name=value name="value" ... ;``, strings
-in single or double quotes with backslash escapes.
+Names and meanings are from librdkafka's CONFIGURATION.md, and from ``SslConfigs`` and ``SaslConfigs`` of
+Apache Kafka (PEM stores: KIP-651; OAuth with a token endpoint: KIP-768). A Java name without an equivalent is
+an error that names the replacement. ``sasl.jaas.config`` is parsed like Java's ``StreamTokenizer`` in Apache
+Kafka's ``JaasConfig``: ``module flag name=value name="value" ... ;``, with strings in single or double quotes
+and backslash escapes.
 
-Every value is a secret to pydantic: no error and no repr of a config shows one.
+Every value is a secret to pydantic, so no error and no repr of a config shows a value.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError, KafkaException
 
 
-# Keep librdkafka from writing to stderr: what matters is returned as an error.
+# Keeps librdkafka from writing to stderr, because errors are raised.
 SILENT: Final = logging.getLogger("tidesink.librdkafka")
 SILENT.addHandler(logging.NullHandler())
 SILENT.propagate = False
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-# confluent-kafka's name for the function that returns tokens, given as ``module:function``.
+# confluent-kafka's name for the function that returns tokens. Its value is ``module:function``.
 TOKEN_CALLBACK: Final = "oauth_cb"  # noqa: S105 - a name
 
 _GENERAL: Final = (
@@ -91,20 +91,20 @@ _ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "ssl.endpoint.identification.algorithm": ("https", "none"),
 }
 
-# Properties that name a file, under all accepted names.
+# Properties whose value is a file, under all accepted names.
 PATHS: Final = frozenset({*FILES, "ssl.truststore.location"})
 
-# Properties on which the read of a range, and its progress, depend.
+# Properties that a user cannot set, because reading a range, or its progress, depends on them.
 _OWNED: Final[Mapping[str, str]] = {
-    "group.id": "remove it: progress is stored in the target, not in a consumer group",
-    "auto.offset.reset": "remove it: offsets that Kafka no longer holds are always an error",
-    "isolation.level": "remove it: records are always read with read_committed",
-    "enable.auto.commit": "remove it: nothing is committed to a consumer group",
-    "enable.auto.offset.store": "remove it: nothing is committed to a consumer group",
-    "enable.partition.eof": "remove it: it is always on",
-    "debug": "remove it: librdkafka's debug log may show secrets",
+    "group.id": "remove it, because progress is stored in the target and not in a consumer group",
+    "auto.offset.reset": "remove it, because an offset that Kafka no longer has is always an error",
+    "isolation.level": "remove it, because records are always read with read_committed",
+    "enable.auto.commit": "remove it, because no offset is committed to a consumer group",
+    "enable.auto.offset.store": "remove it, because no offset is committed to a consumer group",
+    "enable.partition.eof": "remove it, because it is always true",
+    "debug": "remove it, because librdkafka's debug log may show secrets",
 }
-# Java's names of properties with another name in librdkafka.
+# Java's names of properties that have another name in librdkafka.
 _RENAMED: Final[Mapping[str, str]] = {
     "sasl.mechanisms": "sasl.mechanism",
     "fetch.max.wait.ms": "fetch.wait.max.ms",
@@ -114,14 +114,14 @@ _RENAMED: Final[Mapping[str, str]] = {
     "ssl.keystore.certificate.chain": "ssl.certificate.pem",
     "ssl.keystore.key": "ssl.key.pem",
 }
-_TLS_BY_OPENSSL: Final = "remove it: OpenSSL negotiates TLS; ssl.cipher.suites uses OpenSSL's names"
+_TLS_BY_OPENSSL: Final = "remove it, because OpenSSL negotiates TLS; ssl.cipher.suites has OpenSSL's names"
 _CALLBACK: Final = (
-    f"use {TOKEN_CALLBACK}: module:function, a Python function that returns (token, expiry in seconds "
-    "since 1970); for Amazon MSK with IAM a function around aws_msk_iam_sasl_signer"
+    f"set {TOKEN_CALLBACK} to module:function, the name of a Python function that returns (token, expiry "
+    "in seconds since 1970); for Amazon MSK with IAM, write a function that calls aws_msk_iam_sasl_signer"
 )
-# Java's names without an equivalent.
+# Java's names without an equivalent in librdkafka, with the remedy.
 _REFUSED: Final[Mapping[str, str]] = {
-    "ssl.truststore.password": "remove it: PEM files of certificates have no password",
+    "ssl.truststore.password": "remove it, because PEM files of certificates have no password",
     "ssl.protocol": _TLS_BY_OPENSSL,
     "ssl.enabled.protocols": _TLS_BY_OPENSSL,
     "ssl.provider": _TLS_BY_OPENSSL,
@@ -133,24 +133,24 @@ _REFUSED: Final[Mapping[str, str]] = {
     "sasl.login.class": _CALLBACK,
     "request.timeout.ms": "use socket.timeout.ms",
     "default.api.timeout.ms": "use socket.timeout.ms",
-    "max.poll.records": "remove it: fetch.max.bytes and queued.max.messages.kbytes bound a read",
-    "max.poll.interval.ms": "remove it: no consumer group is joined",
-    "session.timeout.ms": "remove it: no consumer group is joined",
+    "max.poll.records": "remove it, because fetch.max.bytes and queued.max.messages.kbytes limit a read",
+    "max.poll.interval.ms": "remove it, because no consumer group is joined",
+    "session.timeout.ms": "remove it, because no consumer group is joined",
 }
 _JKS_TRUST: Final = (
-    "librdkafka reads PEM only. Convert it: keytool -importkeystore -srckeystore trust.jks -destkeystore "
-    "trust.p12 -deststoretype PKCS12; openssl pkcs12 -in trust.p12 -nokeys -out ca.pem; then write "
-    "ssl.ca.location: ca.pem"
+    "librdkafka only reads PEM. Convert the store: keytool -importkeystore -srckeystore trust.jks "
+    "-destkeystore trust.p12 -deststoretype PKCS12; openssl pkcs12 -in trust.p12 -nokeys -out ca.pem; then "
+    "set ssl.ca.location: ca.pem"
 )
 _JKS_KEY: Final = (
-    "librdkafka reads PKCS#12 and PEM. Convert it: keytool -importkeystore -srckeystore key.jks "
-    "-destkeystore key.p12 -deststoretype PKCS12; then write ssl.keystore.location: key.p12 and "
+    "librdkafka only reads PKCS#12 and PEM. Convert the store: keytool -importkeystore -srckeystore key.jks "
+    "-destkeystore key.p12 -deststoretype PKCS12; then set ssl.keystore.location: key.p12 and "
     "ssl.keystore.type: PKCS12"
 )
 KERBEROS: Final = (
-    "this confluent-kafka is built without GSSAPI (Kerberos), as its wheels on PyPI are: install librdkafka "
+    "This confluent-kafka was built without GSSAPI (Kerberos), like its wheels on PyPI. Install librdkafka "
     "with libsasl2, and then confluent-kafka built against it (pip install --no-binary confluent-kafka "
-    "confluent-kafka)"
+    "confluent-kafka)."
 )
 _LOGIN_HANDLERS: Final = frozenset(
     {
@@ -161,7 +161,7 @@ _LOGIN_HANDLERS: Final = frozenset(
 
 
 class PropertyProblem(NamedTuple):
-    """A refused property: the reason, and the replacement. Never contains a value."""
+    """A property that is refused, with the reason and the remedy. It never contains the property's value."""
 
     name: str
     reason: str
@@ -169,19 +169,19 @@ class PropertyProblem(NamedTuple):
 
 
 class ClientSettings(dict[str, Any]):
-    """Settings for confluent-kafka's clients; the repr hides secrets."""
+    """Settings for confluent-kafka's clients. Their repr shows ``***`` in place of each secret."""
 
     def __repr__(self) -> str:
         return repr(shown(self))
 
 
 def shown(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the properties for a log or an error, with ``***`` for each secret."""
+    """Returns the properties for a log or an error, with ``***`` in place of each secret."""
     return {name: "***" if name in _SECRETS else value for name, value in properties.items()}
 
 
 def redacted(text: str, properties: Mapping[str, Any]) -> str:
-    """Return ``text`` without the secrets of ``properties``."""
+    """Returns ``text`` with ``***`` in place of each secret in ``properties``."""
     for name in _SECRETS & properties.keys():
         if properties[name]:
             text = text.replace(str(properties[name]), "***")
@@ -189,10 +189,12 @@ def redacted(text: str, properties: Mapping[str, Any]) -> str:
 
 
 def librdkafka_settings(properties: Mapping[str, str]) -> ClientSettings:
-    """Return librdkafka's settings for a user's properties, with Java's names translated; can be pickled.
+    """Convert a user's properties to librdkafka's settings, and Java's names to librdkafka's. The result can
+    be pickled.
 
     Raises:
-        ConfigError: the first refused property, under ``key``; it never shows a value.
+        ConfigError: A property is refused. The error has the first such property as ``key``, and never shows
+            a value.
     """
     translation = _Translation(properties)
     for problem in translation.problems:
@@ -206,12 +208,16 @@ C = TypeVar("C")
 def open_client(
     kind: Callable[..., C], properties: Mapping[str, str], own: Mapping[str, Any] | None = None, **more: Any
 ) -> C:
-    """Open a client of confluent-kafka with a user's properties, and the caller's ``own``, which win.
+    """Open a client of confluent-kafka with a user's properties.
 
-    ``kind``: ``Consumer``, ``Producer`` or ``AdminClient``. ``more``: further arguments of ``kind``.
+    Args:
+        kind: ``Consumer``, ``Producer`` or ``AdminClient``.
+        properties: The user's properties.
+        own: More settings, which override the user's.
+        more: More keyword arguments of ``kind``.
 
     Raises:
-        ConfigError: the properties are refused, here or by librdkafka.
+        ConfigError: A property is refused, here or by librdkafka.
     """
     from confluent_kafka import KafkaException
 
@@ -219,20 +225,20 @@ def open_client(
     try:
         return kind({**settings, **(own or {})}, **more)
     except KafkaException as error:
-        # Not chained: librdkafka's text may show a value.
+        # The cause is left out, because librdkafka's text may show a value.
         raise refused_settings(error, settings) from None
 
 
 def property_problems(properties: Mapping[str, str]) -> list[PropertyProblem]:
-    """Return each refused property."""
+    """Returns all refused properties, with reasons and remedies."""
     return _Translation(properties).problems
 
 
 def client_settings(properties: Mapping[str, str]) -> ClientSettings:
-    """Return ``librdkafka_settings`` for a client of this process, with the token callback imported.
+    """Returns librdkafka's settings for a client of this process, with the token callback imported.
 
     Raises:
-        ConfigError: a property is refused, or the callback cannot be imported.
+        ConfigError: A property is refused, or the callback cannot be imported.
     """
     settings = librdkafka_settings(properties)
     name = settings.get(TOKEN_CALLBACK)
@@ -242,14 +248,19 @@ def client_settings(properties: Mapping[str, str]) -> ClientSettings:
 
 
 def _token_function(name: str) -> Callable[[str], Any]:
-    """Return the function named ``module:function``, wrapped so that its errors show no token."""
+    """Import the function with the name ``module:function``. Its errors are replaced, so that they show no
+    token.
+
+    Raises:
+        ConfigError: The function cannot be imported.
+    """
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"{TOKEN_CALLBACK} {name!r} cannot be imported here ({type(error).__name__}). Give "
-            "module:function, of a module that workers and executors have.",
+            f"{TOKEN_CALLBACK} {name!r} cannot be imported ({type(error).__name__}). Set it to "
+            "module:function, with a module that workers and executors have installed.",
             key=TOKEN_CALLBACK,
         ) from error
 
@@ -257,24 +268,28 @@ def _token_function(name: str) -> Callable[[str], Any]:
         try:
             return found(config)
         except Exception as error:  # noqa: BLE001 - the callback is not our code
-            # A signer's error may contain what it signs with: only its class is shown.
-            raise SourceUnavailableError(f"{name} gave no token: it raised {type(error).__name__}.") from None
+            # A signer's error may contain its secret, so only the error's class is shown.
+            raise SourceUnavailableError(
+                f"The token function {name} returned no token: it raised {type(error).__name__}."
+            ) from None
 
     return give
 
 
 def refused_settings(error: KafkaException, settings: Mapping[str, Any]) -> ConfigError:
-    """Return librdkafka's reason for refusing to create a client, without secrets."""
+    """Returns the error for properties with which librdkafka does not create a client, without secrets."""
     from confluent_kafka import KafkaError
 
     if settings.get("sasl.mechanism") == "GSSAPI" and not _has_gssapi():
         return ConfigError(KERBEROS, key="sasl.mechanism")
     reason = error.args[0].str() if error.args and isinstance(error.args[0], KafkaError) else str(error)
-    return ConfigError(f"librdkafka refuses the client properties: {redacted(reason, settings)}")
+    return ConfigError(f"librdkafka refuses the Kafka client properties: {redacted(reason, settings)}")
 
 
 def no_answer(brokers: str, error: KafkaException) -> SourceUnavailableError:
-    """Return the error that no broker answers, with librdkafka's reason and the result of a connection."""
+    """Returns the error that no broker answers, with librdkafka's reason and the result of a test
+    connection.
+    """
     from confluent_kafka import KafkaError
 
     reason = error.args[0].str() if isinstance(error.args[0], KafkaError) else str(error)
@@ -282,23 +297,27 @@ def no_answer(brokers: str, error: KafkaException) -> SourceUnavailableError:
 
 
 class ConnectionErrors:
-    """The newest error of a client's connections, as its ``error_cb``; requests only time out meanwhile.
+    """Keeps the newest connection error of a client, to explain why its requests time out. Use it as
+    ``error_cb``.
 
-    It is reported when the client is polled.
+    librdkafka reports errors when the client is polled.
     """
 
     def __init__(self) -> None:
         self._newest: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
-        """Keep an error; that all brokers are down says no more than the one before it."""
+        """Keep an error.
+
+        The error that all brokers are down is ignored, because the error before it says more.
+        """
         from confluent_kafka import KafkaError
 
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._newest = error
 
     def taken(self) -> KafkaError | None:
-        """The newest error since the last call."""
+        """Returns the newest error since the last call, or None."""
         found, self._newest = self._newest, None
         return found
 
@@ -307,24 +326,23 @@ _PROBE_SECONDS: Final = 2.0
 
 
 def why_silent(brokers: str, setting: str = "source") -> str:
-    """Return why no broker answers, and what to do.
+    """Returns why no broker answers, and what to do, for the end of a message.
 
-    It connects to each: librdkafka has one code for all reasons.
-
-    ``setting``: the section that has ``brokers`` and ``kafka``.
+    A test connection to each broker finds the reason, because librdkafka has one error code for all reasons.
+    ``setting``: the config section that has ``brokers`` and ``kafka``.
     """
     found = {broker.strip(): _connected(broker.strip()) for broker in brokers.split(",")}
     if None in found.values():
         return (
-            "a connection is accepted, but the answer is not Kafka's. Check security.protocol and sasl "
+            "a broker accepts connections, but does not answer like Kafka. Check security.protocol and sasl "
             f"under {setting}.kafka, and that the brokers' advertised.listeners can be reached from here"
         )
     reasons = ", ".join(dict.fromkeys(reason for reason in found.values() if reason is not None))
-    return f"{reasons}. Check that the broker runs, and {setting}.brokers"
+    return f"{reasons}. Check that the brokers run, and that {setting}.brokers is right"
 
 
 def _connected(broker: str) -> str | None:
-    """Return why a connection to an address fails, or None if it succeeds."""
+    """Returns why a connection to a broker's address fails, or None if it succeeds."""
     host, _, port = broker.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS):
@@ -340,7 +358,7 @@ def _connected(broker: str) -> str | None:
 
 
 def _has_gssapi() -> bool:
-    """Return True if librdkafka was built with it, which a client reports when it is created."""
+    """Returns True if librdkafka was built with GSSAPI (Kerberos). Creating a client shows it."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
@@ -352,7 +370,7 @@ def _has_gssapi() -> bool:
 
 
 class _Translation:
-    """Translates a user's properties to librdkafka's, and collects the problems."""
+    """Converts a user's properties to librdkafka's settings, and collects refused properties."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._given = dict(properties)
@@ -370,7 +388,7 @@ class _Translation:
         self.problems.append(PropertyProblem(name, reason, remedy))
 
     def _set(self, name: str, value: str, source: str) -> None:
-        """Set librdkafka's property; refuse a second value."""
+        """Set a property of librdkafka. It is refused if it already has another value."""
         if name in self.settings and self.settings[name] != value:
             self._refuse(source, f"means {name}, which already has another value", "remove one of them")
         self.settings[name] = value
@@ -419,12 +437,20 @@ class _Translation:
         try:
             entry = parse_jaas(text)
         except JaasSyntaxError as error:
-            self._refuse("sasl.jaas.config", f"cannot be read ({error})", "use sasl.username, sasl.password")
+            self._refuse(
+                "sasl.jaas.config",
+                f"cannot be parsed ({error})",
+                "use sasl.username and sasl.password instead",
+            )
             return
         mechanism = self._mechanism()
         expected, names = _LOGIN_MODULES.get(entry.module.rpartition(".")[2], ((), {}))
         if entry.module.endswith("Krb5LoginModule"):
-            self._refuse("sasl.jaas.config", "is for Kerberos", "use sasl.kerberos.keytab and .principal")
+            self._refuse(
+                "sasl.jaas.config",
+                "is for Kerberos",
+                "use sasl.kerberos.keytab and sasl.kerberos.principal instead",
+            )
         elif not expected:
             self._refuse("sasl.jaas.config", f"names the login module {entry.module}", _CALLBACK)
         elif mechanism not in expected:
@@ -450,7 +476,7 @@ class _Translation:
         if handler is not None and handler not in _LOGIN_HANDLERS:
             self._refuse("sasl.login.callback.handler.class", "is a Java class", _CALLBACK)
         elif self._mechanism() == "OAUTHBEARER" and "sasl.oauthbearer.token.endpoint.url" in self._given:
-            # Java has no such property: the token endpoint implies it.
+            # Java has no such property, because the token endpoint implies it.
             self._given.setdefault("sasl.oauthbearer.method", "oidc")
 
     def _mechanism(self) -> str:
@@ -463,13 +489,17 @@ class _Translation:
                 self._refuse(name, "has a value that is not allowed", f"use {' or '.join(allowed)}")
         suites = str(self.settings.get("ssl.cipher.suites", ""))
         if "_WITH_" in suites:
-            self._refuse("ssl.cipher.suites", "has Java's names", "give OpenSSL's (openssl ciphers)")
+            self._refuse(
+                "ssl.cipher.suites",
+                "has Java's names of cipher suites",
+                "use OpenSSL's names (openssl ciphers lists them)",
+            )
         callback = self.settings.get(TOKEN_CALLBACK)
         if callback is not None and not all(str(callback).partition(":")):
-            self._refuse(TOKEN_CALLBACK, "names no function", "give module:function")
+            self._refuse(TOKEN_CALLBACK, "names no function", "set it to module:function")
 
 
-# Java's login modules: their mechanisms, and the meaning of their options.
+# Java's login modules with their mechanisms, and the properties that their options set.
 _PASSWORD_PROPERTIES: Final = {"username": "sasl.username", "password": "sasl.password"}
 _LOGIN_MODULES: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]]] = {
     "PlainLoginModule": (("PLAIN",), _PASSWORD_PROPERTIES),
@@ -498,11 +528,11 @@ _CONTROL: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "
 
 
 class JaasSyntaxError(ValueError):
-    """The text is not a JAAS entry; the message shows nothing of it."""
+    """The text is not a valid JAAS entry. The message contains no part of the text."""
 
 
 class JaasEntry(NamedTuple):
-    """A login module and its options; ``options`` may hold secrets."""
+    """A login module with its options. ``options`` may have secrets."""
 
     module: str
     options: dict[str, str]
@@ -512,10 +542,10 @@ class JaasEntry(NamedTuple):
 
 
 def parse_jaas(text: str) -> JaasEntry:
-    """Parse the only entry of ``text``.
+    """Parse a text with exactly one JAAS entry.
 
     Raises:
-        JaasSyntaxError: the text is not exactly one entry.
+        JaasSyntaxError: The text is not exactly one entry.
     """
     tokens = list(_tokens(text))
     if len(tokens) < 3 or tokens[-1] != (";", True):
@@ -527,7 +557,7 @@ def parse_jaas(text: str) -> JaasEntry:
 
 
 def _tokens(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield each word, and True if it is a punctuation mark."""
+    """Yields each word of the text, and True if the word is a punctuation mark."""
     at, text = 0, text.strip()
     while at < len(text):
         found = _TOKEN.match(text, at)

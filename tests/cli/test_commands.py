@@ -102,7 +102,7 @@ def test_validate_connect_says_what_does_not_answer(tmp_path: Path) -> None:
     assert result.exit_code == 1
     found = {answer["part"]: answer for answer in json.loads(result.stdout)["connections"]}
     assert (found["kafka"]["ok"], found["registry"]["ok"], found["state store"]["ok"]) == (False, False, True)
-    assert "Is it running" in found["registry"]["detail"]
+    assert "Check that it runs" in found["registry"]["detail"]
 
 
 def test_status_before_the_first_run(tmp_path: Path) -> None:

@@ -182,11 +182,11 @@ def test_what_is_refused(bed: Bed) -> None:
     bed.applies(15, 20)
     for words, reason in (
         (["--to-offset", "0=16"], "Offset 16 of partition 0 is after the applied offset"),
-        (["--to-offset", "0=15"], "already about to continue from there"),
+        (["--to-offset", "0=15"], "already continues from the requested offset"),
         (["--to-offset", "0=-1"], "give PARTITION=OFFSET"),
         (["--to-offset", "2=1"], "The table has not read partition 2"),
         (["--to-time", "yesterday"], "give ISO 8601"),
-        (["--to-time", "2026-11-26T09:00:00Z"], "already about to continue from there"),
+        (["--to-time", "2026-11-26T09:00:00Z"], "already continues from the requested offset"),
         (["--to-commit-ts", str(TSO + 8)], "which is older"),
         (["--to-commit-ts", str(EIGHT * 1000)], "is not a commit_ts"),
         ([], "Give exactly one of --to-offset"),
@@ -206,7 +206,7 @@ def test_what_expired_is_refused(bed: Bed) -> None:
         "rewind", "shop.orders", "--to-offset", "0=5", code=2
     )
     older = bed.run("rewind", "shop.orders", "--to-time", "2026-11-26T08:03:00Z", code=2)
-    assert "partition 0 begins with offset 6, which is later" in older
+    assert "partition 0 begins with offset 6, which was written later" in older
     assert bed.asked is None
     bed.run("rewind", "shop.orders", "--to-time", "2026-11-26T08:08:00Z")
     assert bed.asked is not None

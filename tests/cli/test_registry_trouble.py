@@ -45,7 +45,7 @@ def test_a_registry_that_is_down() -> None:
     code, _, errors = decode("http://127.0.0.1:1")
     assert code == 1
     assert "RegistryUnavailableError" in errors
-    assert "Is it running, and is the URL right?" in errors
+    assert "Check that it runs, and that its URL is right." in errors
 
 
 def test_credentials_in_a_url_are_not_shown(serve: Serve) -> None:

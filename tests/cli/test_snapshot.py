@@ -184,7 +184,7 @@ def test_a_range_that_is_none_is_refused(
     path = _config(tmp_path)
     code, output = _run(path, *command, "shop.orders", "--where", "id > 1 or true")
     assert code == 2
-    assert "Use comparisons of columns of the source's key" in output
+    assert "Use comparisons of the source table's key columns" in output
     if command == ("resync",):
         both = ("--where", "id > 1", "--differing", "report.jsonl")
         assert (

@@ -82,7 +82,7 @@ def test_the_newest_offset_of_the_connector_is_read(bed: _Bed) -> None:
     assert another.newest == _checkpoint(8)
     another.close()
     bed.commit(_at(9, snapshot="INITIAL"))
-    _comes(bed.reader, None, "The connector's snapshot has not finished.")
+    _comes(bed.reader, None, "The Debezium connector's snapshot has not finished.")
     bed.commit(None)
     _comes(bed.reader, None, "The connector's offset was removed.")
 

@@ -157,8 +157,8 @@ def test_an_incompatible_schema_is_refused_by_field(registry: SchemaRegistry, su
     assert error.context["subject"] == subject
     assert error.context["column"] == "qty"
     assert (
-        "The schema is refused under BACKWARD compatibility: field 'qty' changed from int to string; "
-        "field 'c' was added without a default"
+        "The schema registry refuses the schema under BACKWARD compatibility: field 'qty' changed from int "
+        "to string; field 'c' was added without a default"
     ) in str(error)
     assert registry.versions(subject) == [1]
 

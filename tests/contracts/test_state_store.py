@@ -318,8 +318,8 @@ def test_a_damaged_store_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("nothing://u:hunter2@x", "no driver here for nothing"),
-        ("postgres+none://u:hunter2@h/d", "no driver here for postgres.none"),
+        ("nothing://u:hunter2@x", "no SQLAlchemy driver for nothing"),
+        ("postgres+none://u:hunter2@h/d", "no SQLAlchemy driver for postgres.none"),
         ("://", "nor a SQLAlchemy URL"),
         ("mysql+pymysql://u:hunter2@h:port/d", "nor a SQLAlchemy URL"),
     ],

@@ -118,7 +118,7 @@ def test_a_batch_is_applied_on_the_one_before_it_alone(bed: Bed) -> None:
     epoch = table.claim().epoch
     table.apply(bed.batch(SHAPE, [row(1)]), progress(epoch, 1))
     # As where the target went back while its worker went on.
-    with pytest.raises(StaleProgressError, match="is at batch 1, but the next one is 3"):
+    with pytest.raises(StaleProgressError, match="target is 1, but the next batch to apply is 3"):
         table.apply(bed.batch(SHAPE, [row(1, "later")]), progress(epoch, 3))
     assert table.committed() == progress(epoch, 1)
     table.apply(bed.batch(SHAPE, [row(1, "next")]), progress(epoch, 2))

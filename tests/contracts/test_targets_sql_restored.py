@@ -132,7 +132,7 @@ def test_a_server_that_goes_back_under_its_worker_gets_no_batch(sql: Bed) -> Non
     table.apply(sql.batch(SHAPE, [{**ROW, "id": 2}]), progress(1, 2))
     as_others(sql, *(f"DELETE FROM shop.{name}" for name in tables))  # noqa: S608
     as_others(sql, *(f"INSERT INTO shop.{name} SELECT * FROM shop.old_{name}" for name in tables))  # noqa: S608
-    with pytest.raises(StaleProgressError, match="is at batch 1, but the next one is 3"):
+    with pytest.raises(StaleProgressError, match="target is 1, but the next batch to apply is 3"):
         table.apply(sql.batch(SHAPE, [{**ROW, "id": 3}]), progress(1, 3))
     assert sql.rows() == [ROW]
     assert table.committed() == progress(1, 1)

@@ -48,7 +48,7 @@ BAD: dict[str, tuple[Spoil, str, str]] = {
     "unknown_id": (
         lambda record: record._replace(value=b"\x00" + struct.pack(">I", 999_999) + _value(record)[5:]),
         "SchemaNotFoundError",
-        "The registry has no schema id 999999",
+        "The schema registry has no schema id 999999",
     ),
     "invalid_utf8": (
         lambda record: record._replace(value=_value(record).replace(b"spoilt", b"spo\xff\xfet")),

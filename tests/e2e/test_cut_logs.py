@@ -117,6 +117,6 @@ def test_an_unclean_election_is_noticed_behind_the_offsets_that_were_read(cluste
     assert producer.flush(120) == 0
     both = {0: PartitionOffsets(0, 5), 1: PartitionOffsets(0, 5)}
     silent = TopicOffsets("u", "id", both, leader_epochs={0: 9, 1: 9})
-    with pytest.raises(BrokerUnavailableError, match="No answer from the partition's leader") as caught:
+    with pytest.raises(BrokerUnavailableError, match="The partition's leader did not answer") as caught:
         LeaderEpochs(properties, seconds=5.0).cuts(silent, {0: LastRecord(0, 0), 1: LastRecord(0, 0)})
     assert caught.value.context["partition"] == 1

@@ -120,7 +120,7 @@ def test_what_is_not_there_is_named_with_the_way_out(repository: Path) -> None:
         fetch(JarSet("x", (ONE, missing)), progress=said.append)
     assert "org.example:three:3.0" in str(caught.value)
     assert "TIDESINK_IVY_SETTINGS" in str(caught.value)
-    assert [line for line in said if "not all files arrived" in line] == said[-2:]
+    assert [line for line in said if "the download failed" in line] == said[-2:]
     _publish(repository, missing)
     assert "three-3.0.jar" in _names(fetch(JarSet("x", (ONE, missing))))
 
@@ -182,5 +182,5 @@ def test_two_at_once_fetch_once(repository: Path) -> None:
         assert second.is_alive()
         first.communicate()
         second.join()
-    assert [line for line in said if "waiting for it" in line] == said
+    assert [line for line in said if "waiting for another process" in line] == said
     assert len(said) == 1

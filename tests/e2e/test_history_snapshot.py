@@ -180,5 +180,5 @@ def test_a_database_without_timestamps_is_refused_by_the_plan_and_the_worker(
         (planned,) = with_snapshots(config, by_topics(config, table_plans(config)))
         (found,) = run(config, until="drained").tables
         for said in (planned.problem, found.error):
-            assert "no timestamps that compare with a commit_ts" in str(said)
+            assert "no timestamps that can be compared with a commit_ts" in str(said)
         assert found.state == "FAILING"

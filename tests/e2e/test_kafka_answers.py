@@ -119,7 +119,7 @@ def test_an_answer_that_holds_less_than_was_read_is_believed_at_the_second_look(
             assert (table.state, table.error) == ("IDLE", None)
             continue
         assert table.state == "FAILING"
-        assert ("The partition no longer exists" if lacks else "Kafka lost records") in str(table.error)
+        assert ("Kafka no longer has this partition" if lacks else "Kafka lost records") in str(table.error)
         # Whoever looks at the failure sees which Kafka it was.
         assert f"brokers={servers['brokers']}" in str(table.error)
 

@@ -113,7 +113,7 @@ def test_a_table_that_is_given_another_topic_stops(
     assert [table.state for table in reports] == ["IDLE", "FAILING", "IDLE"]
     error = str(reports[1].error)
     assert error.startswith("ConfigError: ")
-    assert f"was fed from topic {old.topic} until now, but the config has {new.topic}" in error
+    assert f"has read topic {old.topic} until now, but the config now names {new.topic}" in error
     assert set(lake_rows(tmp_path, "moved")) == {1}
 
 

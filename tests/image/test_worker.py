@@ -112,7 +112,7 @@ def test_a_jvm_that_is_killed_while_idle_ends_it_with_the_cause() -> None:
         wait(lambda: worker.runs("sh", "-c", "tidesink status | grep -q IDLE"))
         assert worker.kill_java("KILL")
         assert worker.code() == 1
-        assert "spark.driver.memory gives Spark's heap 1.0 GiB of it" in worker.logs()
+        assert "spark.driver.memory sets Spark's heap to 1.0 GiB" in worker.logs()
         assert "Spark's JVM was killed" in worker.logs()
         assert "Traceback" not in worker.logs()
 

@@ -64,7 +64,7 @@ def test_a_session_that_runs_with_other_values_is_refused_by_name(spark: SparkSe
 
 @pytest.mark.parametrize("changed", LOSES.items(), indirect=True)
 def test_a_session_that_cuts_values_short_is_refused_by_name(spark: SparkSession, changed: str) -> None:
-    with pytest.raises(ConfigError, match=f"{changed} .* cuts values short"):
+    with pytest.raises(ConfigError, match=f"{changed} .* truncates values"):
         build_session()
 
 

@@ -236,6 +236,8 @@ def test_a_broker_that_is_silent_is_told_from_one_that_is_not_there() -> None:
         both = no_answer(f"127.0.0.1:1,{address}", failed)
         assert "security.protocol" in both.message
     refused = no_answer(address, failed)
-    assert refused.message.endswith("connection refused. Check that the broker runs, and source.brokers")
+    assert refused.message.endswith(
+        "connection refused. Check that the brokers run, and that source.brokers is right"
+    )
     assert "host not found" in no_answer("no.such.host.invalid:9092", failed).message
     assert "target.brokers" in why_silent(address, "target")

@@ -228,10 +228,13 @@ REFUSED: Final = [
         "mode: history keeps every change",
     ),
     (_avro(ignore_null_updates=True), "builds a row from all its changes"),
-    (_debezium("debezium-json"), "not a delete among envelopes. Remedy: set source.debezium.unwrapped: true"),
+    (
+        _debezium("debezium-json"),
+        "among envelopes a tombstone is not a delete. Remedy: set source.debezium.unwrapped: true",
+    ),
     (
         _debezium("debezium-avro", **{"schema-registry": "http://127.0.0.1:1"}),
-        "not a delete among envelopes. Remedy: set cleanup.policy=delete",
+        "among envelopes a tombstone is not a delete. Remedy: set cleanup.policy=delete",
     ),
 ]
 

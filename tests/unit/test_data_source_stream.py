@@ -77,7 +77,7 @@ def test_an_end_that_goes_back_for_a_moment_is_looked_at_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "says"), [((60, 9), "ends at 60"), ((120,), "The partition no longer exists")]
+    ("ends", "says"), [((60, 9), "ends at offset 60"), ((120,), "Kafka no longer has this partition")]
 )
 def test_an_end_that_stays_back_is_an_error_before_spark_stores_it(ends: Sequence[int], says: str) -> None:
     reader = stream((100, 9), ends)
@@ -94,14 +94,14 @@ def test_what_was_read_is_known_by_the_ranges_after_a_restart() -> None:
     """Spark asks a new reader for the ranges of the batch that was not done, or for an end first."""
     again = stream((60,))
     assert _ranges(again, _offset(80), _offset(100)) == [(0, 80, 100)]
-    with pytest.raises(SourceError, match="ends at 60, but the stream is at 100"):
+    with pytest.raises(SourceError, match="ends at offset 60, but the stream has read up to offset 100"):
         again.latestOffset()
     new = stream((60,))
     end = json.loads(json.dumps(new.latestOffset()))
     with pytest.raises(SourceError, match="delete the newest file in the folder `offsets`"):
         new.partitions(_offset(100), end)
     # As often as Spark tries the batch, and whatever the end is by then.
-    with pytest.raises(SourceError, match="the stream is at 100"):
+    with pytest.raises(SourceError, match="the stream has read up to offset 100"):
         stream((120,)).partitions(_offset(100), end)
 
 
@@ -122,7 +122,7 @@ def test_partitions_come_and_a_topic_is_made_again() -> None:
         reader.latestOffset()
     with pytest.raises(SourceError, match="deleted and recreated"):
         reader.partitions(second, _offset(20, 20, topic_id="other"))
-    with pytest.raises(SourceError, match="partition no longer exists"):
+    with pytest.raises(SourceError, match="no longer has this partition"):
         reader.partitions(second, _offset(20))
     # A broker without topic ids says nothing about it.
     assert _ranges(stream((9,)), _offset(4, topic_id=NO_ID), _offset(9)) == [(0, 4, 9)]
@@ -132,7 +132,7 @@ def test_a_start_behind_the_end_is_not_moved_to_it() -> None:
     given = {"startingOffsets": '{"t": {"0": 500}}'}
     reader = stream((100,), **given)
     reader.initialOffset()
-    with pytest.raises(SourceError, match="ends at 100, but the stream is at 500"):
+    with pytest.raises(SourceError, match="ends at offset 100, but the stream has read up to offset 500"):
         reader.latestOffset()
 
 
@@ -226,7 +226,7 @@ def test_without_leader_epochs_nothing_is_checked() -> None:
 def test_a_batch_that_would_end_before_it_starts_is_refused(more: dict[str, str]) -> None:
     options = ReadOptions.of({**GIVEN, "startingOffsets": '{"t": {"0": 500}}', **more})
     reader = ChangeBatchReader(_Task(options, StructType(), None), Answers((100,)))
-    with pytest.raises(ConfigError, match=r"would be read from 500 to [14]00, but ends at 100"):
+    with pytest.raises(ConfigError, match=r"would be read from offset 500 to [14]00, but it ends at 100"):
         reader.partitions()
 
 

@@ -342,7 +342,7 @@ class _Cluster:
         (2, None, 2, "with 2 replicas"),
         (9, None, 3, "with 3 replicas"),
         (9, 5, 5, "with 5 replicas"),
-        (1, -1, -1, "with the brokers' default of replicas"),
+        (1, -1, -1, "with the brokers' default number of replicas"),
     ],
 )
 def test_the_topic_has_as_many_replicas_as_the_cluster_can_have(

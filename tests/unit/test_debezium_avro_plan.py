@@ -145,10 +145,10 @@ def test_a_delete_that_shows_another_replica_identity_than_its_key_is_refused() 
 
 
 def test_a_table_without_a_key_is_refused_but_for_its_log(topic: Versions) -> None:
-    with pytest.raises(ConfigError, match="no key record in its topic"):
+    with pytest.raises(ConfigError, match="have no key, so it is unknown"):
         _plan(topic, key_schemas={})
     assert _plan(topic, key_schemas={}, logs=True).shape.keys == ()
-    with pytest.raises(ConfigError, match="no schema of a row yet"):
+    with pytest.raises(ConfigError, match="no schema of a row in the registry yet"):
         _plan(topic, key_schemas={}, value_schemas={}, keys=("id",))
 
 

@@ -375,7 +375,7 @@ def test_a_change_of_another_table_is_bad_with_what_to_do() -> None:
     plan = debezium_json_plan(_TABLE, writers=_writers(_typed({"id": 1})))
     (found,) = _rows(plan, other)
     assert (found["_kind"], found["_error"]) == ("bad", "SchemaMismatchError")
-    assert "A debezium topic must hold one table: name it under tables" in found["_reason"]
+    assert "A Debezium topic must hold only one table: name that table under tables" in found["_reason"]
 
 
 def test_a_type_that_no_type_holds_is_refused_by_the_plan() -> None:
@@ -390,10 +390,10 @@ def test_a_type_that_no_type_holds_is_refused_by_the_plan() -> None:
 
 def test_a_table_without_a_key_is_refused_but_for_its_log() -> None:
     writers = _writers(_typed({"id": 1}, key=()))
-    with pytest.raises(ConfigError, match="no key record in its topic"):
+    with pytest.raises(ConfigError, match="have no key, so it is unknown"):
         debezium_json_plan(_TABLE, writers=writers)
     assert debezium_json_plan(_TABLE, writers=writers, logs=True).shape.keys == ()
-    with pytest.raises(ConfigError, match="no record of a row yet"):
+    with pytest.raises(ConfigError, match="no record with a row of"):
         debezium_json_plan(_TABLE, writers=Writers(), keys=("id",))
 
 

@@ -15,4 +15,4 @@ def test_an_error_is_told_by_its_class_and_text() -> None:
 
 
 def test_an_error_that_cannot_say_its_text_is_told_by_its_class() -> None:
-    assert error_text(_CutOffError()).startswith("_CutOffError: the text is lost")
+    assert error_text(_CutOffError()).startswith("_CutOffError: The message is lost")

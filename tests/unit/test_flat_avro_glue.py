@@ -83,7 +83,7 @@ def test_without_a_source_the_way_out_is_named() -> None:
 
 
 def test_a_uuid_that_the_source_lacks_is_the_records_own_fault() -> None:
-    with pytest.raises(SchemaNotFoundError, match=r"s\.jsonl has no Glue schema version .*\. Add its line"):
+    with pytest.raises(SchemaNotFoundError, match=r"s\.jsonl has no Glue schema version .*\. Add a line"):
         codec().decode(message(framed(KEY, UUID(int=1)), None))
 
 

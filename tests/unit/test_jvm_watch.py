@@ -42,7 +42,10 @@ def test_a_process_that_was_forked_does_not_take_its_parents_jvm_for_ended() -> 
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(signal.SIGKILL, "was killed, usually for lack of memory"), (signal.SIGTERM, "ended with -15")],
+    [
+        (signal.SIGKILL, "was killed, usually because memory ran out"),
+        (signal.SIGTERM, "ended with exit code -15"),
+    ],
 )
 def test_a_jvm_that_has_ended_is_said_with_the_remedy(number: int, said: str) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
@@ -72,7 +75,7 @@ def test_a_heap_needs_room_beside_it(heap: str, limit: int, fits: bool) -> None:
     remark = memory_remark(heap, limit)
     assert (remark is None) == fits
     if remark is not None:
-        assert "This container may use 2.0 GiB of memory" in remark
+        assert "The memory limit of this container is 2.0 GiB" in remark
 
 
 def test_without_a_limit_there_is_nothing_to_say() -> None:

@@ -76,7 +76,7 @@ def test_comparisons(text: str, bounds: list[tuple[str, str, str]]) -> None:
     ],
 )
 def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
-    with pytest.raises(ConfigError, match="Use comparisons of columns of the source's key"):
+    with pytest.raises(ConfigError, match="Use comparisons of the source table's key columns"):
         parse_bounds(text)
 
 
@@ -100,7 +100,7 @@ def test_literals_are_of_the_types_of_their_columns(bound: Bound, text: str) -> 
 @pytest.mark.parametrize(
     ("column", "text", "said"),
     [
-        ("x", "1", "not a column of the key"),
+        ("x", "1", "not a column of the source table's key"),
         ("word", "a", "has the type varchar"),
         ("y", "2026", "has the type year"),
         ("f", "1", "has the type double"),

@@ -89,7 +89,7 @@ def test_transaction_versions_order_epochs_then_batches(epoch: int, batch: int) 
 
 @pytest.mark.parametrize(("epoch", "batch"), [(-1, 0), (0, -1), (0, 2**40), (2**23, 0)])
 def test_what_does_not_fit_is_refused(epoch: int, batch: int) -> None:
-    with pytest.raises(ValueError, match="not a transaction version"):
+    with pytest.raises(ValueError, match="no transaction version"):
         txn_version(epoch, batch)
 
 

@@ -71,16 +71,16 @@ def test_what_goes_back_and_what_stands_already() -> None:
     [
         ({0: 91}, {}, "Offset 91 of partition 0 is after the applied offset 90"),
         ({0: 20, 1: 41}, {}, "after the applied offset 40"),
-        ({0: 9}, {}, "Kafka no longer has offset 9 of partition 0, which begins with 10"),
-        ({2: 0}, {}, "The table has not read partition 2. It has read 0, 1"),
+        ({0: 9}, {}, "Kafka no longer has offset 9 of partition 0, whose first offset is 10"),
+        ({2: 0}, {}, "The table has not read partition 2. It has read partitions 0, 1"),
         ({7: 0}, {}, "The table has not read partition 7"),
-        ({0: 90}, {}, "already about to continue from there"),
-        ({}, {}, "already about to continue from there"),
-        ({0: 20}, {"progress": None}, "Nothing of the table is applied yet"),
+        ({0: 90}, {}, "already continues from the requested offset"),
+        ({}, {}, "already continues from the requested offset"),
+        ({0: 20}, {"progress": None}, "No record of the table is applied yet"),
         ({0: 20}, {"found": FOUND._replace(topic_id="new")}, "The topic was recreated"),
         ({0: 20}, {"topic_id": "old"}, "The topic was recreated"),
-        ({0: 79}, {"grown": GROWN}, "when partition 0 ended at 80"),
-        ({0: 85, 1: 29}, {"grown": GROWN}, "when partition 1 ended at 30"),
+        ({0: 79}, {"grown": GROWN}, "when partition 0 ended at offset 80"),
+        ({0: 85, 1: 29}, {"grown": GROWN}, "when partition 1 ended at offset 30"),
     ],
 )
 def test_what_would_lose_rows_or_keep_older_ones_is_refused(
@@ -100,7 +100,7 @@ def test_what_expired_while_it_was_read_again_is_passed_over() -> None:
     gone = FOUND._replace(partitions={0: PartitionOffsets(95, 100)})
     assert "no longer has" in _refused({0: 90}, progress=back, found=gone)
     assert "after the applied offset" in _refused({0: 95}, progress=back, found=gone)
-    assert "already about to continue from there" in _refused(
+    assert "already continues from the requested offset" in _refused(
         {0: 2}, progress=back, found=FOUND._replace(partitions={0: PartitionOffsets(0, 95)})
     )
 
@@ -156,7 +156,7 @@ def test_a_time_is_an_offset_of_each_partition() -> None:
     assert offsets_at(APPLIED, FOUND, brokers, 95) == {}
     assert offsets_at(None, FOUND, brokers, 30) == {}
     # Partition 1 has its first record still, and partition 0 has not.
-    with pytest.raises(ConfigError, match="partition 0 begins with offset 10, which is later"):
+    with pytest.raises(ConfigError, match="partition 0 begins with offset 10, which was written later"):
         offsets_at(APPLIED, FOUND, brokers, 10)
     assert beginning(APPLIED, FOUND) == {0: 10, 1: 0}
 
@@ -168,7 +168,7 @@ def test_a_commit_is_sent_after_it_by_other_clocks() -> None:
     assert time_of_commit(TSO, TSO + 5) == 1_795_230_876.969 - 600
     for commit_ts, applied, reason in (
         (TSO, TSO - 1, f"newest applied change has commit_ts {TSO - 1}"),
-        (TSO, None, "has a commit_ts. Specify a time"),
+        (TSO, None, "changes have no commit_ts. Specify a time"),
         (1_795_230_876_969, TSO, "is not a commit_ts"),
     ):
         with pytest.raises(ConfigError, match=reason):

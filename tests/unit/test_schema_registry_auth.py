@@ -61,14 +61,14 @@ def test_a_url_that_is_none_is_refused_without_its_secrets(url: str) -> None:
 
 def test_credentials_given_twice_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"http://\*\*\*@host contains credentials, and others are configured"
+        ConfigError, match=r"http://\*\*\*@host contains credentials, and other credentials are configured"
     ):
         Endpoint.parse("http://u:hush@host", BearerAuth("token"))
 
 
 @pytest.mark.parametrize("token", ["", "two\nlines", "naïve"])
 def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
-    with pytest.raises(ConfigError, match="Does its file end in a line break") as caught:
+    with pytest.raises(ConfigError, match="Check that its file does not end in a line break") as caught:
         BearerAuth(token)
     assert token not in str(caught.value) or not token
 
@@ -78,7 +78,7 @@ def test_tls_files_must_be_there(tmp_path: Path) -> None:
     pem.write_text("x", encoding="ascii")
     with pytest.raises(ConfigError, match=r"key=tls\.ca: The file .*gone\.pem does not exist"):
         TlsOptions(ca=tmp_path / "gone.pem")
-    with pytest.raises(ConfigError, match="A client key needs its certificate"):
+    with pytest.raises(ConfigError, match="A client key is set, but no client certificate"):
         TlsOptions(client_key=pem)
     assert TlsOptions().verify_argument() is True
     assert TlsOptions(verify=False, ca=pem).verify_argument() is False

@@ -58,7 +58,7 @@ def test_an_unknown_id_says_where_it_was_looked_for_and_is_not_asked_at_once_aga
             registry.schema_by_id(77)
         assert str(caught.value) == (
             f"url={server.url} schema_id=77: The registry does not have this schema id. "
-            "Is it the registry that the producer uses?"
+            "Check that it is the registry that the producer uses."
         )
     assert len(server.seen) == 1
 
@@ -69,10 +69,10 @@ def test_a_schema_of_another_kind_is_refused(serve: Serve, client: Client) -> No
         Reply(body={"schema": OLD, "references": [{"name": "x", "subject": "x", "version": 1}]}),
     )
     registry = client(server.url)
-    with pytest.raises(RegistryError, match="has type PROTOBUF, but TiCDC writes plain Avro schemas"):
+    with pytest.raises(RegistryError, match="has type PROTOBUF, but TiCDC writes Avro schemas"):
         registry.schema_by_id(1)
     # The answer refers to itself.
-    with pytest.raises(RegistryError, match=r"schema has references to other .* they form a cycle"):
+    with pytest.raises(RegistryError, match=r"schema has references to other .* the references form a cycle"):
         registry.schema_by_id(1)
 
 
@@ -127,9 +127,10 @@ def test_confluents_refusal_names_the_field_and_quotes_the_registry(serve: Serve
     with pytest.raises(IncompatibleSchemaError) as caught:
         client(server.url).register("s-value", NEW)
     assert str(caught.value) == (
-        f"url={server.url} subject=s-value column=qty: The schema is refused under BACKWARD compatibility: "
-        f"field 'qty' changed from int to string; the registry's message: {reason}. "
-        "Change the table in a way that the level allows, or lower the level of the subject."
+        f"url={server.url} subject=s-value column=qty: The schema registry refuses the schema under "
+        "BACKWARD compatibility: field 'qty' changed from int to string; message of the registry: "
+        f"{reason}. Change the table in a way that the compatibility level allows, or lower the subject's "
+        "level."
     )
     assert caught.value.remedy == "stop"
 
@@ -181,8 +182,8 @@ def test_a_level_that_is_none_is_refused_before_anything_is_sent(serve: Serve, c
 @pytest.mark.parametrize(
     ("status", "hint"),
     [
-        (401, "credentials are missing or wrong. Check the registry's username and password or its token."),
-        (403, "the credentials do not have the right. Grant it to their owner, or use others."),
+        (401, "credentials are missing or wrong. Check the registry's username and password, or its token."),
+        (403, "the user lacks permission. Grant it to the user, or configure another user."),
     ],
 )
 def test_a_refused_sign_in_is_final_and_shows_no_secret(
@@ -242,7 +243,7 @@ def test_an_answer_that_is_no_registrys_asks_about_the_url(
 ) -> None:
     server = serve(reply)
     with pytest.raises(
-        RegistryError, match=rf"Is this URL a schema registry\? It answers HTTP {reply.status}"
+        RegistryError, match=rf"This URL does not answer like a schema registry \(HTTP {reply.status}"
     ) as caught:
         client(server.url).schema_by_id(1)
     assert type(caught.value) is RegistryError
@@ -251,12 +252,12 @@ def test_an_answer_that_is_no_registrys_asks_about_the_url(
 
 
 def test_a_list_of_the_wrong_things_is_no_registrys_answer(serve: Serve, client: Client) -> None:
-    with pytest.raises(RegistryError, match="Is this URL a schema registry"):
+    with pytest.raises(RegistryError, match="This URL does not answer like a schema registry"):
         client(serve(Reply(200, [1, 2])).url).subjects()
 
 
 def test_no_url_at_all_is_refused() -> None:
-    with pytest.raises(ConfigError, match="The schema registry needs a URL"):
+    with pytest.raises(ConfigError, match="No URL of a schema registry is set"):
         SchemaRegistryClient([])
 
 
@@ -288,5 +289,5 @@ def test_open_registry_by_url(serve: Serve) -> None:
     assert isinstance(open_registry("memory://unit-open"), MemorySchemaRegistry)
     with pytest.raises(ConfigError, match="A memory:// registry cannot be combined"):
         open_registry(["memory://unit-open", server.url])
-    with pytest.raises(ConfigError, match="contains credentials, and others are configured"):
+    with pytest.raises(ConfigError, match="contains credentials, and other credentials are configured"):
         open_registry("http://u:p@127.0.0.1", auth=BasicAuth("u", "p"))

@@ -110,7 +110,7 @@ def test_defaults_that_avro_forbids_are_ticdcs_right() -> None:
 
 @pytest.mark.parametrize("text", ["", "no json", '{"type": "nope"}', "7", '{"type": "record", "name": "t"}'])
 def test_what_is_no_avro_schema_is_refused(text: str) -> None:
-    with pytest.raises(RegistryError, match="this is not an Avro schema"):
+    with pytest.raises(RegistryError, match="The text is not an Avro schema"):
         parse_avro(text)
 
 

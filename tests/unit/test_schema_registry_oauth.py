@@ -146,7 +146,11 @@ def test_an_endpoint_that_is_down_is_named(client: Client) -> None:
 @pytest.mark.parametrize("body", [{}, {"access_token": ""}, {"access_token": "two\nlines"}, ["x"], b"<html>"])
 def test_an_answer_that_is_no_token_is_refused(endpoint: TokenEndpoint, body: object) -> None:
     endpoint.body = body
-    with pytest.raises(RegistryError, match=r"answers without an access_token\. Is this the token URL"):
+    with pytest.raises(
+        RegistryError,
+        match=r"answers without an access_token\. Check that oauth.token-url "
+        r"is the URL of a token endpoint",
+    ):
         oauth(endpoint).header()
 
 

@@ -359,7 +359,7 @@ class _OnFailure:
 
 @pytest.mark.parametrize(
     ("protocol", "reason"),
-    [("canal-json", "columns of the table are unknown"), ("debezium-json", "no record of a row")],
+    [("canal-json", "columns of the table are unknown"), ("debezium-json", "no record with a row")],
 )
 def test_tables_have_their_turns_beside_a_look_up(store: SqlStateStore, protocol: str, reason: str) -> None:
     """One fails for want of columns while Kafka keeps the look into another topic waiting."""

@@ -219,7 +219,7 @@ def test_a_table_waits_whose_columns_nothing_types(tmp_path: Path) -> None:
 def test_the_refusal_names_columns_and_what_was_asked(names: Sequence[str], asked: bool, words: str) -> None:
     message = untyped_refusal(TOPIC, T, names, asked=asked).message
     assert words in message
-    assert ("source.database has no table shop.orders." in message) is asked
+    assert ("The source database has no table shop.orders." in message) is asked
     assert ("set source.database" in message) is not asked
 
 

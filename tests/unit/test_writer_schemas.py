@@ -39,7 +39,7 @@ def test_an_id_that_stays_unknown_is_called_bad_after_the_time() -> None:
     schemas.look_up({"key": (7,), "value": (8, 9)})
     assert time.monotonic() - started > 0.9
     assert schemas.unknown.keys() == {7, 8, 9}
-    assert schemas.unknown[8].startswith("The registry has no schema id 8")
+    assert schemas.unknown[8].startswith("The schema registry has no schema id 8")
     assert len(registry.asked) > 3
     # Several ids wait together, not one after the other.
     assert registry.asked[:3] == [7, 8, 9]

@@ -1,4 +1,4 @@
-"""Schemas by id and by subject: the registry client, an in-memory registry, and the names of TiCDC."""
+"""Schema registries: a client over HTTP, an in-memory registry, and TiCDC's names of topics and subjects."""
 
 from tidesink.schema_registry.base import (
     CompatibilityLevel,

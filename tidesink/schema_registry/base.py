@@ -1,8 +1,8 @@
-"""The contract of a schema registry as tidesink uses it, and its frozen values.
+"""The interface of a schema registry as tidesink uses it.
 
-There are two implementations: :class:`~tidesink.schema_registry.client.SchemaRegistryClient` over HTTP and
-:class:`~tidesink.schema_registry.client.MemorySchemaRegistry` inside the process. Threads may share both.
-This module also defines how a worker's stop ends a request.
+Two classes implement it: :class:`~tidesink.schema_registry.client.SchemaRegistryClient` over HTTP, and
+:class:`~tidesink.schema_registry.client.MemorySchemaRegistry` inside the process. Both may be used from
+several threads. This module also defines how a worker's stop ends a running request.
 """
 
 from __future__ import annotations
@@ -19,69 +19,91 @@ from tidesink.errors import ConfigError
 
 @runtime_checkable
 class SchemaReader(Protocol):
-    """Read access to a schema registry."""
+    """Read access to a schema registry.
+
+    Methods for a schema id, subject or version raise SchemaNotFoundError if the registry does not have it.
+    """
 
     def schema_by_id(self, schema_id: int) -> str:
-        """Returns the text of a schema; raises SchemaNotFoundError."""
+        """Returns the schema text of an id."""
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """Returns the newest version of a subject; raises SchemaNotFoundError."""
+        """Returns the newest version of a subject."""
 
     def lookup(self, subject: str, schema_text: str) -> RegisteredSchema | None:
-        """Returns the subject's version with this schema, or None."""
+        """Returns the subject's version that has this schema, or None."""
 
     def versions(self, subject: str) -> list[int]:
-        """Returns the versions of a subject, ascending; raises SchemaNotFoundError."""
+        """Returns the version numbers of a subject, ascending."""
 
     def schema_by_version(self, subject: str, version: int) -> RegisteredSchema:
-        """Returns one version of a subject; raises SchemaNotFoundError."""
+        """Returns one version of a subject."""
 
     def subjects(self) -> list[str]:
         """Returns all subjects, sorted."""
 
     def places(self, schema_id: int) -> list[tuple[str, int]]:
-        """Returns the subjects and versions with a schema, sorted; raises SchemaNotFoundError."""
+        """Returns the subjects and versions that have a schema, sorted."""
 
 
 @runtime_checkable
 class ContextReader(Protocol):
-    """A registry whose ids belong to a context, which the record's subject determines."""
+    """A registry whose schema ids belong to a context. The subject of a record determines the context."""
 
     def schema_of_subject(self, schema_id: int, subject: str) -> str:
-        """Returns the text of a schema by the id in a record of a subject; raises SchemaNotFoundError."""
+        """Returns the schema text of an id that was read from a record, whose subject is known.
+
+        Raises:
+            SchemaNotFoundError: The registry does not have the id.
+        """
 
 
 @runtime_checkable
 class SchemaWriter(Protocol):
-    """Write access for encoders, and the settings of compatibility."""
+    """Write access to a schema registry, for encoders, and the compatibility levels of subjects."""
 
     def register(self, subject: str, schema_text: str) -> int:
-        """Registers a schema if it is new, and returns its id; raises IncompatibleSchemaError."""
+        """Register a schema under a subject if the subject does not have it yet. Returns the schema's id.
+
+        Raises:
+            IncompatibleSchemaError: The subject's compatibility level does not allow the schema.
+        """
 
     def check_compatibility(self, subject: str, schema_text: str) -> CompatibilityResult:
-        """Checks if ``register`` would accept the schema now; a subject without versions accepts any."""
+        """Check if ``register`` would accept the schema now.
+
+        A subject without versions accepts any schema.
+        """
 
     def compatibility_level(self, subject: str | None = None) -> CompatibilityLevel:
-        """Returns the effective level of a subject, or the registry's global level."""
+        """Returns the compatibility level that applies to a subject.
+
+        Without a subject, returns the registry's global level.
+        """
 
     def set_compatibility_level(self, level: CompatibilityLevel, *, subject: str | None = None) -> None:
-        """Sets the level of a subject, or the registry's global level."""
+        """Set the compatibility level of a subject. Without a subject, sets the registry's global level."""
 
 
 @runtime_checkable
 class SchemaRegistry(SchemaReader, SchemaWriter, Protocol):
-    """A registry for reading and writing; close it after use."""
+    """A schema registry for reading and writing. Close it after use."""
 
     def close(self) -> None:
-        """Closes connections; the registry must not be used afterwards."""
+        """Close all connections. The registry cannot be used afterwards."""
 
 
 @runtime_checkable
 class SchemaSource(Protocol):
-    """A source of the schemas of AWS Glue UUIDs. Threads may share it."""
+    """Schemas of AWS Glue by UUID. May be used from several threads."""
 
     def schema_by_uuid(self, uuid: UUID) -> str:
-        """Returns the text of a schema version; raises SchemaNotFoundError, or another RegistryError."""
+        """Returns the text of the schema version with a UUID.
+
+        Raises:
+            SchemaNotFoundError: The UUID is not known.
+            RegistryError: The schema cannot be read.
+        """
 
 
 CompatibilityLevel = Literal[
@@ -98,7 +120,7 @@ COMPATIBILITY_LEVELS: tuple[CompatibilityLevel, ...] = get_args(CompatibilityLev
 
 @dataclass(frozen=True)
 class RegisteredSchema:
-    """A schema in the registry; ``subject`` and ``version`` are None if it was requested by id."""
+    """A schema in the registry. ``subject`` and ``version`` are None if it was requested by its id."""
 
     id: int
     schema_text: str
@@ -115,7 +137,11 @@ class CompatibilityResult:
 
 
 def require_level(text: str) -> CompatibilityLevel:
-    """Returns a compatibility level by name; raises :class:`ConfigError` for any other text."""
+    """Returns the compatibility level with this name.
+
+    Raises:
+        ConfigError: There is no such level.
+    """
     for level in COMPATIBILITY_LEVELS:
         if level == text:
             return level
@@ -125,34 +151,34 @@ def require_level(text: str) -> CompatibilityLevel:
     )
 
 
-# A stop does not wait for a server that does not answer: the request is abandoned.
+# A stop does not wait for a server that does not answer. The request is abandoned.
 
 R = TypeVar("R")
 
-# Time limit for a running or later request once a stop was requested.
+# Seconds that a request may take once a stop was requested.
 LAST_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.2
 
 
 class Stop(Protocol):
-    """A request to stop, such as ``threading.Event``; it cannot be withdrawn."""
+    """A request to stop, such as ``threading.Event``. It is never withdrawn."""
 
     def wait(self, seconds: float, /) -> bool:
-        """Waits at most this long for the stop; returns True if it was requested."""
+        """Wait until a stop is requested, at most this many seconds. Returns True if a stop was requested."""
 
 
 class LeftBehindError(OSError):
-    """A request was not answered within ``LAST_SECONDS`` after a stop was requested."""
+    """A request to the registry was not answered within ``LAST_SECONDS`` after a stop was requested."""
 
 
 def waited_for(ask: Callable[[], R], stop: Stop | None) -> R:
-    """Returns the result of ``ask``, or raises its error; a ``stop`` limits the wait.
+    """Call ``ask`` and return its result. A requested ``stop`` limits the wait.
 
-    A thread that waits for a server cannot be ended. So ``ask`` runs in another thread, which does not delay
-    the end of the process.
+    A thread that waits for a server cannot be interrupted. So ``ask`` runs in a daemon thread, which does not
+    delay the end of the process. An error of ``ask`` is raised here.
 
     Raises:
-        LeftBehindError: A stop was requested first.
+        LeftBehindError: A stop was requested, and ``ask`` did not end within ``LAST_SECONDS``.
     """
     if stop is None:
         return ask()

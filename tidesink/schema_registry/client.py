@@ -1,12 +1,13 @@
-"""The schema registry over HTTP: Confluent's REST API, also served by Apicurio (ccompat v7).
+"""Clients of schema registries: over HTTP, and an in-memory registry.
 
-Only the features that TiCDC and Debezium use are supported: Avro, and registration with just ``{"schema":
-…}`` (tiflow c7b2588). A schema with references, as registered by Apicurio's converter, is read with the
-references resolved. ``open_registry`` opens a registry by its URL, including the one in memory.
+The HTTP client uses Confluent's REST API, which Apicurio serves too (ccompat v7). It supports only the
+features that TiCDC and Debezium use: Avro, and registration with just ``{"schema": …}`` (tiflow c7b2588). A
+schema with references, as registered by Apicurio's converter, is returned with its references resolved.
+``open_registry`` opens a registry by its URL, including an in-memory one.
 
-The registry in memory has the contract of the HTTP client: ids are global per schema, and a subject's level
-is enforced. Two texts are the same schema if they are equal as JSON, as in Confluent's registry (Apicurio 3.0
-compares text). Like Apicurio's, it starts with level NONE.
+The in-memory registry follows the same contract as the HTTP client: each schema has one global id, and a
+subject's compatibility level is enforced. Two texts are the same schema if they are equal as JSON, as in
+Confluent's registry (Apicurio 3.0 compares text). Its default level is NONE, as in Apicurio.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from tidesink.schema_registry.transport import (
 
 
 class MemorySchemaRegistry:
-    """A registry in memory. ``schemas``: schemas by id that are known from the start."""
+    """A schema registry in memory. ``schemas``: schemas by id that it has from the start."""
 
     def __init__(
         self,
@@ -74,31 +75,47 @@ class MemorySchemaRegistry:
         return f"{type(self).__name__}({self.url!r}, {len(self._texts)} schemas)"
 
     def schema_by_id(self, schema_id: int) -> str:
-        """Returns the text first registered under an id; raises SchemaNotFoundError."""
+        """Returns the schema text that was first registered under an id.
+
+        Raises:
+            SchemaNotFoundError: The registry does not have the id.
+        """
         with self._lock:
             if schema_id not in self._texts:
                 raise compatibility.unknown_id(schema_id, self.url)
             return self._texts[schema_id]
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """Returns the newest version of a subject; raises SchemaNotFoundError."""
+        """Returns the newest version of a subject.
+
+        Raises:
+            SchemaNotFoundError: The subject does not exist.
+        """
         with self._lock:
             return self._history(subject)[-1]
 
     def lookup(self, subject: str, schema_text: str) -> RegisteredSchema | None:
-        """Returns the subject's version with this schema, or None."""
+        """Returns the subject's version that has this schema, or None."""
         identity = _identity(schema_text)
         with self._lock:
             history = self._subjects.get(subject, ())
             return next((item for item in history if _identity(item.schema_text) == identity), None)
 
     def versions(self, subject: str) -> list[int]:
-        """Returns the versions of a subject, ascending; raises SchemaNotFoundError."""
+        """Returns the version numbers of a subject, ascending.
+
+        Raises:
+            SchemaNotFoundError: The subject does not exist.
+        """
         with self._lock:
             return [_version(item) for item in self._history(subject)]
 
     def schema_by_version(self, subject: str, version: int) -> RegisteredSchema:
-        """Returns one version of a subject; raises SchemaNotFoundError."""
+        """Returns one version of a subject.
+
+        Raises:
+            SchemaNotFoundError: The subject or the version does not exist.
+        """
         with self._lock:
             for item in self._history(subject):
                 if item.version == version:
@@ -111,16 +128,22 @@ class MemorySchemaRegistry:
             return sorted(self._subjects)
 
     def places(self, schema_id: int) -> list[tuple[str, int]]:
-        """Returns the subjects and versions with a schema, sorted; raises SchemaNotFoundError."""
+        """Returns the subjects and versions that have a schema, sorted.
+
+        Raises:
+            SchemaNotFoundError: The registry does not have the id.
+        """
         self.schema_by_id(schema_id)
         with self._lock:
             held = [item for history in self._subjects.values() for item in history if item.id == schema_id]
             return sorted((str(item.subject), _version(item)) for item in held)
 
     def register(self, subject: str, schema_text: str) -> int:
-        """Registers a schema under a subject if it is new, and returns its id.
+        """Register a schema under a subject if the subject does not have it yet. Returns the schema's id.
 
-        Raises IncompatibleSchemaError, and RegistryError for a text that is not an Avro schema.
+        Raises:
+            IncompatibleSchemaError: The subject's compatibility level does not allow the schema.
+            RegistryError: The text is not an Avro schema.
         """
         parse_avro(schema_text)
         with self._lock:
@@ -134,23 +157,26 @@ class MemorySchemaRegistry:
             return self._add(subject, schema_text)
 
     def check_compatibility(self, subject: str, schema_text: str) -> CompatibilityResult:
-        """Checks if ``register`` would accept the schema now."""
+        """Check if ``register`` would accept the schema now."""
         with self._lock:
             found = self._against(subject, schema_text)
         return CompatibilityResult(not found, tuple(map(str, found)))
 
     def compatibility_level(self, subject: str | None = None) -> CompatibilityLevel:
-        """Returns the effective level of a subject, or the registry's global level."""
+        """Returns the compatibility level that applies to a subject.
+
+        Without a subject, returns the registry's global level.
+        """
         with self._lock:
             return self._levels.get(subject) or self._levels[None]
 
     def set_compatibility_level(self, level: CompatibilityLevel, *, subject: str | None = None) -> None:
-        """Sets the level of a subject, or the registry's global level."""
+        """Set the compatibility level of a subject. Without a subject, sets the registry's global level."""
         with self._lock:
             self._levels[subject] = require_level(level)
 
     def close(self) -> None:
-        """Does nothing: there are no connections."""
+        """Does nothing, because an in-memory registry has no connections."""
 
     def _history(self, subject: str) -> list[RegisteredSchema]:
         if subject not in self._subjects:
@@ -172,9 +198,9 @@ class MemorySchemaRegistry:
 
 
 class GlueSchemas:
-    """Schemas registered by AWS Glue, by the UUID that TiCDC writes before each payload.
+    """Schemas of AWS Glue, by the UUID that TiCDC writes before each payload.
 
-    ``name``: name of the schemas' file, for messages.
+    ``name``: name of the file with the schemas, for messages.
     """
 
     def __init__(self, schemas: Mapping[UUID, str], *, name: str = "memory") -> None:
@@ -185,9 +211,15 @@ class GlueSchemas:
         return f"{type(self).__name__}({self._name!r}, {len(self._schemas)} schemas)"
 
     def schema_by_uuid(self, uuid: UUID) -> str:
-        """Returns the text of a schema version; raises SchemaNotFoundError."""
+        """Returns the text of the schema version with a UUID.
+
+        Raises:
+            SchemaNotFoundError: The file does not have the UUID.
+        """
         if uuid not in self._schemas:
-            raise SchemaNotFoundError(f"{self._name} has no Glue schema version {uuid}. Add its line.")
+            raise SchemaNotFoundError(
+                f"{self._name} has no Glue schema version {uuid}. Add a line with its schema to the file."
+            )
         return self._schemas[uuid]
 
 
@@ -209,9 +241,9 @@ V = TypeVar("V")
 
 
 class TtlCache(Generic[K, V]):
-    """Values by key, dropped ``ttl_seconds`` after they were put; None keeps them forever.
+    """Caches values by key for ``ttl_seconds`` after they were stored. None caches them forever.
 
-    ``clock``: monotonic time in seconds.
+    ``clock`` returns monotonic time in seconds.
     """
 
     def __init__(self, ttl_seconds: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -221,7 +253,7 @@ class TtlCache(Generic[K, V]):
         self._entries: dict[K, tuple[float, V]] = {}
 
     def get(self, key: K) -> V | None:
-        """Returns the value, or None if it is missing or too old."""
+        """Returns the cached value, or None if it is missing or too old."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -233,28 +265,30 @@ class TtlCache(Generic[K, V]):
             return None
 
     def put(self, key: K, value: V) -> V:
-        """Stores a value and returns it."""
+        """Store a value and return it."""
         with self._lock:
             self._entries[key] = (self._clock(), value)
         return value
 
     def forget(self, key: K) -> None:
-        """Drops one value, if it is there."""
+        """Drop the value of a key, if it is cached."""
         with self._lock:
             self._entries.pop(key, None)
 
 
 LATEST_TTL_SECONDS = 30.0
-# Long enough that many records with one bad id cost one request, short enough for a lagging replica.
+# Long enough that many records with one unknown id cause one request. Short enough for a replica that lags
+# behind.
 _UNKNOWN_ID_TTL_SECONDS = 1.0
 
 
 class SchemaRegistryClient:
-    """A schema registry at one or more addresses, which are tried in turn. Threads may share it.
+    """Client of a schema registry at one or more addresses, which are tried in turn. May be used from several
+    threads.
 
-    ``urls`` may contain user and password; they are removed from the URLs shown. Schemas by id are cached
-    forever, the results of ``latest`` and ``register`` for ``latest_ttl_seconds``. Every method raises
-    RegistryUnavailableError if no address answers, and RegistryError if the answer is final.
+    URLs in ``urls`` may contain a user and a password, which are never shown. Schemas by id are cached
+    forever. Results of ``latest`` and ``register`` are cached for ``latest_ttl_seconds``. Every method raises
+    RegistryUnavailableError if no address answers, and RegistryError if the registry refuses the request.
     """
 
     def __init__(
@@ -270,7 +304,7 @@ class SchemaRegistryClient:
     ) -> None:
         endpoints = [Endpoint.parse(url, auth) for url in ([urls] if isinstance(urls, str) else urls)]
         if not endpoints:
-            raise ConfigError("The schema registry needs a URL.", key="url")
+            raise ConfigError("No URL of a schema registry is set. Set at least one URL.", key="url")
         self.urls = tuple(endpoint.url for endpoint in endpoints)
         self._transport = Transport(
             endpoints, tls or TlsOptions(), timeouts or Timeouts(), retry or RetryPolicy(), stop=stop
@@ -297,14 +331,22 @@ class SchemaRegistryClient:
         self._transport.close()
 
     def schema_by_id(self, schema_id: int) -> str:
-        """Returns the text of a schema; raises SchemaNotFoundError."""
+        """Returns the schema text of an id.
+
+        Raises:
+            SchemaNotFoundError: The registry does not have the id.
+        """
         return self._by_id(schema_id, None)
 
     def schema_of_subject(self, schema_id: int, subject: str) -> str:
-        """Returns the text of a schema by the id in a record of a subject; raises SchemaNotFoundError.
+        """Returns the schema text of an id that was read from a record, whose subject is known.
 
-        Ids belong to a registry context. Confluent's registry looks for the subject in all contexts, the
-        default context first, and answers from the context that has it (Schema Registry API reference, 7.x).
+        Ids belong to a registry context. Confluent's registry searches all contexts for the subject,
+        beginning with the default context, and answers from the context that has it (Schema Registry API
+        reference, 7.x).
+
+        Raises:
+            SchemaNotFoundError: The registry does not have the id.
         """
         return self._by_id(schema_id, subject)
 
@@ -326,32 +368,48 @@ class SchemaRegistryClient:
             raise error.with_context(schema_id=schema_id, url=answer.url) from error
 
     def latest(self, subject: str) -> RegisteredSchema:
-        """Returns the newest version of a subject; raises SchemaNotFoundError."""
+        """Returns the newest version of a subject.
+
+        Raises:
+            SchemaNotFoundError: The subject does not exist.
+        """
         known = self._latest.get(subject)
         return known or self._latest.put(subject, self._version(subject, "latest"))
 
     def lookup(self, subject: str, schema_text: str) -> RegisteredSchema | None:
-        """Returns the subject's version with this schema, or None."""
+        """Returns the subject's version that has this schema, or None."""
         answer = self._transport.send("POST", f"/subjects/{_escaped(subject)}", {"schema": schema_text})
         return None if answer.is_not_found else self._registered_schema(answer)
 
     def versions(self, subject: str) -> list[int]:
-        """Returns the versions of a subject, ascending; raises SchemaNotFoundError."""
+        """Returns the version numbers of a subject, ascending.
+
+        Raises:
+            SchemaNotFoundError: The subject does not exist.
+        """
         answer = self._transport.send("GET", f"/subjects/{_escaped(subject)}/versions")
         if answer.is_not_found:
             raise compatibility.unknown_subject(subject, answer.url)
         return sorted(_items(answer, int))
 
     def schema_by_version(self, subject: str, version: int) -> RegisteredSchema:
-        """Returns one version of a subject; raises SchemaNotFoundError."""
+        """Returns one version of a subject.
+
+        Raises:
+            SchemaNotFoundError: The subject or the version does not exist.
+        """
         return self._version(subject, version)
 
     def subjects(self) -> list[str]:
-        """Returns all subjects, sorted (Apicurio returns the first 1000 by default)."""
+        """Returns all subjects, sorted. Apicurio returns only the first 1000 by default."""
         return sorted(_items(self._transport.send("GET", "/subjects"), str))
 
     def places(self, schema_id: int) -> list[tuple[str, int]]:
-        """Returns the subjects and versions with a schema, sorted; raises SchemaNotFoundError."""
+        """Returns the subjects and versions that have a schema, sorted.
+
+        Raises:
+            SchemaNotFoundError: The registry does not have the id.
+        """
         answer = self._transport.send("GET", f"/schemas/ids/{schema_id}/versions")
         if answer.is_not_found:
             raise compatibility.unknown_id(schema_id, answer.url)
@@ -359,7 +417,11 @@ class SchemaRegistryClient:
         return sorted((str(subject), version) for subject, version in found if isinstance(version, int))
 
     def register(self, subject: str, schema_text: str) -> int:
-        """Registers a schema if it is new, and returns its id; raises IncompatibleSchemaError."""
+        """Register a schema under a subject if the subject does not have it yet. Returns the schema's id.
+
+        Raises:
+            IncompatibleSchemaError: The subject's compatibility level does not allow the schema.
+        """
         known = self._registered.get((subject, schema_text))
         if known is not None:
             return known
@@ -373,7 +435,10 @@ class SchemaRegistryClient:
         return self._registered.put((subject, schema_text), schema_id)
 
     def check_compatibility(self, subject: str, schema_text: str) -> CompatibilityResult:
-        """Checks if ``register`` would accept the schema now; a subject without versions accepts any."""
+        """Check if ``register`` would accept the schema now.
+
+        A subject without versions accepts any schema.
+        """
         answer = self._ask_compatibility(subject, schema_text)
         if answer.is_not_found:
             return CompatibilityResult(compatible=True)
@@ -387,16 +452,20 @@ class SchemaRegistryClient:
         return CompatibilityResult(compatible, messages)
 
     def compatibility_level(self, subject: str | None = None) -> CompatibilityLevel:
-        """Returns the effective level of a subject, or the registry's global level."""
+        """Returns the compatibility level that applies to a subject.
+
+        Without a subject, returns the registry's global level.
+        """
         if subject is not None:
             answer = self._transport.send("GET", f"/config/{_escaped(subject)}?defaultToGlobal=true")
-            # Confluent has separate codes for a subject without a level (40408) or without versions.
+            # Confluent has separate error codes for a subject without its own level (40408) and a subject
+            # without versions.
             if answer.status != 404 or answer.error_code is None:
                 return _level(answer)
         return _level(self._transport.send("GET", "/config"))
 
     def set_compatibility_level(self, level: CompatibilityLevel, *, subject: str | None = None) -> None:
-        """Sets the level of a subject, or the registry's global level."""
+        """Set the compatibility level of a subject. Without a subject, sets the registry's global level."""
         path = "/config" if subject is None else f"/config/{_escaped(subject)}"
         answer = self._transport.send("PUT", path, {"compatibility": require_level(level)})
         answer.expect(dict, subject=subject)
@@ -418,7 +487,7 @@ class SchemaRegistryClient:
             raise error.with_context(schema_id=schema_id, subject=subject, url=answer.url) from error
 
     def _text(self, answer: Answer) -> str:
-        """Returns an answer's schema with its references resolved."""
+        """Returns the schema in an answer, with its references resolved."""
         return written_out(_referring(answer), self._refer)
 
     def _refer(self, reference: Reference) -> ReferringSchema:
@@ -432,22 +501,24 @@ class SchemaRegistryClient:
         return self._referred.put(reference, _referring(answer))
 
     def _ask_compatibility(self, subject: str, schema_text: str) -> Answer:
-        """Asks about the versions that the level covers: all of them only if it is transitive.
+        """Ask the registry to check a schema against all versions if the level is transitive, else against
+        the latest.
 
-        Confluent's registry would choose them itself; Apicurio's compares with the requested versions.
+        Confluent's registry would choose the versions by its level. Apicurio's compares with the requested
+        versions.
         """
         path = f"/compatibility/subjects/{_escaped(subject)}/versions"
         if self.compatibility_level(subject).endswith("_TRANSITIVE"):
             answer = self._transport.send("POST", f"{path}?verbose=true", {"schema": schema_text})
             if answer.status not in {404, 405} or answer.is_not_found:
-                return answer  # else an older registry, which compares with one version at a time
+                return answer  # otherwise an older registry, which only compares with one version at a time
         return self._transport.send("POST", f"{path}/latest?verbose=true", {"schema": schema_text})
 
     def _incompatible(self, subject: str, schema_text: str, answer: Answer) -> RegistryError:
         try:
             level, found = self._own_findings(subject, schema_text)
             messages = _messages(self._ask_compatibility(subject, schema_text))
-        except RegistryError:  # the refusal is known: do not replace it by a second error
+        except RegistryError:  # the registry's refusal is known, and must not be replaced by a second error
             level, found, messages = None, (), ()
         return compatibility.incompatible(
             subject, level=level, found=found, said=next(iter(messages), answer.said), url=answer.url
@@ -468,18 +539,19 @@ def _escaped(subject: str) -> str:
 
 
 def _referring(answer: Answer) -> ReferringSchema:
-    """Returns an answer's schema.
+    """Returns the schema in an answer, with its unresolved references.
 
     Raises:
-        UnusableSchemaError: It is not an Avro schema.
+        UnusableSchemaError: The schema is not Avro.
     """
     text = answer.member("schema", str)
     body = answer.expect(dict)
     kind = body.get("schemaType") or "AVRO"
     if kind != "AVRO":
         raise UnusableSchemaError(
-            f"The schema has type {answer.fit(str(kind))}, but TiCDC writes plain Avro schemas. Is the topic "
-            "TiCDC's? For a connector's topic set key.converter and value.converter to AvroConverter",
+            f"The schema has type {answer.fit(str(kind))}, but TiCDC writes Avro schemas. Check that TiCDC "
+            "writes the topic. If a Debezium connector writes it, set key.converter and value.converter to "
+            "AvroConverter.",
             url=answer.url,
         )
     return ReferringSchema(text, references_of(body.get("references")))
@@ -507,7 +579,7 @@ def _messages(answer: Answer) -> tuple[str, ...]:
 
 
 _MEMORY = "memory://"
-# A comma inside a password is not a separator.
+# Separates several URLs. A comma inside a password is not a separator.
 _BETWEEN_URLS = re.compile(r"\s*,\s*(?=(?:https?|memory)://)")
 
 _in_process: dict[str, MemorySchemaRegistry] = {}
@@ -523,10 +595,14 @@ def open_registry(
     retry: RetryPolicy | None = None,
     stop: Stop | None = None,
 ) -> SchemaRegistry:
-    """Opens the registry at a URL, or at several (a sequence, or joined by commas), which are tried in turn.
+    """Open the schema registry at a URL.
 
-    Once a ``stop`` is requested, a request has two seconds and is not retried. ``memory://name`` is one
-    registry for the whole process, the same each time it is opened.
+    ``url``: one URL, a sequence of URLs, or URLs joined by commas. Several URLs are tried in turn. Once
+    ``stop`` is requested, a request has two seconds and is not retried. ``memory://name`` is an in-memory
+    registry, the same one each time that it is opened in a process.
+
+    Raises:
+        ConfigError: A URL is invalid.
     """
     urls = _BETWEEN_URLS.split(url.strip()) if isinstance(url, str) else list(url)
     if not any(one.startswith(_MEMORY) for one in urls):

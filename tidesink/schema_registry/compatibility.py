@@ -1,14 +1,14 @@
-"""Checks if an Avro schema may follow another, finds the field that prevents it, and words refusals.
+"""Checks if an Avro schema may follow earlier versions of a subject, and names the field that prevents it.
 
-The rules are Avro's schema resolution (specification 1.11) as implemented by the Java library, which
-Confluent's and Apicurio's registries use: names are compared without namespace, and logical types are not
-compared. Servers word their refusals differently or not at all; the words here name the field, and are the
-same for the HTTP client and the registry in memory.
+The rules are Avro's schema resolution (specification 1.11), as implemented by the Java library that
+Confluent's and Apicurio's registries use. Names are compared without their namespace, and logical types are
+not compared. Registries describe refusals differently or not at all. The descriptions here name the field,
+and are the same for the HTTP client and the in-memory registry.
 
-Two schemas are also compared field by field. A field of a nested record is named by its path
-(``_ticdc_before.id``). Type and parameters are shown in a few words, including TiCDC's ``connect.parameters``
-(tiflow c7b2588), which no registry compares. These rules, and optionally a live registry, decide if a subject
-would accept a schema.
+This module also compares two schemas field by field. A field of a nested record has its path as its name
+(``_ticdc_before.id``). Types are described in a few words, with TiCDC's ``connect.parameters`` (tiflow
+c7b2588), which no registry compares. ``verdict`` decides if a subject would accept a schema, by these rules
+and optionally by asking the registry.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ Node = Any  # an Avro schema as JSON: a name, a union (list) or an object
 _HAS_DEFAULT = "tidesink.has-default"
 TRANSITIVE = "_TRANSITIVE"
 
-# Requirements of each level: the new schema reads data of the old schema, or the reverse.
+# Requirements of each level: the new schema reads data of the old schema, the old schema reads new data, or
+# both.
 _DIRECTIONS: dict[str, tuple[Literal["reads old", "is read by old"], ...]] = {
     "NONE": (),
     "BACKWARD": ("reads old",),
@@ -53,7 +54,10 @@ _PROMOTIONS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Incompatibility:
-    """One reason against a schema. ``field``: dotted path, empty for the schema itself."""
+    """One reason why a schema may not follow another.
+
+    ``field``: the field's dotted path; empty for the schema itself.
+    """
 
     field: str
     problem: str
@@ -63,32 +67,36 @@ class Incompatibility:
 
 
 class AvroSchema(NamedTuple):
-    """A parsed schema with full names, and its definitions by name."""
+    """A parsed Avro schema with full names, and the definitions of its named types."""
 
     root: Node
     names: dict[str, Node]
 
 
 def parse_avro(schema_text: str) -> AvroSchema:
-    """Parses a schema without checking defaults.
+    """Parse an Avro schema without checking its defaults, as some of TiCDC's are invalid (base64, integers
+    for double).
 
-    Some of TiCDC's defaults are invalid in Avro (base64 text, integers for double). Raises
-    :class:`RegistryError` for a text that is not an Avro schema.
+    Raises:
+        RegistryError: The text is not an Avro schema.
     """
     names: dict[str, Node] = {}
     try:
         root = parse_schema(_marked(json.loads(schema_text)), named_schemas=names)
     except (SchemaParseException, UnknownType, KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise RegistryError(f"this is not an Avro schema ({type(exc).__name__}: {exc})") from exc
+        raise RegistryError(f"The text is not an Avro schema ({type(exc).__name__}: {exc}).") from exc
     return AvroSchema(root, names)
 
 
 def incompatibilities(
     level: CompatibilityLevel, new_text: str, old_texts: Sequence[str]
 ) -> tuple[Incompatibility, ...]:
-    """Returns the reasons why a schema may not follow a subject's versions (oldest first) under a level.
+    """Returns the reasons why a schema may not follow the versions of a subject under a compatibility level.
 
-    Raises :class:`RegistryError` if one of the texts is not an Avro schema.
+    ``old_texts``: the subject's versions, oldest first.
+
+    Raises:
+        RegistryError: One of the texts is not an Avro schema.
     """
     directions = _DIRECTIONS[level.removesuffix(TRANSITIVE)]
     compared = old_texts if level.endswith(TRANSITIVE) else old_texts[-1:]
@@ -103,7 +111,9 @@ def incompatibilities(
 
 
 def _marked(node: Node) -> Node:
-    """Returns the schema with every default replaced by a mark, so that its value is not checked."""
+    """Returns the schema with a mark in place of every default, so that the parser does not check default
+    values.
+    """
     if isinstance(node, list):
         return [_marked(item) for item in node]
     if not isinstance(node, dict):
@@ -118,7 +128,7 @@ def _marked(node: Node) -> Node:
 
 
 class _Resolution:
-    """One direction of a comparison: reading data of ``writer`` with ``reader``."""
+    """Compares two schemas in one direction: can ``reader`` read data that was written with ``writer``?"""
 
     def __init__(self, reader: dict[str, Node], writer: dict[str, Node], *, new_reads: bool) -> None:
         self._reader = reader
@@ -127,7 +137,7 @@ class _Resolution:
         self._open: set[tuple[str, str]] = set()
 
     def problems(self, reader: Node, writer: Node, path: str) -> Iterator[Incompatibility]:
-        """Yields, by field, the reasons why ``writer``'s data cannot be read."""
+        """Yields the reasons why ``reader`` cannot read ``writer``'s data, with the path of each field."""
         reader, writer = self._reader_node(reader), self._writer_node(writer)
         if isinstance(writer, list):
             for branch in writer:
@@ -141,7 +151,10 @@ class _Resolution:
             yield from self._plain(reader, writer, path)
 
     def _in_branch(self, reader: Node, branch: Node, writer: Node, path: str) -> Iterator[Incompatibility]:
-        """Yields why a union's branch cannot be read, by nested field if both sides have a record."""
+        """Yields the reasons why a branch of a union cannot be read.
+
+        If both sides have a record, nested fields are named.
+        """
         branch = self._writer_node(branch)
         options = reader if isinstance(reader, list) else [reader]
         records = [node for node in map(self._reader_node, options) if _kind(node) == "record"]
@@ -167,7 +180,7 @@ class _Resolution:
     def _record(self, reader: Node, writer: Node, path: str) -> Iterator[Incompatibility]:
         pair = (reader["name"], writer["name"])
         if pair in self._open:
-            return  # a recursive record: the caller already compares this pair
+            return  # a recursive record: an enclosing call already compares this pair
         self._open.add(pair)
         if not _same_name(reader, writer):
             yield self._worded(path, "was renamed", _short(reader), _short(writer))
@@ -187,7 +200,7 @@ class _Resolution:
         return "was added without a default" if self._new_reads else "was removed and had no default"
 
     def _ambiguity(self, sources: Sequence[Node]) -> str:
-        # The Java library raises here, so that a registry answers 422 and refuses such a schema.
+        # The Java library fails here, so a registry responds with 422 and refuses such a schema.
         names = " and ".join(repr(source["name"]) for source in sources)
         return f"matches {names} of the {'old' if self._new_reads else 'new'} schema by its aliases"
 
@@ -199,7 +212,7 @@ class _Resolution:
         return Incompatibility(path, f"{verb} from {old} to {new}")
 
     def _reads(self, reader: Node, writer: Node) -> bool:
-        # Run to the end: an unfinished generator would keep its pair of records open.
+        # The generator must run to its end. Otherwise its pair of records would stay in ``_open``.
         return not list(self.problems(reader, writer, ""))
 
     def _reader_node(self, node: Node) -> Node:
@@ -210,7 +223,7 @@ class _Resolution:
 
 
 def type_text(node: Node) -> str:
-    """Describes a type in a few words: ``null | decimal(10,2)``, ``record t``."""
+    """Returns a short description of an Avro type: ``null | decimal(10,2)``, ``record t``."""
     if isinstance(node, str):
         return node
     if isinstance(node, list):
@@ -263,7 +276,7 @@ def _same_values(kind: str, reader: Node, writer: Node) -> bool:
 Change = Literal["same", "added", "removed", "changed"]
 
 _PARAMETERS: Final = "connect.parameters"
-# The name of a schema that is not a record, and so has no field names.
+# The path of a schema that is not a record and so has no fields.
 ROOT: Final = "(schema)"
 _DEEPEST: Final = 32
 _SCALE: Final = re.compile(r"decimal\(\d+,(\d+)\)")
@@ -271,7 +284,14 @@ _SCALE: Final = re.compile(r"decimal\(\d+,(\d+)\)")
 
 @dataclass(frozen=True)
 class SchemaField:
-    """One field: its Avro type in words, TiCDC's parameters, and its default as JSON (None: no default)."""
+    """One field of a schema.
+
+    Attributes:
+        path: Dotted path of the field.
+        type: Description of its Avro type.
+        parameters: TiCDC's ``connect.parameters``.
+        default: The default as JSON; None: no default.
+    """
 
     path: str
     type: str
@@ -280,24 +300,31 @@ class SchemaField:
 
     @property
     def source_type(self) -> str:
-        """The SQL type from the parameters: ``DECIMAL``, ``ENUM(a,b)``."""
+        """The SQL type by TiCDC's parameters, for example ``DECIMAL(10, 2)``; empty without parameters."""
         rest = [value for name, value in sorted(self.parameters.items()) if name != "tidb_type"]
         name = self.parameters.get("tidb_type", "")
         return f"{name}({', '.join(rest)})" if rest else name
 
     @property
     def typed(self) -> str:
-        """Avro type and SQL type: ``null | string (ENUM(a,b))``."""
+        """Avro type and SQL type, for example ``null | string (ENUM(a,b))``."""
         return f"{self.type} ({self.source_type})" if self.source_type else self.type
 
     @property
     def words(self) -> str:
-        """Type, SQL type and default in one line."""
+        """Avro type, SQL type and default in one line."""
         return self.typed if self.default is None else f"{self.typed} default {self.default}"
 
 
 class FieldChange(NamedTuple):
-    """A field in two schemas. ``problem``: why a registry refuses the new schema. ``note``: a warning."""
+    """The difference of one field between two schemas.
+
+    Attributes:
+        old: The field in the old schema, or None.
+        new: The field in the new schema, or None.
+        problem: Reason why a registry refuses the new schema; empty without one.
+        note: Warning about a difference that registries do not notice; empty without one.
+    """
 
     path: str
     change: Change
@@ -319,7 +346,8 @@ class FieldChange(NamedTuple):
 
 
 def schema_fields(schema_text: str) -> tuple[SchemaField, ...]:
-    """Returns every field of a schema in order; the fields of a nested record follow its field.
+    """Returns all fields of a schema in order. The fields of a nested record follow the field that has the
+    record.
 
     Raises:
         RegistryError: The text is not JSON, or not a schema.
@@ -327,15 +355,17 @@ def schema_fields(schema_text: str) -> tuple[SchemaField, ...]:
     try:
         return tuple(_fields(json.loads(schema_text), ""))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RegistryError(f"this is not an Avro schema ({type(error).__name__}: {error})") from error
+        raise RegistryError(f"The text is not an Avro schema ({type(error).__name__}: {error}).") from error
 
 
 def compared(
     old_text: str | None, new_text: str, found: Sequence[Incompatibility] = ()
 ) -> tuple[FieldChange, ...]:
-    """Compares two schemas field by field, in the new schema's order, removed fields last.
+    """Compare two schemas field by field.
 
-    ``found``: reasons against the new schema; each is added to its field, or to a row of its own.
+    Returns the fields in the new schema's order, then the removed fields. ``found``: reasons against the new
+    schema. Each reason is added to its field, or becomes an entry of its own if the field is in neither
+    schema.
 
     Raises:
         RegistryError: One of the texts is not a schema.
@@ -356,9 +386,9 @@ def _row(path: str, old: SchemaField | None, new: SchemaField | None) -> FieldCh
 
 def _note(old: SchemaField, new: SchemaField) -> str:
     if _SCALE.findall(old.type) and _SCALE.findall(new.type) not in ([], _SCALE.findall(old.type)):
-        return "registries do not compare scales: readers with the other schema get wrong numbers"
+        return "registries do not compare scales, so readers with the other schema get wrong numbers"
     if old.type == new.type and old.parameters != new.parameters:
-        return "registries do not compare the parameters"
+        return "registries do not compare connect.parameters"
     return ""
 
 
@@ -373,7 +403,9 @@ def _with_problems(rows: list[FieldChange], found: Sequence[Incompatibility]) ->
 
 
 def _head(schema_text: str) -> SchemaField:
-    """Describes the record itself: its name, which a rename of the table changes, and its aliases."""
+    """Describes the record itself as a field: its name, which a rename of the table changes, and
+    its aliases.
+    """
     node = json.loads(schema_text)
     if not isinstance(node, dict):
         return SchemaField(ROOT, type_text(node), {}, None)
@@ -394,7 +426,7 @@ def _fields(node: Node, path: str) -> Iterator[SchemaField]:
 
 
 def _records(node: Node) -> Iterator[Node]:
-    """Yields the records of a type: itself, or those in a union, an array or a map."""
+    """Yields the records of a type: the type itself, or the records in a union, an array or a map."""
     if isinstance(node, list):
         for branch in node:
             yield from _records(branch)
@@ -422,38 +454,42 @@ _SHOWN = 5
 
 
 def unknown_id(schema_id: int, url: str) -> SchemaNotFoundError:
-    """Returns the error for an unknown schema id."""
+    """Returns the error for a schema id that the registry does not have."""
     return SchemaNotFoundError(
-        "The registry does not have this schema id. Is it the registry that the producer uses?",
+        "The registry does not have this schema id. Check that it is the registry that the producer uses.",
         url=url,
         schema_id=schema_id,
     )
 
 
 def unknown_subject(subject: str, url: str) -> SchemaNotFoundError:
-    """Returns the error for a subject without versions."""
+    """Returns the error for a subject that has no versions."""
     return SchemaNotFoundError(
-        "The registry does not have this subject. Has the producer written to its topic, and to "
-        "this registry?",
+        "The registry does not have this subject. Check that the producer has written to the topic, and "
+        "that it uses this registry.",
         url=url,
         subject=subject,
     )
 
 
 def unknown_version(subject: str, version: int, url: str) -> SchemaNotFoundError:
-    """Returns the error for a version that a subject does not have."""
+    """Returns the error for a version that the subject does not have."""
     return SchemaNotFoundError(f"The subject has no version {version}.", url=url, subject=subject)
 
 
 def incompatible(
     subject: str, *, level: str | None, found: Sequence[Incompatibility], said: str, url: str
 ) -> IncompatibleSchemaError:
-    """Returns the error for a refused schema. ``said``: the registry's message, cut and cleaned."""
+    """Returns the error for a refused schema.
+
+    ``said``: the registry's message, shortened and without secrets.
+    """
     shown = "; ".join(map(str, found[:_SHOWN])) + ("; …" if len(found) > _SHOWN else "")
-    reasons = "; ".join(filter(None, (shown, said and f"the registry's message: {said}")))
+    reasons = "; ".join(filter(None, (shown, said and f"message of the registry: {said}")))
     return IncompatibleSchemaError(
-        f"The schema is refused under {level or 'the'} compatibility: {reasons or 'no reason given'}. "
-        "Change the table in a way that the level allows, or lower the level of the subject.",
+        f"The schema registry refuses the schema under {level or 'the'} compatibility: "
+        f"{reasons or 'no reason given'}. Change the table in a way that the compatibility level allows, "
+        "or lower the subject's level.",
         url=url,
         subject=subject,
         column=next((item.field for item in found if item.field), None),
@@ -465,11 +501,17 @@ Status = Literal["new subject", "registered", "compatible", "incompatible"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision about a schema under a subject.
+    """The decision about whether a subject accepts a schema.
 
-    ``own``: decision by our rules. ``live``: decision of the registry, None if it was not asked.
-    ``messages``: the registry's messages. ``held``: the subject's version with exactly this schema, if it
-    exists.
+    Attributes:
+        level: The compatibility level of the decision.
+        fields: Comparison with the subject's latest version.
+        own: True if tidesink's rules accept the schema.
+        live: True if the registry accepts the schema. None if the registry was not asked.
+        messages: The registry's messages.
+        latest: The subject's latest version, if it has one.
+        held: The subject's version with exactly this schema, if it has one.
+        levels: The compatibility levels under which tidesink's rules accept the schema.
     """
 
     subject: str
@@ -486,16 +528,16 @@ class Verdict:
 
     @property
     def taken(self) -> bool:
-        """True if the registry accepts the schema; its own decision counts if it was asked."""
+        """True if the schema is accepted: by the registry if it was asked, otherwise by tidesink's rules."""
         return self.own if self.live is None else self.live
 
     @property
     def disagree(self) -> bool:
-        """True if the registry's decision differs from that of our rules."""
+        """True if the registry and tidesink's rules decide differently."""
         return self.live is not None and self.live != self.own
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the verdict as a JSON object."""
+        """Returns the decision as a JSON object."""
         return {
             "subject": self.subject,
             "level": self.level,
@@ -519,9 +561,10 @@ def verdict(
     level: CompatibilityLevel | None = None,
     live: bool = False,
 ) -> Verdict:
-    """Checks a schema against a registry's versions.
+    """Check if a subject of a registry accepts a schema.
 
-    ``level`` replaces the subject's level. ``live`` also asks the registry, which decides by its own level.
+    ``level`` is used in place of the subject's compatibility level. If ``live`` is True, the registry is
+    asked too, which uses its own level.
 
     Raises:
         RegistryError: The registry does not answer, or the text is not an Avro schema.
@@ -543,7 +586,8 @@ def verdict(
         fields=compared(latest.schema_text if latest else None, schema_text, found),
         own=own,
         live=live_word,
-        # If a registry reports no reason (Apicurio), the client reports the findings of our own rules.
+        # If a registry reports no reason (Apicurio), the client reports the reasons that tidesink's rules
+        # found.
         messages=tuple(text for text in (asked.messages if asked else ()) if text not in map(str, found)),
         latest=latest,
         held=held,
@@ -552,7 +596,10 @@ def verdict(
 
 
 def history_of(registry: SchemaReader, subject: str) -> tuple[RegisteredSchema, ...]:
-    """Returns every version of a subject, oldest first; empty if the subject does not exist."""
+    """Returns all versions of a subject, oldest first.
+
+    Returns an empty tuple if the subject does not exist.
+    """
     try:
         versions = registry.versions(subject)
     except SchemaNotFoundError:
@@ -561,7 +608,7 @@ def history_of(registry: SchemaReader, subject: str) -> tuple[RegisteredSchema, 
 
 
 def levels_that_take(new_text: str, old_texts: Sequence[str]) -> tuple[CompatibilityLevel, ...]:
-    """Returns the levels under which a schema may follow these, by our rules."""
+    """Returns the compatibility levels under which a schema may follow the versions, by tidesink's rules."""
     taking = []
     for level in COMPATIBILITY_LEVELS:
         compared_with = old_texts if level.endswith(TRANSITIVE) else old_texts[-1:]

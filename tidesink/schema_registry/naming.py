@@ -1,8 +1,8 @@
 """Names of a table's topic, subjects and Avro record.
 
-The rules are TiCDC's (tiflow c7b2588; the new architecture, b813e76, has the same). All three conversions
-lose information: a topic, a subject and an Avro name cannot be converted back to the table's name with
-certainty, so :meth:`TopicRule.table_of` refuses to guess.
+The rules are TiCDC's (tiflow c7b2588; the new architecture, b813e76, has the same rules). Each conversion
+loses information: a topic, a subject or an Avro name cannot always be converted back to the table's name. So
+``TopicRule.table_of`` raises an error if a topic's name is ambiguous.
 """
 
 from __future__ import annotations
@@ -26,26 +26,30 @@ _TEXT = r"[A-Za-z0-9._-]*"
 _EXPRESSION = re.compile(
     rf"(?P<prefix>{_TEXT})(?P<schema>\{{schema\}})?(?P<middle>{_TEXT})(?P<table>\{{table\}})?(?P<suffix>{_TEXT})"
 )
-# Names that Kafka refuses, and TiCDC's replacements.
+# Topic names that Kafka refuses, with the names that TiCDC uses in their place.
 _RESERVED_TOPICS = {".": "_", "..": "__"}
 
 
 def subject(topic: str, part: SubjectPart) -> str:
-    """Returns the subject of a topic's key or value: TopicNameStrategy with ``.`` replaced by ``_``."""
+    """Returns the subject of a topic's keys or values: the topic with ``.`` replaced by ``_``, then ``-key``
+    or ``-value``.
+    """
     return f"{topic.replace('.', '_')}-{part}"
 
 
 def sanitize_name(name: str) -> str:
-    """Returns the Avro name of a table, a column or one part of a namespace.
+    """Returns the Avro name of a table, a column or a part of a namespace.
 
-    Each code point outside ``[A-Za-z0-9_]`` becomes one ``_``; a leading digit gets a ``_`` prefix.
+    Each code point outside ``[A-Za-z0-9_]`` becomes one ``_``. A leading digit gets a ``_`` before it.
     """
     cleaned = _NOT_IN_AVRO_NAME.sub("_", name)
     return f"_{cleaned}" if "0" <= cleaned[:1] <= "9" else cleaned
 
 
 def sanitize_namespace(namespace: str, schema: str) -> str:
-    """Returns the Avro namespace of a table: the changefeed's namespace (or keyspace), and the database."""
+    """Returns the Avro namespace of a table: the changefeed's namespace (or keyspace), a dot, and the table's
+    database.
+    """
     return f"{sanitize_name(namespace)}.{sanitize_name(schema)}"
 
 
@@ -60,10 +64,10 @@ def _in_topic(name: str) -> str:
 
 @dataclass(frozen=True)
 class TopicRule:
-    """Maps tables to topics: ``[prefix]{schema}[middle]{table}[suffix]`` or a fixed name.
+    """A rule for the topics of tables: ``[prefix]{schema}[middle]{table}[suffix]`` or a fixed name.
 
-    This is TiCDC's ``dispatchers`` syntax: the placeholders in that order, each of them optional, and other
-    text of ``[A-Za-z0-9._-]``.
+    This is TiCDC's ``dispatchers`` syntax. Both placeholders are optional, but their order is fixed. All
+    other text must be of ``[A-Za-z0-9._-]``.
     """
 
     text: str
@@ -75,12 +79,17 @@ class TopicRule:
 
     @classmethod
     def parse(cls, text: str) -> TopicRule:
-        """Parses a rule; raises :class:`ConfigError` if TiCDC would refuse it, or Kafka the topic."""
+        """Parse a topic rule.
+
+        Raises:
+            ConfigError: TiCDC would refuse the rule, or Kafka the topic.
+        """
         found = _EXPRESSION.fullmatch(text)
         if found is None or not text:
             raise ConfigError(
-                f"{text!r} is not a topic rule. Use [prefix]{{schema}}[middle]{{table}}[suffix] or a topic's "
-                "name: the placeholders in that order, and other text of A-Z a-z 0-9 . _ -"
+                f"{text!r} is not a topic rule. Use [prefix]{{schema}}[middle]{{table}}[suffix] or the "
+                "name of a topic. The placeholders must be in that order, and other text must be of A-Z "
+                "a-z 0-9 . _ -"
             )
         parts = found.groupdict()
         rule = cls(
@@ -93,8 +102,8 @@ class TopicRule:
         )
         if rule.is_fixed and _topic_name(text) != text:
             raise ConfigError(
-                f"Kafka does not accept a topic named {text!r}: use up to {MAX_TOPIC_LENGTH} characters, "
-                "not '.' or '..'"
+                f"Kafka does not accept a topic named {text!r}. Use up to {MAX_TOPIC_LENGTH} characters, "
+                "and not '.' or '..'."
             )
         return rule
 
@@ -105,17 +114,20 @@ class TopicRule:
 
     @property
     def names_tables(self) -> bool:
-        """True if both placeholders are used, so that each table has its own topic."""
+        """True if the rule has both placeholders, so that each table has its own topic."""
         return self.has_schema and self.has_table
 
     def topic_for(self, table: TableId) -> str:
-        """Returns the topic of a table, sanitized and cut at 249 characters as in TiCDC."""
+        """Returns the topic of a table.
+
+        As in TiCDC, other characters are replaced, and the name is cut at 249 characters.
+        """
         schema = _in_topic(table.schema) if self.has_schema else ""
         name = _in_topic(table.name) if self.has_table else ""
         return _topic_name(f"{self.prefix}{schema}{self.middle}{name}{self.suffix}")
 
     def matches(self, topic: str) -> bool:
-        """Returns True if some table could have this topic."""
+        """Returns True if the rule could give a table this topic."""
         if self.is_fixed:
             return topic == self.text
         if len(topic) == MAX_TOPIC_LENGTH and topic.startswith(self.prefix[:MAX_TOPIC_LENGTH]):
@@ -123,9 +135,10 @@ class TopicRule:
         return self._pattern().fullmatch(topic) is not None
 
     def candidates(self, topic: str) -> tuple[TableId, ...]:
-        """Returns all splits of a topic into schema and table; empty unless the rule has both placeholders.
+        """Returns all tables that a topic's name could belong to. Returns nothing unless the rule has both
+        placeholders.
 
-        The names are sanitized: ``a$b`` is returned as ``a_b``.
+        Characters that a topic cannot have are already replaced: ``a$b`` is returned as ``a_b``.
         """
         outside = len(self.prefix) + len(self.suffix)
         if not self.names_tables or not self.matches(topic) or len(topic) < outside:
@@ -139,9 +152,10 @@ class TopicRule:
         )
 
     def table_of(self, topic: str, known_tables: Iterable[TableId] = ()) -> TableId:
-        """Returns the only table of a topic: a known table with this topic, or else the only possible split.
+        """Returns the table of a topic: the known table with this topic, or else the only possible table.
 
-        Raises :class:`ConfigError` if no table, or more than one, could have the topic.
+        Raises:
+            ConfigError: No table, or more than one table, could have the topic.
         """
         known = [table for table in dict.fromkeys(known_tables) if self.topic_for(table) == topic]
         if len(known) > 1:
@@ -156,18 +170,26 @@ class TopicRule:
     def _shared(self, topic: str, tables: list[TableId]) -> str:
         names = " and ".join(str(table) for table in tables)
         if self.is_fixed:
-            return f"the fixed topic {topic!r} must have exactly one table, but {names} are configured for it"
-        return f"the rule {self.text!r} makes the tables {names} share the topic {topic!r}"
+            return (
+                f"The fixed topic {topic!r} can only have one table, but tables {names} are configured for it"
+            )
+        return f"The topic rule {self.text!r} gives tables {names} the same topic {topic!r}"
 
     def _why_unknown(self, topic: str, found: tuple[TableId, ...]) -> str:
         if not self.matches(topic):
-            return f"topic {topic!r} does not match the rule {self.text!r}"
+            return f"Topic {topic!r} does not match the topic rule {self.text!r}"
         if not self.names_tables:
-            return f"the rule {self.text!r} does not determine the table of topic {topic!r}"
+            return f"The topic rule {self.text!r} does not determine the table of topic {topic!r}"
         if len(topic) >= MAX_TOPIC_LENGTH:
-            return f"topic {topic!r} is cut at {MAX_TOPIC_LENGTH} characters"
+            return (
+                f"The name of topic {topic!r} was cut at {MAX_TOPIC_LENGTH} characters, so its table is "
+                f"not known"
+            )
         shown = ", ".join(str(table) for table in found[:3]) + (", …" if found[3:] else "")
-        return f"by the rule {self.text!r} topic {topic!r} can be any of {len(found)} tables ({shown})"
+        return (
+            f"By the topic rule {self.text!r}, topic {topic!r} could belong to any of {len(found)} "
+            f"tables ({shown})"
+        )
 
     def _pattern(self) -> re.Pattern[str]:
         name = "[A-Za-z0-9._-]+"

@@ -1,9 +1,10 @@
-"""Resolves references between Avro schemas: each name is defined at its first use.
+"""Resolves references between Avro schemas by inserting each referenced definition at its first use.
 
 Apicurio's converter registers a nested record of an envelope (``source``) as a separate schema and refers to
-it (``apicurio.registry.dereference-schema: false``). Confluent's registry has the same form: ``references``
-with name, subject and version. Names resolve as in Avro's specification (1.12, "Names"): a name with a dot is
-complete, any other is in the enclosing namespace. A definition may refer to itself.
+it (``apicurio.registry.dereference-schema: false``). Confluent's registry has the same form of
+``references``, with name, subject and version. Names resolve as in Avro's specification (1.12, "Names"): a
+name with a dot is a full name, any other name is in the enclosing namespace. A definition may refer to
+itself.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ _PRIMITIVES: Final = frozenset(
     {"null", "boolean", "int", "long", "float", "double", "bytes", "string", "array", "map"}
 )
 _NAMED: Final = frozenset({"record", "error", "enum", "fixed"})
-# Limit for one schema, including indirect references; nesting is limited when schemas are parsed.
+# Maximum number of references of one schema, including indirect references. The depth of nesting is limited
+# when schemas are parsed.
 _MOST_REFERENCES: Final = 1_000
 # The common part of all messages about references.
 _FAULT: Final = (
     "This schema has references to other schemas that cannot be resolved: {}. Register the schemas that it "
-    "refers to again, or have the converter write complete schemas (key.converter. and "
-    "value.converter.apicurio.registry.dereference-schema set to true)"
+    "refers to again, or configure the converter to write complete schemas (key.converter. and "
+    "value.converter.apicurio.registry.dereference-schema set to true)."
 )
 
 
@@ -41,17 +43,17 @@ class Reference(NamedTuple):
 
 
 class ReferringSchema(NamedTuple):
-    """A schema as stored in the registry: its text and its references."""
+    """A schema as the registry stores it: its text, and its references to other schemas."""
 
     text: str
     references: tuple[Reference, ...] = ()
 
 
 def references_of(found: object) -> tuple[Reference, ...]:
-    """Returns the references in a registry's answer.
+    """Parse the references in a registry's answer.
 
     Raises:
-        UnusableSchemaError: They do not have the form of references.
+        UnusableSchemaError: An entry does not have the form of a reference.
     """
     if not found:
         return ()
@@ -62,16 +64,18 @@ def references_of(found: object) -> tuple[Reference, ...]:
         if isinstance(one, dict):
             values = tuple(one.get(name) for name in Reference._fields)
         if [type(value) for value in values] != [str, str, int]:
-            raise _fault("they do not have a name, subject and version, as in Confluent's API")
+            raise _fault("the references do not have a name, subject and version, as in Confluent's API")
         references.append(Reference(*values))
     return tuple(references)
 
 
 def written_out(schema: ReferringSchema, look_up: Callable[[Reference], ReferringSchema]) -> str:
-    """Returns the text of a schema with its references resolved; ``look_up`` reads a referenced schema.
+    """Returns the text of a schema with its references resolved.
+
+    ``look_up`` reads a referenced schema from the registry.
 
     Raises:
-        UnusableSchemaError: References form a cycle, are too many or missing, or a name is not defined.
+        UnusableSchemaError: The references form a cycle, are too many or missing, or a name is not defined.
         RegistryError: ``look_up`` failed.
     """
     if not schema.references:
@@ -88,17 +92,17 @@ def _collect(
     path: Sequence[Reference],
     known: set[tuple[str, int]],
 ) -> None:
-    """Collects the definitions of all names, by full name."""
+    """Read all referenced schemas, and add their named types to ``definitions`` by full name."""
     for one in schema.references:
         place = one.subject, one.version
         if any(place == (before.subject, before.version) for before in path):
             circle = " -> ".join(str(before) for before in (*path, one))
-            raise _fault(f"they form a cycle, {circle}")
+            raise _fault(f"the references form a cycle, {circle}")
         if place in known:
             continue
         known.add(place)
         if len(known) > _MOST_REFERENCES:
-            raise _fault(f"there are more than {_MOST_REFERENCES}")
+            raise _fault(f"there are more than {_MOST_REFERENCES} references")
         found = look_up(one)
         _collect(found, look_up, definitions, (*path, one), known)
         _define(_parsed(found.text, str(one)), "", definitions)
@@ -108,10 +112,12 @@ def _parsed(text: str, what: str) -> Json:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        # The text of a primitive type may lack its quotes.
+        # The text of a primitive type may be stored without quotes.
         if text in _PRIMITIVES:
             return text
-        raise UnusableSchemaError(f"{what} is not JSON: {error!s:.120}") from error
+        raise UnusableSchemaError(
+            f"The schema registry's text of {what} is not JSON: {error!s:.120}"
+        ) from error
 
 
 def _full_name(schema: Mapping[str, Json], namespace: str) -> str:
@@ -123,7 +129,7 @@ def _full_name(schema: Mapping[str, Json], namespace: str) -> str:
 
 
 def _define(schema: Json, namespace: str, definitions: dict[str, Json]) -> None:
-    """Collects every named type of a schema, with its namespace made explicit."""
+    """Add every named type of a schema to ``definitions``, with its namespace made explicit."""
     if isinstance(schema, list):
         for branch in schema:
             _define(branch, namespace, definitions)
@@ -142,14 +148,17 @@ def _define(schema: Json, namespace: str, definitions: dict[str, Json]) -> None:
 
 
 class _Inlining:
-    """Inlines each definition at its first use; later uses have its full name."""
+    """Inserts each definition at its first use. Later uses have only the full name."""
 
     def __init__(self, definitions: Mapping[str, Json]) -> None:
         self._definitions = definitions
         self._defined: set[str] = set()
 
     def of(self, schema: Json, namespace: str) -> Json:
-        """Inlines a schema that is used in a namespace."""
+        """Returns a schema with its definitions inserted.
+
+        ``namespace``: the namespace in which the schema is used.
+        """
         if isinstance(schema, list):
             return [self.of(branch, namespace) for branch in schema]
         if isinstance(schema, str):
@@ -163,7 +172,7 @@ class _Inlining:
         if isinstance(kind, dict | list) or (isinstance(kind, str) and kind not in _PRIMITIVES):
             found["type"] = self.of(kind, namespace)
         if isinstance(kind, str) and isinstance(found["type"], dict):
-            # The definition replaces its name, and attributes such as connect.default are kept.
+            # The definition replaces the name of its type. Attributes such as connect.default are kept.
             return found["type"] | {name: one for name, one in schema.items() if name != "type"}
         for member in ("items", "values"):
             if member in found:
@@ -188,17 +197,18 @@ class _Inlining:
         if name in _PRIMITIVES:
             return name
         full = name if "." in name or not namespace else f"{namespace}.{name}"
-        # A name without a dot may have no namespace: older libraries wrote such names inside namespaces.
+        # A name without a dot may also have no namespace, because older libraries wrote such names inside
+        # namespaces.
         for one in (full, name):
             if one in self._defined:
                 return one
             if one in self._definitions:
                 return self._definition(self._definitions[one], "")
-        raise _fault(f"it uses the type {name}, which neither it nor a referenced schema defines")
+        raise _fault(f"the schema uses the type {name}, which neither it nor a referenced schema defines")
 
 
 def missing(reference: Reference, error: RegistryError) -> UnusableSchemaError:
-    """Returns the error for a reference that the registry does not have."""
+    """Returns the error for a referenced schema that the registry does not have."""
     return _fault(f"the registry does not have {reference} ({error.message})")
 
 

@@ -1,8 +1,8 @@
-"""Requests to a registry: credentials, certificates, several addresses, time-outs, and retries with jitter.
+"""HTTP requests to a schema registry: credentials, certificates, several addresses, timeouts and retries.
 
-Secrets are kept out of every ``repr``, error and URL: credentials inside a URL are moved into
-:class:`BasicAuth`, and :func:`hide` removes secrets from a server's answers. Bearer tokens are fetched by
-OAuth 2.0 client credentials (RFC 6749, section 4.4) when needed, and are cached.
+Secrets are kept out of every ``repr``, error and URL: credentials inside a URL are moved into ``BasicAuth``,
+and ``hide`` removes secrets from a server's answers. Bearer tokens are fetched by OAuth 2.0 client
+credentials (RFC 6749, section 4.4) when they are needed, and are cached.
 
 Only temporary failures are retried: transport errors, 408, 429 and 5xx. Any other answer is final, even if a
 second address is configured.
@@ -42,22 +42,26 @@ from tidesink.errors import (
 from tidesink.schema_registry.base import LAST_SECONDS, LeftBehindError, Stop, waited_for
 
 _CREDENTIALS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://|//)?.*@", re.DOTALL)
-_URL_FORM = "write http://host:port/path or https://host:port/path"
+_URL_FORM = "Write http://host:port/path or https://host:port/path."
 
 
 class Auth:
-    """A way to authenticate a request; this base class sends no credentials."""
+    """The credentials of a request. This base class sends none."""
 
     def header(self) -> str | None:
-        """Returns the value of ``Authorization``, or None to omit it."""
+        """Returns the value of the ``Authorization`` header, or None to omit the header."""
         return None
 
     def secrets(self) -> tuple[str, ...]:
-        """Returns the texts that must never be shown."""
+        """Returns texts that must not appear in messages."""
         return ()
 
     def renew(self, refused: str | None) -> bool:  # noqa: ARG002
-        """Returns True if a request refused with this header (HTTP 401) may succeed with a new one."""
+        """Returns True if a request that failed with HTTP 401 may succeed with a new ``Authorization``
+        header.
+
+        ``refused``: the header of the failed request.
+        """
         return False
 
 
@@ -68,17 +72,17 @@ class NoAuth(Auth):
 
 @dataclass(frozen=True)
 class BasicAuth(Auth):
-    """User name and password (Confluent Cloud: API key and secret)."""
+    """User name and password. For Confluent Cloud these are an API key and its secret."""
 
     username: str
     password: str = field(repr=False)
 
     def header(self) -> str | None:
-        """Returns ``Basic`` with both in UTF-8."""
+        """Returns ``Basic`` with the base64 of user name and password in UTF-8."""
         return f"Basic {self._token()}"
 
     def secrets(self) -> tuple[str, ...]:
-        """Returns the password, also in the forms used in headers and URLs."""
+        """Returns the password, also in the forms of headers and URLs, so that messages can hide it."""
         return self._token(), self.password, quote(self.password, safe="")
 
     def _token(self) -> str:
@@ -87,14 +91,15 @@ class BasicAuth(Auth):
 
 @dataclass(frozen=True)
 class BearerAuth(Auth):
-    """A bearer token."""
+    """Authentication with a bearer token."""
 
     token: str = field(repr=False)
 
     def __post_init__(self) -> None:
         if not (self.token and self.token.isascii() and self.token.isprintable()):
             raise ConfigError(
-                "A bearer token must be one line of printable ASCII. Does its file end in a line break?",
+                "A bearer token must be one line of printable ASCII. Check that its file does not end in a "
+                "line break.",
                 key="token",
             )
 
@@ -109,10 +114,14 @@ class BearerAuth(Auth):
 
 @dataclass(frozen=True)
 class TlsOptions:
-    """Verification of the server's certificate, and the client's certificate.
+    """Verification of the server's certificate, and the client's own certificate.
 
-    ``ca``: PEM file of authorities; the default is the usual authorities. ``client_key`` may be omitted if
-    ``client_cert`` contains the key too. Raises :class:`ConfigError` for a missing file.
+    Attributes:
+        ca: PEM file of certificate authorities. None: the usual authorities.
+        client_key: May be None if ``client_cert`` contains the key too.
+
+    Raises:
+        ConfigError: A file does not exist, or a client key has no certificate.
     """
 
     ca: Path | None = None
@@ -124,9 +133,15 @@ class TlsOptions:
         for option in ("ca", "client_cert", "client_key"):
             path: Path | None = getattr(self, option)
             if path is not None and not path.is_file():
-                raise ConfigError(f"The file {path} does not exist.", key=f"tls.{option.replace('_', '-')}")
+                raise ConfigError(
+                    f"The file {path} does not exist. Correct the path.",
+                    key=f"tls.{option.replace('_', '-')}",
+                )
         if self.client_key and not self.client_cert:
-            raise ConfigError("A client key needs its certificate.", key="tls.client-cert")
+            raise ConfigError(
+                "A client key is set, but no client certificate. Set tls.client-cert too.",
+                key="tls.client-cert",
+            )
 
     def verify_argument(self) -> bool | str:
         """Returns the ``verify`` argument for requests."""
@@ -141,30 +156,36 @@ class TlsOptions:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One registry: its base URL without credentials, and its authentication."""
+    """One address of a registry: its base URL without credentials, and its credentials."""
 
     url: str
     auth: Auth = NoAuth()
 
     @classmethod
     def parse(cls, url: str, auth: Auth | None = None) -> Endpoint:
-        """Checks a URL and moves any credentials in it into ``auth``.
+        """Parse a URL. Credentials in the URL become the endpoint's ``auth``.
 
-        Raises :class:`ConfigError`, whose text does not contain the credentials.
+        Raises:
+            ConfigError: The URL is invalid, or both the URL and ``auth`` have credentials. The message does
+                not contain them.
         """
         shown = safe_url(url)
         parts = _split(url.strip(), shown)
         own = _own_auth(parts)
         if own and auth:
             raise ConfigError(
-                f"{shown} contains credentials, and others are configured. Remove one of them.", key="url"
+                f"{shown} contains credentials, and other credentials are configured. Remove one of the two.",
+                key="url",
             )
         clean = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
         return cls(clean, own or auth or NoAuth())
 
 
 def safe_url(url: str) -> str:
-    """Returns a URL that may be shown, without credentials, query and fragment, even if it is malformed."""
+    """Returns a URL without credentials, query and fragment, so that it can be shown.
+
+    The URL may be malformed.
+    """
     return re.split(r"[?#]", _CREDENTIALS.sub(r"\1***@", url), maxsplit=1)[0]
 
 
@@ -184,9 +205,11 @@ def _split(url: str, shown: str) -> SplitResult:
         sound = False
     if not sound:
         # Not raised inside the except: urlsplit's message contains a part of the URL.
-        raise ConfigError(f"{shown!r} is not the URL of a schema registry: {_URL_FORM}", key="url")
+        raise ConfigError(f"{shown!r} is not the URL of a schema registry. {_URL_FORM}", key="url")
     if parts.query or parts.fragment:
-        raise ConfigError(f"The URL of a schema registry cannot have a query or fragment: {shown}", key="url")
+        raise ConfigError(
+            f"The URL of a schema registry cannot have a query or a fragment: {shown}. Remove it.", key="url"
+        )
     return parts
 
 
@@ -196,16 +219,17 @@ def _own_auth(parts: SplitResult) -> BasicAuth | None:
     return BasicAuth(unquote(parts.username), unquote(parts.password or ""))
 
 
-# A token is not used in its last seconds: the request must arrive before it expires, and clocks differ.
+# A token is not used in the last seconds of its life, because the request must arrive before the token
+# expires, and clocks differ.
 _MARGIN_SECONDS: Final = 30.0
-# In RFC 6749 `expires_in` is only recommended.
+# Life of a token if the answer has no `expires_in`, which RFC 6749 only recommends.
 _UNSAID_SECONDS: Final = 300.0
 _REFUSED: Final = frozenset({400, 401, 403})
 _SHOWN: Final = 160
 
 
 class TokenUnavailableError(OSError):
-    """The token endpoint returned no token but may do so later: the transport retries."""
+    """The token endpoint returned no token now. The request is retried."""
 
 
 @dataclass(frozen=True)
@@ -216,10 +240,14 @@ class _Token:
 
 @dataclass
 class OAuthClient(Auth):
-    """Fetches tokens from ``token_url``.
+    """Bearer tokens from an OAuth token endpoint. May be used from several threads.
 
-    ``timeout``: in seconds. ``clock``: monotonic time in seconds. Threads may share it. Raises ConfigError
-    for an invalid token URL, without credentials in its text.
+    Attributes:
+        timeout: Seconds to wait for the endpoint.
+        clock: Returns monotonic time in seconds.
+
+    Raises:
+        ConfigError: The token URL is invalid. The message does not contain credentials.
     """
 
     token_url: str
@@ -235,17 +263,17 @@ class OAuthClient(Auth):
     def __post_init__(self) -> None:
         if not self.token_url.startswith(("https://", "http://")) or "@" in self.token_url:
             raise ConfigError(
-                f"{safe_url(self.token_url)!r} is not the URL of a token endpoint. Write https://host/path  "
-                "and keep the secret in client-secret",
+                f"{safe_url(self.token_url)!r} is not the URL of a token endpoint. Write https://host/path,  "
+                "and set the secret as client-secret.",
                 key="token-url",
             )
 
     def header(self) -> str | None:
-        """Returns ``Bearer`` with a valid token.
+        """Returns ``Bearer`` with a valid token, and fetches a token if necessary.
 
         Raises:
-            RegistryError: The endpoint refuses the client; the message has OAuth's code.
-            TokenUnavailableError: The endpoint does not answer.
+            RegistryError: The token endpoint refuses the client. The message has OAuth's error code.
+            TokenUnavailableError: The token endpoint does not answer.
         """
         with self._lock:
             if self._token is None or self.clock() >= self._token.until:
@@ -253,16 +281,16 @@ class OAuthClient(Auth):
             return f"Bearer {self._token.text}"
 
     def secrets(self) -> tuple[str, ...]:
-        """Returns the client's secret in its forms, and the token."""
+        """Returns the client's secret in all its forms, and the current token."""
         token = self._token
         return (self.client_secret, quote_plus(self.client_secret), self._basic()) + (
             (token.text,) if token else ()
         )
 
     def renew(self, refused: str | None) -> bool:
-        """Drops the token of a refused header; returns True if another token may work."""
+        """Drop the current token if a request with it was refused. Returns True if a new token may work."""
         with self._lock:
-            # Another thread may have fetched a new token in between, which was not refused.
+            # Another thread may already have fetched a new token, which was not refused.
             if self._token is not None and refused == f"Bearer {self._token.text}":
                 self._token = None
             return refused is not None
@@ -292,7 +320,7 @@ class OAuthClient(Auth):
             ) from error
         except OSError as error:
             raise TokenUnavailableError(
-                f"the token endpoint {safe_url(self.token_url)} does not answer"
+                f"the OAuth token endpoint {safe_url(self.token_url)} does not answer"
             ) from error
         return self._read(response, asked_at)
 
@@ -306,16 +334,18 @@ class OAuthClient(Auth):
             )
         if response.status_code // 100 != 2:
             raise TokenUnavailableError(
-                f"the token endpoint {safe_url(self.token_url)} answers HTTP {response.status_code}"
+                f"the OAuth token endpoint {safe_url(self.token_url)} answers HTTP {response.status_code}"
             )
         token, lasts = body.get("access_token"), body.get("expires_in", _UNSAID_SECONDS)
         if not isinstance(token, str) or not (token and token.isascii() and token.isprintable()):
-            raise self._problem("answers without an access_token. Is this the token URL?")
+            raise self._problem(
+                "answers without an access_token. Check that oauth.token-url is the URL of a token endpoint."
+            )
         seconds = (
             float(lasts) if isinstance(lasts, int | float | str) and _is_number(lasts) else _UNSAID_SECONDS
         )
-        # For a token that lasts less than a minute the margin is half its life, so that requests are
-        # possible.
+        # If a token lasts less than a minute, the margin is half its life. Otherwise such a token could not
+        # be used at all.
         return _Token(token, asked_at + seconds - min(_MARGIN_SECONDS, seconds / 2))
 
     def _problem(self, what: str) -> RegistryError:
@@ -323,7 +353,10 @@ class OAuthClient(Auth):
 
 
 class _Basic(requests.auth.AuthBase):
-    """Authenticates as RFC 6749 requires: requests' own class omits its form encoding."""
+    """Basic authentication with form encoding, as RFC 6749 requires.
+
+    The class of requests omits that encoding.
+    """
 
     def __init__(self, pair: str) -> None:
         self._pair = pair
@@ -355,7 +388,7 @@ _EXCERPT_LENGTH = 200
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Limits in seconds: for connecting, and between two pieces of an answer."""
+    """Limits in seconds: to connect, and to wait for the next bytes of an answer."""
 
     connect: float = 3.0
     read: float = 10.0
@@ -363,11 +396,11 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """The number and duration of retries.
+    """The number of attempts and their delays.
 
-    Before attempt n+1 the client waits a random time up to ``base_seconds * 2**(n-1)``, at most
-    ``longest_wait_seconds``, or as long as ``Retry-After`` requests. It gives up before a wait that would end
-    more than ``total_seconds`` after the first attempt.
+    Before attempt n+1, the client waits a random time up to ``base_seconds * 2**(n-1)`` and at most
+    ``longest_wait_seconds``, or as long as the ``Retry-After`` header requests. It gives up if the wait would
+    end more than ``total_seconds`` after the first attempt.
     """
 
     attempts: int = 5
@@ -378,19 +411,21 @@ class RetryPolicy:
 
 T = TypeVar("T")
 
-# Confluent's codes (Schema Registry API v1), which Apicurio's ccompat v7 uses too: subject, version, schema.
+# Confluent's error codes (Schema Registry API v1) for a missing subject, version or schema. Apicurio's
+# ccompat v7 uses them too.
 _NOT_FOUND: Final = frozenset({40401, 40402, 40403})
 _SIGN_IN: Final = {
-    401: "credentials are missing or wrong. Check the registry's username and password or its token.",
-    403: "the credentials do not have the right. Grant it to their owner, or use others.",
+    401: "the credentials are missing or wrong. Check the registry's username and password, or its token.",
+    403: "the user lacks permission. Grant it to the user, or configure another user.",
 }
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A registry's answer: HTTP status, parsed JSON (None if it is not JSON), and its URL.
+    """A registry's answer: its HTTP status, its body as parsed JSON (None if it is not JSON), and the
+    request's URL.
 
-    An answer in a form that Confluent's API does not have indicates that another service uses the URL.
+    If the answer does not have the form of Confluent's API, another service probably uses the URL.
     """
 
     status: int
@@ -401,24 +436,24 @@ class Answer:
 
     @property
     def excerpt(self) -> str:
-        """The beginning of the answer, safe to show."""
+        """The beginning of the answer as one short line without secrets."""
         return self.fit(self.text)
 
     def fit(self, text: str) -> str:
-        """Cuts a server's text to one short line, without control characters and our secrets."""
+        """Shorten a server's text to one line. Control characters and secrets are removed."""
         shown = hide(text, self.secrets)[:4096]
         line = " ".join("".join(c if c.isprintable() else " " for c in shown).split())
         return line if len(line) <= _EXCERPT_LENGTH else f"{line[:_EXCERPT_LENGTH]}…"
 
     @property
     def said(self) -> str:
-        """The registry's message, safe to show."""
+        """The registry's error message as one short line without secrets."""
         message = self.body.get("message") if isinstance(self.body, dict) else None
         return self.fit(message) if isinstance(message, str) and message else self.excerpt
 
     @property
     def error_code(self) -> int | None:
-        """The registry's error code, or None if the answer is not a registry's error."""
+        """The registry's error code, or None if the answer has no such code."""
         code = self.body.get("error_code") if isinstance(self.body, dict) else None
         return code if isinstance(code, int) else None
 
@@ -428,7 +463,11 @@ class Answer:
         return self.status == 404 and self.error_code in _NOT_FOUND
 
     def expect(self, kind: type[T], **context: ContextValue) -> T:
-        """Returns the body of a successful answer; raises the error for any other answer."""
+        """Returns the body of a successful answer if it has the expected type.
+
+        Raises:
+            RegistryError: The answer is an error, or its body has another type.
+        """
         if self.status // 100 != 2:
             raise self.refusal(**context)
         if not isinstance(self.body, kind):
@@ -436,7 +475,11 @@ class Answer:
         return self.body
 
     def member(self, name: str, kind: type[T]) -> T:
-        """Returns one member of a successful answer; raises RegistryError if missing or of another type."""
+        """Returns one member of a successful answer's JSON object.
+
+        Raises:
+            RegistryError: The answer is an error, or the member is missing or has another type.
+        """
         body: dict[str, Any] = self.expect(dict)
         value = body.get(name)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -444,34 +487,39 @@ class Answer:
         return value
 
     def refusal(self, **context: ContextValue) -> RegistryError:
-        """Returns the error for an answer that is neither successful nor retried."""
+        """Returns the error for an answer with an error status."""
         code = self.error_code
         if self.status in _SIGN_IN:
             reason = f"The schema registry answers HTTP {self.status}: {_SIGN_IN[self.status]}"
             return RegistryError(reason, url=self.url, **context)
         if self.is_not_found:
             return SchemaNotFoundError(
-                f"The schema registry did not find it: {self.said}", url=self.url, **context
+                f"The schema registry does not have the requested object: {self.said}",
+                url=self.url,
+                **context,
             )
-        # Confluent answers code 404 for an unknown path: it is a registry, but not at this path.
+        # Confluent's registry responds with code 404 to an unknown path. So the URL's path is wrong.
         if code is None or code == 404:
             return self.not_a_registry()
         reason = f"The schema registry refuses the request (HTTP {self.status}, code {code}): {self.said}"
         return RegistryError(reason, url=self.url, **context)
 
     def not_a_registry(self) -> RegistryError:
-        """Returns the error for an answer that no schema registry sends."""
+        """Returns the error for an answer that no schema registry would send."""
         shown = f": {self.excerpt}" if self.excerpt else ", without content"
         return RegistryError(
-            f"Is this URL a schema registry? It answers HTTP {self.status}{shown} "
-            "(the URL may need a path, such as Apicurio's /apis/ccompat/v7)",
+            f"This URL does not answer like a schema registry (HTTP {self.status}{shown}). "
+            "Check the URL. It may need a path, such as Apicurio's /apis/ccompat/v7.",
             url=self.url,
         )
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """A failed attempt at one address that may succeed later."""
+    """A failed attempt at one address, which may succeed later.
+
+    ``retry_after``: seconds to wait, if the server sent them.
+    """
 
     url: str
     reason: str
@@ -484,12 +532,12 @@ class _PassingFault(Exception):  # noqa: N818  # never leaves this module
         self.failures = failures
 
     def retry_after(self) -> float | None:
-        """Returns the shortest requested wait, because one available address is enough."""
+        """Returns the shortest of the requested waits in seconds, because one available address is enough."""
         return min((f.retry_after for f in self.failures if f.retry_after is not None), default=None)
 
 
 class Signature(AuthBase):
-    """Authenticates a request; also used without credentials, or requests would read ~/.netrc."""
+    """Adds the ``Authorization`` header. Without credentials it prevents that requests reads ~/.netrc."""
 
     def __init__(self, auth: Auth) -> None:
         self._auth = auth
@@ -503,9 +551,9 @@ class Signature(AuthBase):
 
 @dataclass
 class Transport:
-    """Sends requests to the first address that answers, beginning with the last successful one.
+    """Sends requests to the first address that answers, beginning with the address that answered last.
 
-    After a ``stop`` a request has two seconds and is not retried.
+    Once ``stop`` is requested, a request has two seconds and is not retried.
     """
 
     endpoints: Sequence[Endpoint]
@@ -519,7 +567,7 @@ class Transport:
 
     def __post_init__(self) -> None:
         self._session = requests.Session()
-        # Cookies are the only part of a session that threads would write concurrently.
+        # Cookies would be the only part of a session that several threads write.
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(pool_maxsize=16, max_retries=0))
@@ -529,10 +577,12 @@ class Transport:
         self._session.close()
 
     def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
-        """Returns the registry's answer with any status below 500 (except 408, 429).
+        """Send a request. Returns the registry's answer, which may be an error below status 500 (except 408
+        and 429).
 
-        Raises :class:`RegistryUnavailableError` if every address failed until the retry policy ended or a
-        stop was requested, and :class:`RegistryError` for a certificate that is not trusted.
+        Raises:
+            RegistryUnavailableError: Every address failed until the retries ended or a stop was requested.
+            RegistryError: The certificate of an address is not trusted.
         """
         started, attempt = time.monotonic(), 0
         while True:
@@ -550,7 +600,7 @@ class Transport:
                     raise self._unavailable(fault, attempt, seconds) from fault.__cause__
 
     def _stops_within(self, pause: float) -> bool:
-        """Waits before the next attempt; returns True if there is to be no other attempt."""
+        """Wait before the next attempt. Returns True if a stop was requested, so that no attempt follows."""
         if self.stop is not None:
             return self.stop.wait(pause)
         self.sleep(pause)
@@ -567,7 +617,7 @@ class Transport:
                 failures.append(_Failure(endpoint.url, self._reason(endpoint, exc)))
                 cause = exc
                 if isinstance(exc, LeftBehindError):
-                    break  # all addresses share the time of a stop
+                    break  # the time limit after a stop is for all addresses together
                 continue
             if isinstance(answer, Answer):
                 self._preferred = index
@@ -634,8 +684,8 @@ class Transport:
         asked = "" if later is None else f"; it asks to retry in {later:g} s"
         tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         return RegistryUnavailableError(
-            f"The schema registry gave no usable answer in {tries} over {seconds:.1f} s ({reasons}){asked}. "
-            "Is it running, and is the URL right?"
+            f"The schema registry did not answer the request in {tries} over {seconds:.1f} s "
+            f"({reasons}){asked}. Check that it runs, and that its URL is right."
         )
 
 
@@ -649,7 +699,10 @@ def _answer(response: requests.Response, endpoint: Endpoint) -> Answer:
 
 
 def retry_after_of(response: requests.Response) -> float | None:
-    """Returns the seconds of a ``Retry-After`` header in either form, or None."""
+    """Returns the seconds of a ``Retry-After`` header, which has seconds or a date.
+
+    Returns None without the header.
+    """
     value = response.headers.get("Retry-After", "").strip()
     if value.isdecimal():
         return float(value)
@@ -662,7 +715,9 @@ def retry_after_of(response: requests.Response) -> float | None:
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error and all that it wraps: requests and urllib3 keep causes in args, reason or context."""
+    """Yields an error and all errors that it wraps. requests and urllib3 store causes in args, reason or
+    context.
+    """
     seen: set[int] = set()
     waiting: list[object] = [error]
     while waiting:

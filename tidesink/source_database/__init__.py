@@ -1,1 +1,1 @@
-"""Reading rows of the source database: one table in key ranges, as the texts that canal-json uses."""
+"""Reads tables from the source database in key ranges. Values have the text form that canal-json uses."""

@@ -1,10 +1,11 @@
-"""Rows of a query as Arrow columns, from a driver's rows or from the bytes of MySQL's text protocol.
+"""Reads the rows of a query as Arrow arrays, from any driver or directly from MySQL's text protocol.
 
-PyMySQL builds a tuple of each row, which is slower than all later steps. So the bytes of many rows are
-read from its connection at once, without a Python object per value. A row is a packet: three bytes of length,
-one byte of its number, then for each column a length and a text (MySQL's Client/Server Protocol, "Text
-Resultset Row"; "Sending More Than 16Mb" for a row of several packets). The starts of packets are found one by
-one; the starts of values are found for a column of all rows at once.
+PyMySQL builds a tuple for each row, which takes longer than all later steps. So this module reads the bytes
+of many rows from PyMySQL's connection at once, without a Python object per value. In the protocol a row is a
+packet: three bytes with the length, one byte with the packet number, then for each column a length and a text
+(MySQL's Client/Server Protocol, "Text Resultset Row"; "Sending More Than 16Mb" for a row of several packets).
+The starts of packets are found one after the other. The starts of values are found for one column of all rows
+at once.
 """
 
 from __future__ import annotations
@@ -24,32 +25,33 @@ from tidesink.typemap.table import row_of
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Select
 
-# Bytes of rows per batch; more if one row is larger.
+# Bytes of rows per batch. A larger row is a batch of its own.
 BATCH_BYTES: Final = 4 << 20
 _READ_BYTES: Final = 256 << 10
 _HEADER: Final = 4
 # A packet of this length continues in the next one.
 _LONGEST: Final = (1 << 24) - 1
-# The first bytes of packets that are not rows. A row begins with 0xFE only if it is longer than a packet.
+# First bytes of packets that are not rows. A row can begin with 0xFE only if it has several packets.
 _END: Final = 0xFE
 _ERROR: Final = 0xFF
-# The first byte of a value: NULL, or the number of bytes of its length; a smaller byte is the length itself.
+# First byte of a value: NULL, or the number of bytes of its length. A smaller first byte is the length
+# itself.
 _NULL: Final = 0xFB
 _WIDTHS: Final = {0xFC: 2, 0xFD: 3, 0xFE: 8}
 
 Positions = npt.NDArray[np.int64]
-# Arrow types of values that are not texts, by the reader of a column's values.
+# Arrow types of values that are not texts, by the type table's reader.
 _SELECTED: Final = {"float32": pa.float64(), "float64": pa.float64(), "binary": pa.binary()}
 ReaderOf = Callable[[ColumnType], ValueReader | None]
 
 
 def _selected_type(column_type: ColumnType) -> pa.DataType:
-    """Returns the Arrow type of the values that are selected for a column."""
+    """Returns the Arrow type of a column's selected values."""
     return _SELECTED.get(row_of(column_type).reader, pa.string())
 
 
 def _arrow_of(values: Iterable[Any], column_type: ColumnType, read: ValueReader | None) -> pa.Array:
-    """Convert a driver's values of a column with its ``value_reader``."""
+    """Convert a driver's values of a column to an Arrow array. ``read`` converts one value."""
     plain = values if read is None else (None if one is None else read(one) for one in values)
     return pa.array(plain, _selected_type(column_type))
 
@@ -61,7 +63,9 @@ def batches_of_rows(
     rows: int,
     value_reader: ReaderOf,
 ) -> Iterator[list[pa.Array]]:
-    """Like ``SourceDialect.column_batches``, from any driver's rows."""
+    """Yields the rows of a query as Arrow arrays, one per column, about ``rows`` rows at a time, with any
+    driver.
+    """
     readers = [value_reader(one) for one in types]
     found = connection.execution_options(stream_results=True, max_row_buffer=rows).execute(query)
     for part in found.partitions(rows):
@@ -75,7 +79,9 @@ def batches_of_rows(
 def batches_of_packets(
     connection: Connection, query: Select[Any], types: Sequence[ColumnType], value_reader: ReaderOf
 ) -> Iterator[list[pa.Array]]:
-    """Like ``SourceDialect.column_batches``, from the bytes that a MySQL-protocol server sends to PyMySQL."""
+    """Yields the rows of a query as Arrow arrays, one per column, from the bytes that a server sends to
+    PyMySQL.
+    """
     from pymysql.cursors import SSCursor
     from pymysql.err import Error
     from sqlalchemy.exc import DBAPIError
@@ -87,23 +93,23 @@ def batches_of_packets(
     readers = [value_reader(one) for one in types]
     whole = False
     try:
-        # Not with SQLAlchemy, which would fetch the first row.
+        # Not executed with SQLAlchemy, which would fetch the first row.
         cursor = connection.connection.cursor(SSCursor)
         cursor.execute(str(compiled), values)
         for columns in column_batches(cursor):
             yield [_arrow(*column) for column in zip(columns, types, readers, strict=True)]
         whole = True
     except Error as error:
-        # As SQLAlchemy's class for it.
+        # SQLAlchemy's exception for this error.
         raise DBAPIError.instance(None, None, error, Error, dialect=connection.dialect) from error
     finally:
         if not whole:
-            # Unread bytes would be taken for the answer to the next query.
+            # Otherwise the unread bytes would be read as the answer to the next query.
             connection.invalidate()
 
 
 def _arrow(values: pa.Array, column_type: ColumnType, read: ValueReader | None) -> pa.Array:
-    """Convert the texts that the server sent for a column to its ``selected`` type."""
+    """Convert the texts that the server sent for a column to the column's ``selected`` type."""
     texts = values.cast(pa.string())
     if row_of(column_type).reader == "binary":
         return from_hex(texts)
@@ -113,7 +119,10 @@ def _arrow(values: pa.Array, column_type: ColumnType, read: ValueReader | None) 
 
 
 def from_hex(texts: pa.Array) -> pa.Array:
-    """Convert texts of hex digits to bytes. The texts are adjacent, from the buffer's beginning."""
+    """Convert texts of hex digits to bytes.
+
+    The texts must be adjacent, and begin at the start of their buffer.
+    """
     there, ends, digits = texts.buffers()
     ends, digits = np.frombuffer(ends, np.int32), np.frombuffer(digits or b"", np.uint8)
     nibbles = np.where(digits < ord("A"), digits - ord("0"), (digits & 0xDF) - ord("A") + 10)
@@ -123,21 +132,26 @@ def from_hex(texts: pa.Array) -> pa.Array:
 
 
 def column_batches(cursor: Any) -> Iterator[list[pa.Array]]:
-    """Yields the remaining rows of an unbuffered PyMySQL cursor as binary columns. The cursor is used up.
+    """Yields the remaining rows of an unbuffered PyMySQL cursor as binary columns. The cursor cannot be used
+    again.
 
     Raises:
-        pymysql.err.Error: The server or the network ends the connection, or the server sends no rows.
+        pymysql.err.Error: The connection ends, or the server sends an error instead of rows.
     """
     result = cursor._result
     connection, columns = result.connection, result.field_count
-    # Otherwise a cursor that is closed early would search for its end inside a packet.
+    # PyMySQL must not read from the cursor's connection again. It would search for the end of the rows inside
+    # a packet.
     result.unbuffered_active, result.connection = False, None
     yield from _Packets(connection._rfile).batches(columns)
 
 
 @dataclass
 class _Packets:
-    """The rows that a connection receives: ``data`` has those between ``starts`` and ``ends``."""
+    """The packets that a connection receives.
+
+    ``data`` has the bytes, ``starts`` and ``ends`` the positions of rows.
+    """
 
     incoming: Any
     data: bytearray = field(default_factory=bytearray)
@@ -157,10 +171,12 @@ class _Packets:
                 at, self.starts, self.ends = 0, [], []
 
     def _walk(self, at: int) -> tuple[int, bool]:
-        """Find the complete packets from a position on. Returns their end, and True if these are all.
+        """Find the complete packets in ``data`` from a position on.
+
+        Returns the end of the last complete packet, and True if it was the last packet of the result.
 
         Raises:
-            pymysql.err.Error: One of the packets is an error of the server.
+            pymysql.err.Error: The server sent an error packet.
         """
         data, starts, ends = self.data, self.starts, self.ends
         while at + _HEADER <= len(data):
@@ -181,9 +197,9 @@ class _Packets:
         return at, False
 
     def _joined(self, end: int) -> int:
-        """Join the packets of one row, of which the first ends at ``end``.
+        """Join the packets of one long row whose first packet ends at ``end``.
 
-        Returns the end of the last one.
+        Returns the end of the joined row.
         """
         length = _LONGEST
         while length == _LONGEST:
@@ -195,7 +211,10 @@ class _Packets:
         return end
 
     def _hold(self, size: int) -> None:
-        """Wait until so many bytes are received, of a packet that has been announced."""
+        """Receive bytes until ``data`` has ``size`` bytes.
+
+        The bytes belong to a packet whose header was received.
+        """
         while size > len(self.data):
             self._add(self.incoming.read, size - len(self.data))
 
@@ -210,13 +229,15 @@ class _Packets:
 
 
 def columns_of(data: bytes, starts: Positions, ends: Positions, columns: int) -> list[pa.Array]:
-    """Returns the values of adjacent rows in some bytes, as one binary array per column.
+    """Returns the values of adjacent rows as one binary array per column.
+
+    ``data`` has the bytes of the rows, ``starts`` and ``ends`` the position of each row.
 
     Raises:
-        pymysql.err.InternalError: The values do not end at the ends of their rows.
+        pymysql.err.InternalError: The values of a row do not end at the end of the row.
     """
     places = np.frombuffer(data + bytes(max(_WIDTHS.values()) + 1), np.uint8)
-    # The start and the end of each value, row by row, and at last the end of all.
+    # The start and the end of each value, row by row, and finally the end of the last row.
     flat = np.empty(2 * columns * len(starts) + 1, np.int32)
     edges, flat[-1] = flat[:-1].reshape(len(starts), columns, 2), ends[-1]
     nulls, at = [], starts
@@ -228,8 +249,9 @@ def columns_of(data: bytes, starts: Positions, ends: Positions, columns: int) ->
     if not np.array_equal(at, ends):
         from pymysql.err import InternalError
 
-        raise InternalError("the server's packets are not rows of the requested columns")
-    # All bytes as one array. The bytes between values are elements too, which belong to no column.
+        raise InternalError("The server's packets are not rows with the requested columns")
+    # One array of all bytes. Its elements are the values and the bytes between them; each column takes its
+    # values.
     every = pa.Array.from_buffers(pa.binary(), len(flat) - 1, [None, pa.py_buffer(flat), pa.py_buffer(data)])
     step = np.arange(0, 2 * columns * len(starts), 2 * columns)
     return [
@@ -241,7 +263,10 @@ def columns_of(data: bytes, starts: Positions, ends: Positions, columns: int) ->
 def _lengths(
     places: npt.NDArray[np.uint8], at: Positions
 ) -> tuple[Positions, Positions, npt.NDArray[np.bool_]]:
-    """Returns the starts of values whose lengths are at some positions, their lengths, and NULL flags."""
+    """Returns the starts of values, their lengths in bytes, and which are NULL.
+
+    ``at``: positions of the lengths.
+    """
     first = places[at]
     begin, size, null = at + 1, first.astype(np.int64), first == _NULL
     size[null] = 0

@@ -1,4 +1,6 @@
-"""The common interface of the supported databases: tables, their columns, and what differs by database."""
+"""The common interface of the supported source databases: tables, their columns, and operations
+that differ.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +17,31 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection, Select, TableClause
 
 KeyTexts = tuple[str, ...]
-# A MySQL error number, or an SQLSTATE.
+# A MySQL error number or an SQLSTATE.
 ErrorCode = int | str
-# A value selected from a column: a text, bytes, or the double of a floating-point number.
+# A value selected from a column: text, bytes, or a double for a floating-point number.
 Selected = str | bytes | float
-# Converts a driver's value in a task.
+# Converts a driver's value. It runs in a task.
 ValueReader = Callable[[Any], Selected]
 NO_POSITION: Final = (
-    "source.database has no timestamps that compare with a commit_ts. Rows need them under "
-    "sequence_by: source, in mode: history, and with cuts. Configure the URL of the TiDB cluster whose "
-    "changefeed writes the topic, set snapshot: never, or use mode: upsert with sequence_by: kafka and "
-    "without cuts."
+    "The source database has no timestamps that can be compared with a commit_ts. They are needed with "
+    "sequence_by: source, in mode: history, and with cuts. Set source.database to the URL of the TiDB "
+    "cluster whose changefeed writes the topic, set snapshot: never, or use mode: upsert with sequence_by: "
+    "kafka and without cuts."
 )
 
 REPLICA: Final = (
-    "The database is a replica or a standby. It may be behind the changes that were sent to Kafka, and a row "
-    "older than an applied change would stay. Configure the address of the server that accepts writes "
+    "The source database is a replica or a standby. It may lack changes that are already in Kafka, and a row "
+    "older than an applied change would stay in the target. Configure the address of the primary server "
     "(Postgres: several hosts and target_session_attrs=read-write). If the connector itself reads this "
     "replica, set source.database.replica: true."
 )
 # A key of a connection's ``info``: True if it may read a replica.
 IS_REPLICA: Final = "tidesink.replica"
 NO_AS_OF: Final = (
-    "source.database cannot be read as of an earlier moment, which a comparison at a cut needs. TiDB can "
-    "(tidb_snapshot): configure the URL of the TiDB cluster whose changefeed writes the topics, or omit --at."
+    "The source database cannot be read as of an earlier moment, but a comparison at a cut needs this. "
+    "TiDB can (tidb_snapshot). Set source.database to the URL of the TiDB cluster whose changefeed writes "
+    "the topics, or omit --at."
 )
 
 
@@ -46,9 +49,10 @@ class ReplicaIdentity(NamedTuple):
     """The columns that Postgres currently sends for a table's deleted rows.
 
     Attributes:
+        sent: The columns that are sent.
         columns: All columns of the table.
-        is_full: True for ``REPLICA IDENTITY FULL``.
-        primary: The primary key; empty without one.
+        is_full: True if the table has ``REPLICA IDENTITY FULL``.
+        primary: Columns of the primary key; empty without a primary key.
     """
 
     sent: frozenset[str]
@@ -58,24 +62,27 @@ class ReplicaIdentity(NamedTuple):
 
 
 class StoredTable(NamedTuple):
-    """A table in the database.
+    """A table in the source database.
 
     Attributes:
-        types: Types by column, in order, without virtual columns.
-        key: Columns of the primary key, or of the first unique key without NULLs; empty without a key.
-        rows: The database's own estimate.
-        bytes: The database's own estimate.
-        virtual: Virtual columns.
+        types: Types by column, in the table's order, without virtual columns.
+        key: Columns of the primary key, or of the first unique key whose columns are NOT NULL; empty without
+            a key.
+        rows: The database's own estimate of the number of rows.
+        bytes: The database's own estimate of the table's size.
+        virtual: Types of the virtual columns.
         required: Columns that are never NULL.
-        generated: Columns that logical decoding omits, unless a publication has them.
-        row_key: Columns by which TiDB identifies the rows of a table without a primary key.
-        constants: Texts of those ``row_key`` columns that a query cannot select, because all rows share them.
-        order: Digest of what decides the key's order: types, collations and their versions
+        generated: Types of generated columns, which logical decoding sends only if a publication includes
+            them.
+        row_key: Types of the columns by which TiDB identifies the rows of a table without a primary key.
+        constants: Texts of those ``row_key`` columns that have the same value in all rows, and that a query
+            cannot select.
+        order: Digest of what determines the sort order of keys: types, collations and their versions
             (``order_digest``).
-        identity: Columns that Postgres sends for a deleted row (its replica identity); None if it sends all,
-            or for another database.
+        identity: Columns that Postgres sends for a deleted row (its replica identity). None if it sends all
+            columns, or for another database.
         sends_rows: True if Postgres sends whole old rows (``REPLICA IDENTITY FULL``).
-        primary: Columns of the primary key in Postgres; empty without one, or for another database.
+        primary: Columns of the primary key in Postgres; empty without a primary key, or for another database.
     """
 
     types: dict[str, ColumnType]
@@ -94,7 +101,10 @@ class StoredTable(NamedTuple):
 
     @property
     def replica_identity(self) -> ReplicaIdentity | None:
-        """The columns that Postgres sends for a deleted row; None if not known, or for another database."""
+        """The columns that Postgres sends for a deleted row.
+
+        None if they are not known, or for another database.
+        """
         columns = frozenset((*self.types, *self.generated))
         if self.sends_rows:
             return ReplicaIdentity(columns, columns, is_full=True, primary=self.primary)
@@ -104,138 +114,162 @@ class StoredTable(NamedTuple):
 
     @property
     def key_types(self) -> dict[str, ColumnType]:
-        """The types of the key's columns."""
+        """The types of the key columns, by column."""
         types = {**self.types, **self.row_key}
         return {name: types[name] for name in self.key}
 
 
 class SourceDialect(Protocol):
-    """The operations that differ by database. The modules of this package implement it."""
+    """The operations that differ between databases. The modules ``mysql`` and ``postgres`` implement it."""
 
     @property
     def RANGE_OPTIONS(self) -> Mapping[str, Any]:  # noqa: N802  (a constant of the module)
-        """SQLAlchemy's execution options for a connection that reads one range."""
+        """SQLAlchemy's execution options for the connection that reads a key range."""
 
     def begin_session(self, connection: Connection) -> None:
-        """Set up a session so that its texts have the form that this package reads."""
+        """Set session variables so that queries return values in the text form that this package reads."""
 
     def check_current(self, connection: Connection) -> None:
-        """Refuse a replica, which may lack changes that were sent to Kafka. Needs a set-up session.
+        """Check that the database is not a replica, which may lack changes that are already in Kafka.
+
+        ``begin_session`` must have been called.
 
         Raises:
             ConfigError: The database is a replica.
         """
 
     def open_transactions(self, connection: Connection) -> frozenset[str]:
-        """Returns transactions whose changes may be in Kafka before queries show them.
+        """Returns the open transactions whose changes may be in Kafka before queries return them.
 
-        The session must be set up.
+        ``begin_session`` must have been called.
 
         Raises:
-            ConfigError: The user may not see if there are any.
+            ConfigError: The user lacks the permission to list such transactions.
         """
 
     def uses_xa(self, connection: Connection) -> bool:
-        """Returns True if transactions that are sent before their commit were used since the server's start.
+        """Returns True if applications used transactions that are sent to Kafka before their commit.
+
+        This is known since the server's start.
 
         Raises:
-            ConfigError: The user may not see if there are any.
+            ConfigError: The user lacks the permission to list such transactions.
         """
 
     def begin_at_position(self, connection: Connection) -> int:
-        """Begin a transaction. Returns its position, a commit_ts.
+        """Begin a transaction that reads the database as of one commit_ts, and return this commit_ts.
 
-        The transaction reads as of its position: it sees every change that was committed up to it, and no
-        later change.
+        The transaction sees every change that was committed up to the commit_ts, and no later change.
 
         Raises:
-            ConfigError: The database has no positions that compare with a commit_ts.
+            ConfigError: The database has no timestamps that can be compared with a commit_ts.
         """
 
     def begin_snapshot(self, connection: Connection) -> None:
-        """Begin a transaction whose statements read one state of the database, unless one has begun."""
+        """Begin a transaction whose statements all read the same state of the database, unless one
+        has begun.
+        """
 
     def counted_rows(self, connection: Connection, table: TableId, query: Select[Any]) -> int | None:
-        """Returns the number of rows that a query finds, in the transaction in which it was read.
+        """Returns the number of rows that a query finds, counted in the transaction that read the rows.
 
-        None if the two numbers need not agree, or if rows cannot be omitted unnoticed.
+        Returns None if the count may differ from the rows that were read, or if the database cannot omit rows
+        unnoticed.
         """
 
     def read_as_of(self, connection: Connection, commit_ts: int) -> None:
-        """Make a session read the state at a commit_ts.
+        """Make a session read the database as of a commit_ts.
 
         Raises:
             ConfigError: The database does not support this.
         """
 
     def stored_table(self, connection: Connection, table: TableId) -> StoredTable | None:
-        """Returns a table of the database; None if there is no table with this name."""
+        """Returns a table of the database, or None if there is no table with this name."""
 
     def row_key_constants(self, connection: Connection, table: TableId) -> Mapping[str, str]:
-        """Returns ``StoredTable.constants`` for a table without a primary key; empty without row keys."""
+        """Returns the constants of TiDB's row key for a table without a primary key; empty without such a row
+        key.
+        """
 
     def selected(self, name: str, column_type: ColumnType) -> ColumnElement[Any]:
-        """Returns the expression that is selected for a column."""
+        """Returns the expression that a query selects for a column."""
 
     def column_batches(
         self, connection: Connection, query: Select[Any], types: Sequence[ColumnType], rows: int
     ) -> Iterator[list[pa.Array]]:
-        """Yields the rows of a query as arrays of its ``selected`` columns, about ``rows`` rows at a time.
+        """Yields the rows of a query as Arrow arrays, one per ``selected`` column, about ``rows`` rows at a
+        time.
 
-        Arrays have texts; for binary and floating-point columns they have bytes and numbers. No more rows are
-        in memory. The connection can only be used again if all rows were read.
+        Arrays contain texts. For binary and floating-point columns they contain bytes and doubles. Only the
+        current rows are in memory. The connection can only be used for another query after all rows were
+        read.
         """
 
     def value_reader(self, column_type: ColumnType) -> ValueReader | None:
-        """Returns a function that converts the driver's value of a ``selected`` column in a task.
+        """Returns a function that converts the driver's values of a ``selected`` column. It runs in a task.
 
-        It is not called for NULL. None: no conversion is needed, because the value is a text or a double.
+        It is not called for NULL. Returns None if the value needs no conversion, because it is a text or a
+        double.
         """
 
     def text_of(self, value: Any, column_type: ColumnType) -> str:
-        """Returns a selected value as text, as it is used in keys."""
+        """Returns a selected value as the text that is used in keys."""
 
     def key_text(self, text: str, column_type: ColumnType) -> str:
-        """Like ``text_of``, for the text of a value in canal-json; bytes are in latin-1."""
+        """Convert a value's text in canal-json to the text that ``text_of`` returns. Bytes are in latin-1."""
 
     def compared(self, name: str, column_type: ColumnType) -> ColumnElement[Any]:
-        """Returns the expression of a column for comparisons with a parameter."""
+        """Returns the expression of a column that can be compared with a parameter."""
 
     def parameter_of(self, text: str | None, column_type: ColumnType) -> Any:
-        """Convert a text of ``text_of`` to a parameter that is compared with a ``compared`` column."""
+        """Convert a text that ``text_of`` returned to a parameter that can be compared with a ``compared``
+        column.
+        """
 
     def bounded(
         self, key: Sequence[str], types: Mapping[str, ColumnType], bound: KeyTexts, *, above: bool
     ) -> ColumnElement[bool]:
-        """Returns the condition that a key is above, or not above, a bound, in a form that uses an index."""
+        """Returns the condition that the key is above the bound, or not above it, in a form that uses an
+        index.
+        """
 
 
 def order_digest(columns: Sequence[Sequence[str]]) -> str:
-    """Returns a digest of what decides a key's order, by column: equal texts mean equal order."""
+    """Returns a digest of what determines the sort order of each key column.
+
+    Equal digests mean equal order.
+    """
     return hashlib.sha256(json.dumps(columns).encode()).hexdigest()[:32]
 
 
 def plain(value: Any) -> str:
-    """Convert a text of the server's own tables, which some drivers return as bytes; NULL becomes empty."""
+    """Convert a text from the server's catalog, which some drivers return as bytes.
+
+    NULL becomes an empty text.
+    """
     return value.decode() if isinstance(value, bytes) else str("" if value is None else value)
 
 
 def table_of(table: TableId) -> TableClause:
-    """Returns a table to select from."""
+    """Returns a table for use in a SQLAlchemy query."""
     import sqlalchemy as sa
 
     return sa.table(_quoted(table.name), schema=_quoted(table.schema))
 
 
 def column_of(name: str) -> ColumnElement[Any]:
-    """Returns a column by its name."""
+    """Returns a column for use in a SQLAlchemy query."""
     import sqlalchemy as sa
 
     return sa.column(_quoted(name))
 
 
 def _quoted(name: str) -> Any:
-    """Returns an identifier that the dialect quotes, whatever it contains. All identifiers pass here."""
+    """Returns an identifier that SQLAlchemy always quotes.
+
+    All identifiers of this package pass through here.
+    """
     from sqlalchemy.sql.elements import quoted_name
 
     return quoted_name(name, quote=True)
@@ -250,9 +284,9 @@ def rows_between(
     after: KeyTexts | None = None,
     up_to: KeyTexts | None = None,
 ) -> Select[Any]:
-    """Add bounds to a query: keys above ``after`` and not above ``up_to``; None: no bound.
+    """Add key bounds to a query: only keys above ``after`` and not above ``up_to``. None: no bound.
 
-    The bounds are texts of the key's columns. Keys compare as the database compares them.
+    A bound has the text of each key column. The database compares the keys.
     """
     if after is not None:
         query = query.where(dialect.bounded(key, types, after, above=True))
@@ -260,7 +294,7 @@ def rows_between(
 
 
 def code_of(error: BaseException) -> ErrorCode | None:
-    """Returns the server's or the driver's code of an error, or None."""
+    """Returns the code of a SQLAlchemy error: the server's number or SQLSTATE, or None."""
     cause = getattr(error, "orig", None)
     code = cause.args[0] if cause is not None and cause.args else None
     return code if isinstance(code, int) else getattr(cause, "sqlstate", None)

@@ -1,8 +1,8 @@
-"""Reasons why a connection to a database server failed, with one cause and one remedy each.
+"""Faults of connections to database servers: the cause of each fault, and what to do next.
 
-Drivers have no code for a failed connection: psycopg passes on libpq's text, PyMySQL keeps the
-socket's error. Both are reduced to one code here: an SQLSTATE or a server's number if the server
-itself refuses, otherwise a word such as ``refused``.
+Drivers have no codes for failed connections: psycopg raises libpq's text, and PyMySQL the socket's error.
+This module converts both to one code: an SQLSTATE or the server's error number if the server itself refuses,
+otherwise a word such as ``refused``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ from typing import Final, NamedTuple
 
 
 class ConnectionFault(NamedTuple):
-    """The reason for a failed connection. ``words``: the server's message, which has only names, or empty."""
+    """The fault of a failed connection.
+
+    Attributes:
+        code: SQLSTATE, error number of the server, or a word such as ``refused``.
+        words: The server's message, which contains only names, or empty.
+    """
 
     code: str
     words: str = ""
 
     @property
     def is_known(self) -> bool:
-        """True if the reason has a text of its own."""
+        """True if the code has its own explanation here."""
         return self.code in _REASONS
 
     @property
@@ -33,10 +38,10 @@ class ConnectionFault(NamedTuple):
         return _REASONS.get(self.code, _OTHER).passes
 
     def text(self, names: Mapping[str, str]) -> str:
-        """Returns the fault, its cause and the next step as text.
+        """Returns a message with the fault, its cause and the next step.
 
-        ``names``: ``server`` (its kind and address), ``user`` (empty if unknown), and the settings ``url``,
-        ``login``, ``tls`` and ``ca`` under their names in the config.
+        ``names`` has the texts to insert: ``server`` (kind and address), ``user`` (empty if unknown), and the
+        names of the settings ``url``, ``login``, ``tls`` and ``ca`` in the config.
         """
         reason = _REASONS.get(self.code, _OTHER)
         user = f" {names['user']!r}" if names["user"] else ""
@@ -47,7 +52,7 @@ class ConnectionFault(NamedTuple):
 
 
 class _Reason(NamedTuple):
-    """``quotes``: if the server sent a message, it is shown instead of ``why``."""
+    """The texts of a fault. ``quotes``: True if a message of the server is shown in place of ``why``."""
 
     says: str
     why: str
@@ -84,13 +89,14 @@ _NO_DATABASE: Final = _Reason(
 _HOST: Final = _Reason(
     _REFUSES_USER,
     "this host may not log in",
-    "Allow this machine's address to log in at the server, or correct {url}.",
+    "Configure the server to allow logins from this machine's address, or correct {url}.",
     quotes=True,
 )
 _PLAIN: Final = _Reason(
     _REFUSES,
     "it requires TLS",
-    "Set {tls} to require or verify-full. If it is already set, allow this host and user at the server.",
+    "Set {tls} to require or verify-full. If it is already set, configure the server to allow this host and "
+    "user.",
     quotes=True,
 )
 _OTHER: Final = _Reason(
@@ -117,19 +123,19 @@ _REASONS: Final[Mapping[str, _Reason]] = MappingProxyType(
         "timeout": _Reason(
             _SILENT,
             "timeout",
-            "Check the host and port in {url}, and that no firewall drops the packets.",
+            "Check the host and port in {url}, and that no firewall blocks the connection.",
             passes=True,
         ),
         "unreachable": _Reason(
             _SILENT,
             "no route to the host",
-            "Check the host in {url}, and the network between.",
+            "Check the host in {url}, and the network route to it.",
             passes=True,
         ),
         "closed": _Reason(
             _SILENT,
             "the connection was closed",
-            "Check the server's log, and that the port in {url} belongs to such a server.",
+            "Check the server's log, and that the port in {url} belongs to a database server of this kind.",
             passes=True,
         ),
         "no-tls": _Reason(
@@ -142,11 +148,13 @@ _REASONS: Final[Mapping[str, _Reason]] = MappingProxyType(
         ),
         "certificate-file": _Reason(
             "cannot be checked",
-            "a file under {tls} cannot be read",
+            "a file that {tls} names cannot be read",
             "Check the paths of ca, certificate and key.",
         ),
         "tls": _Reason(
-            _SILENT, "TLS failed", "Check {tls}, and which TLS versions and ciphers the server accepts."
+            _SILENT,
+            "TLS failed",
+            "Check {tls}, and that it allows a TLS version and cipher that the server accepts.",
         ),
         # SQLSTATEs of Postgres (PostgreSQL 15, appendix A).
         "28P01": _Reason(_REFUSES_USER, "password authentication failed", "Check {login}."),
@@ -158,7 +166,7 @@ _REASONS: Final[Mapping[str, _Reason]] = MappingProxyType(
         "42501": _Reason(
             _REFUSES_USER,
             "it lacks CONNECT on the database",
-            "As the database's owner: GRANT CONNECT ON DATABASE … TO ….",
+            "As the database's owner, run GRANT CONNECT ON DATABASE … TO ….",
             quotes=True,
         ),
         "53300": _FULL,
@@ -166,22 +174,24 @@ _REASONS: Final[Mapping[str, _Reason]] = MappingProxyType(
         # Numbers of MySQL and MariaDB.
         "1045": _LOGIN,
         "1698": _LOGIN,
-        "3118": _LOGIN._replace(remedy="Unlock the account at the server: ALTER USER … ACCOUNT UNLOCK."),
+        "3118": _LOGIN._replace(remedy="At the server, unlock the account with ALTER USER … ACCOUNT UNLOCK."),
         "1820": _LOGIN._replace(
-            remedy="The password has expired. Set a new one: ALTER USER … IDENTIFIED BY."
+            remedy="The password has expired. Set a new one with ALTER USER … IDENTIFIED BY."
         ),
         "1862": _LOGIN._replace(
-            remedy="The password has expired. Set a new one: ALTER USER … IDENTIFIED BY."
+            remedy="The password has expired. Set a new one with ALTER USER … IDENTIFIED BY."
         ),
         "1044": _Reason(
             _REFUSES_USER,
             "it lacks privileges on the database",
-            "Grant them: GRANT ALL PRIVILEGES ON … TO ….",
+            "Grant them with GRANT ALL PRIVILEGES ON … TO ….",
             quotes=True,
         ),
         "1049": _NO_DATABASE,
         "1130": _HOST,
-        "1129": _HOST._replace(remedy="Too many attempts failed. At the server: FLUSH HOSTS."),
+        "1129": _HOST._replace(
+            remedy="Too many connection attempts from this host failed. At the server, run FLUSH HOSTS."
+        ),
         "3159": _PLAIN,
         "1040": _FULL,
         "1203": _FULL,
@@ -192,17 +202,18 @@ _REASONS: Final[Mapping[str, _Reason]] = MappingProxyType(
 
 
 def is_of_connecting(code: str) -> bool:
-    """Returns True if an error number of MySQL or MariaDB means a refused connection, not a failed statement.
+    """Returns True if an error number of MySQL or MariaDB means a failed connection, not a failed statement.
 
-    An SQLSTATE does not distinguish the two: psycopg reports none if the connection was not established.
+    For SQLSTATEs it returns False: psycopg reports no SQLSTATE if the connection failed.
     """
     return code.isdigit() and len(code) < _SQLSTATE_LENGTH and code in _REASONS
 
 
 _SQLSTATE_LENGTH: Final = 5
 
-# libpq's own messages are English unless the program sets a locale; the server's are in its ``lc_messages``.
-# The first pattern that matches any attempt wins: a server's message is more useful than a timeout.
+# libpq's own messages are English unless the program sets a locale. The server's messages are in its
+# ``lc_messages`` language. The first pattern that matches a message of any attempt wins, because a server's
+# message is more useful than a timeout.
 _LIBPQ: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     (re.compile(pattern, re.IGNORECASE), code)
     for pattern, code in (
@@ -244,12 +255,15 @@ _LIBPQ: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     )
 )
 _ATTEMPT: Final = re.compile(r"connection to server (?:at|on socket) .*? failed: ")
-# A server's message begins with its severity, in its language, and two spaces.
+# A server's message begins with its severity (in the server's language), a colon and two spaces.
 _OF_SERVER: Final = re.compile(r"^\S+:  (.+)$")
 
 
 def postgres_fault(error: BaseException) -> ConnectionFault:
-    """Returns why psycopg could not connect. Its text has no row values; libpq's hints are left out."""
+    """Returns the fault because of which psycopg could not connect.
+
+    The fault's text contains no row values. libpq's hints are left out.
+    """
     text = str(error).partition("Multiple connection attempts failed")[0]
     lines = [_ATTEMPT.split(one)[-1].strip() for one in text.splitlines() if not one.startswith("\t")]
     tried = [one.removeprefix("connection failed: ") for one in lines if one]
@@ -261,19 +275,23 @@ def postgres_fault(error: BaseException) -> ConnectionFault:
 
 
 def _words(line: str) -> str:
-    """Returns the server's message; empty for a line of libpq itself."""
+    """Returns the server's message in a line, or an empty text if the line is libpq's own."""
     said = _OF_SERVER.match(line)
     return said[1] if said else ""
 
 
 _UNREACHABLE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
-# PyMySQL's codes: TLS is required, but not supported by the server; the connection was lost.
+# PyMySQL's code if TLS is required but the server does not support it. Codes of the client, such as a lost
+# connection.
 _NO_TLS: Final = 2026
 _OF_CLIENT: Final = range(2000, 3000)
 
 
 def mysql_fault(error: BaseException) -> ConnectionFault:
-    """Returns why PyMySQL could not connect. Servers' messages about logins have only names."""
+    """Returns the fault because of which PyMySQL could not connect.
+
+    Its text contains only names, no row values.
+    """
     cause = getattr(error, "original_exception", None)
     cause = cause if isinstance(cause, OSError) else error
     if isinstance(cause, OSError):

@@ -1,4 +1,4 @@
-"""The source database by its URL, of any supported kind."""
+"""Connections to the source database, whose URL decides the dialect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
 _DIALECTS: Final[Mapping[str, SourceDialect]] = {"mysql": mysql, "mariadb": mysql, "postgresql": postgres}
-# A driver's timeouts and text encoding. Other drivers take theirs from the URL.
+# Timeouts and text encoding for the supported drivers. Other drivers take them from the URL.
 _CONNECT: Final[Mapping[str, Mapping[str, Any]]] = {
     "pymysql": {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60, "charset": "utf8mb4"},
     "psycopg": {
@@ -46,17 +46,18 @@ _OWN_SCHEMAS: Final = (
     "metrics_schema",
     "pg_catalog",
 )
-# Texts instead of dictionaries.
+# The driver must return hstore as text, not as a dictionary.
 _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {"postgresql+psycopg": {"use_native_hstore": False}}
 
 
 def open_engine(url: str, *, option: str, extra: str) -> Engine:
-    """Returns an engine for a SQLAlchemy URL, such as ``mysql+pymysql://reader:…@tidb:4000``. Not connected.
+    """Returns a SQLAlchemy engine for a URL such as ``mysql+pymysql://reader:…@tidb:4000``, without
+    connecting.
 
-    ``option``: the setting with the URL. ``extra``: tidesink's extra that installs a driver.
+    ``option``: name of the setting with the URL. ``extra``: name of tidesink's extra that installs a driver.
 
     Raises:
-        ConfigError: The URL is invalid, or has no driver. The message never shows the URL.
+        ConfigError: The URL is invalid, or its driver is not installed. The message never contains the URL.
     """
     try:
         import sqlalchemy as sa
@@ -77,8 +78,8 @@ def open_engine(url: str, *, option: str, extra: str) -> Engine:
         )
     except (NoSuchModuleError, ImportError) as error:
         raise ConfigError(
-            f"{option}: there is no driver for {url.partition('://')[0]}. Install one, such as pymysql or "
-            "psycopg, and use mysql+pymysql://… or postgresql+psycopg://….",
+            f"{option}: no driver for {url.partition('://')[0]} is installed. Install a driver, such as "
+            "pymysql or psycopg, and use mysql+pymysql://… or postgresql+psycopg://….",
             key=option,
         ) from error
     except (ArgumentError, ValueError):
@@ -90,7 +91,7 @@ def open_engine(url: str, *, option: str, extra: str) -> Engine:
     if engine.dialect.name == "postgresql":
         if engine.dialect.driver != "psycopg":
             raise ConfigError(
-                f"{option}: Postgres is read with psycopg. Use postgresql+psycopg://….", key=option
+                f"{option}: Postgres can only be read with psycopg. Use postgresql+psycopg://….", key=option
             )
         sa.event.listen(engine, "connect", lambda connection, _record: postgres.keep_texts(connection))
     return engine
@@ -102,13 +103,14 @@ def dialect_of(connection: Connection) -> SourceDialect:
 
 
 def begin_session(connection: Connection, *, as_of: int | None = None, replica: bool = False) -> None:
-    """Set up a session so that its texts have the form that this package reads.
+    """Set up a session, and check that the database may be read.
 
-    ``as_of``: the session reads the state at this commit_ts; None: the current state. ``replica``: True if a
+    The session's variables are set so that queries return values in the text form that this package reads.
+    ``as_of``: the commit_ts as of which the session reads; None: the current state. ``replica``: True if a
     replica may be read.
 
     Raises:
-        ConfigError: The database is a replica, or cannot read as of a moment.
+        ConfigError: The database is a replica, or cannot be read as of a commit_ts.
     """
     dialect = dialect_of(connection)
     dialect.begin_session(connection)
@@ -120,11 +122,11 @@ def begin_session(connection: Connection, *, as_of: int | None = None, replica: 
 
 
 def begin_at_position(connection: Connection, *, since: int) -> int:
-    """Begin a transaction; see ``SourceDialect.begin_at_position``.
+    """Begin a transaction that reads the database as of one commit_ts, and return this commit_ts.
 
     Raises:
-        ConfigError: The database has no positions that compare with a commit_ts.
-        SourceUnavailableError: It reads as of a moment before ``since``.
+        ConfigError: The database has no timestamps that can be compared with a commit_ts.
+        SourceUnavailableError: The transaction's commit_ts is before ``since``.
     """
     found = dialect_of(connection).begin_at_position(connection)
     if found < since:
@@ -136,26 +138,30 @@ def begin_at_position(connection: Connection, *, since: int) -> int:
 
 
 def open_transactions(connection: Connection) -> frozenset[str]:
-    """Returns transactions whose changes may be in Kafka before queries show them.
+    """Returns the open transactions whose changes may be in Kafka before queries return them.
 
     Raises:
-        ConfigError: The user may not see if there are any.
+        ConfigError: The user lacks the permission to list such transactions.
     """
     return dialect_of(connection).open_transactions(connection)
 
 
 def uses_xa(connection: Connection) -> bool:
-    """See ``SourceDialect.uses_xa``."""
+    """Returns True if applications used transactions that are sent to Kafka before their commit.
+
+    Raises:
+        ConfigError: The user lacks the permission to list such transactions.
+    """
     return dialect_of(connection).uses_xa(connection)
 
 
 def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
-    """Returns a table of the database; None if there is no table with this name."""
+    """Returns a table of the database, or None if there is no table with this name."""
     return dialect_of(connection).stored_table(connection, table)
 
 
 def stored_tables(connection: Connection) -> tuple[TableId, ...]:
-    """Returns all tables that the user may read, without views and the server's own."""
+    """Returns all tables that the user may read, without views and without the server's system tables."""
     import sqlalchemy as sa
 
     names = ("table_schema", "table_name", "table_type")
@@ -166,7 +172,7 @@ def stored_tables(connection: Connection) -> tuple[TableId, ...]:
 
 
 def is_of_value(error: BaseException | None) -> bool:
-    """Returns True if the driver or the server refused a parameter because of its value."""
+    """Returns True if the driver or the server refused a query because of the value of a parameter."""
     from sqlalchemy.exc import DataError, DBAPIError
 
     return isinstance(error, DataError) or (
@@ -177,21 +183,27 @@ def is_of_value(error: BaseException | None) -> bool:
 def _not_connected(
     cause: BaseException | None, option: str, code: ErrorCode | None
 ) -> ConfigError | SourceUnavailableError:
-    """Returns the error for a failed or interrupted connection, by the driver's reason.
+    """Returns the error for a failed or lost connection, with the reason that the driver reports.
 
-    Quoted parts of server messages are left out: a part of a password may have been parsed as a name.
+    Quoted parts of server messages are left out, because a part of a password may have been parsed as a name.
     """
     fault = _fault_of(cause)
     if fault is None:
-        return SourceUnavailableError(f"{option}: the database does not answer (code {code}).")
+        return SourceUnavailableError(
+            f"{option}: the source database does not answer (code {code}). Check "
+            f"that it runs and can be reached."
+        )
     names = dict.fromkeys(("url", "login", "tls", "ca"), option)
     quiet = fault._replace(words=postgres.without_quotes(fault.words))
-    text = f"{option}: {quiet.text({**names, 'server': 'the database', 'user': ''})}"
+    text = f"{option}: {quiet.text({**names, 'server': 'the source database', 'user': ''})}"
     return SourceUnavailableError(text) if fault.passes else ConfigError(text, key=option)
 
 
 def _refusal(cause: BaseException | None, code: ErrorCode | None) -> str:
-    """Returns a code with the server's message, which names objects for these codes, without quoted parts."""
+    """Returns an error code with the server's message, without quoted parts.
+
+    For these codes a message has only names.
+    """
     diag = getattr(cause, "diag", None)
     args = cause.args if cause is not None else ()
     words = getattr(diag, "message_primary", None) or (args[1] if len(args) > 1 else "")
@@ -210,9 +222,9 @@ def _fault_of(cause: BaseException | None) -> ConnectionFault | None:
 
 @contextmanager
 def translated(option: str) -> Iterator[None]:
-    """Convert the database's errors to ours, by their codes.
+    """Convert SQLAlchemy's errors to ConfigError or SourceUnavailableError, by the database's error codes.
 
-    Their texts are left out: they may have values.
+    The database's messages are mostly left out, because they may contain row values.
     """
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -224,22 +236,25 @@ def translated(option: str) -> Iterator[None]:
             raise _not_connected(error.orig, option, code) from error
         if code in (*mysql.REFUSED, *postgres.REFUSED):
             raise ConfigError(
-                f"{option}: the database refuses the user ({_refusal(error.orig, code)}). Grant it "
+                f"{option}: the source database refuses the user ({_refusal(error.orig, code)}). Grant it "
                 "SELECT on the tables, and the privileges that the server names.",
                 key=option,
             ) from error
         if code in mysql.TOO_OLD:
             raise ConfigError(
-                f"{option}: the database no longer has the state at that moment (code {code}). Choose a "
-                "newer cut, and set tidb_gc_life_time to a longer time than has passed since the cut.",
+                f"{option}: the source database no longer has the state as of the cut (code {code}). "
+                "Choose a newer cut, and set tidb_gc_life_time to a longer time than has passed since the "
+                "cut.",
                 key=option,
             ) from error
         if code in (*mysql.NO_COLUMN, *postgres.NO_COLUMN):
             raise SourceUnavailableError(
-                f"{option}: a column was dropped while its rows were read."
+                f"{option}: a column was dropped in the source database while the table was read. Read the "
+                f"table again."
             ) from error
         raise _not_connected(error.orig, option, code) from error
     except SQLAlchemyError as error:
         raise SourceUnavailableError(
-            f"{option}: the database cannot be queried: {type(error).__name__}."
+            f"{option}: the source database cannot be queried ({type(error).__name__}). Check this setting "
+            f"and the database's log."
         ) from error

@@ -1,8 +1,8 @@
-"""A range of a table's key that a person specifies: ``id >= 100 and id < 200``.
+"""Conditions on a table's key that a user passes to the command line: ``id >= 100 and id < 200``.
 
-It is not passed to a database as SQL. It is parsed as comparisons of key columns with literals, all of which
-must hold. The literals become parameters, in the texts of the columns' types in canal-json. Only types that
-each database and Spark compare in the same way are allowed: numbers, dates and times.
+The condition is not passed to a database as SQL. It is parsed into comparisons of key columns with literals,
+all of which must be true. The literals become query parameters, in their canal-json text form. Only types
+that each database and Spark compare in the same way are allowed: numbers, dates and times.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ _COMPARES: Final[Mapping[Comparison, Callable[[Any, Any], Any]]] = {
 }
 _MIRRORED: Final[Mapping[Comparison, Comparison]] = {">=": "<=", ">": "<", "<=": ">=", "<": ">", "=": "="}
 _FORM: Final = (
-    "Use comparisons of columns of the source's key with literals, joined by and: id >= 100 and id < 200, "
-    "day between '2026-01-01' and '2026-01-31', id = 7."
+    "Use comparisons of the source table's key columns with literals, joined by `and`. Examples: id >= 100 "
+    "and id < 200, day between '2026-01-01' and '2026-01-31', id = 7."
 )
-# The number of digits before the point up to which each database and Spark compare numbers exactly.
+# Maximum number of digits before the decimal point with which each database and Spark compare numbers
+# exactly.
 _MOST_DIGITS: Final = 20
 _WHOLE: Final = frozenset({"integer", "unsigned64"})
 _DATES: Final = frozenset({"date", "local_date"})
 _MOMENTS: Final = frozenset({"datetime", "timestamp", "local_datetime", "instant"})
-# The range of MySQL's TIMESTAMP, in UTC. It accepts no other parameter.
+# The range of MySQL's TIMESTAMP, in UTC. MySQL accepts no other parameter for such a column.
 _FIRST, _LAST = datetime(1970, 1, 1, 0, 0, 1), datetime(2038, 1, 19, 3, 14, 7)
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
 _NUMERIC: Final = re.compile(r"numeric\((\d+),(\d+)\)")
@@ -52,26 +53,29 @@ _TIME: Final = re.compile(r"(-?)(\d{1,3}):([0-5]\d):([0-5]\d)(\.\d{1,6})?", re.A
 
 
 class Bound(NamedTuple):
-    """A condition on a column of the source's key. ``text``: the value in its canal-json form."""
+    """A condition on one column of a source table's key.
+
+    ``text``: the value to compare with, in canal-json form.
+    """
 
     column: str
     comparison: Comparison
     text: str
 
     def of(self, value: Any, other: Any) -> Any:
-        """Compare a value with the bound's, of whatever kind both are."""
+        """Returns the result of comparing two values, or two expressions, with the bound's operator."""
         return _COMPARES[self.comparison](value, other)
 
     def __str__(self) -> str:
-        """Returns the condition in the form in which it is parsed."""
+        """Returns the condition as text that ``parse_bounds`` can parse."""
         return f"{self.column} {self.comparison} {self.text!r}"
 
 
 def parse_bounds(text: str) -> tuple[Bound, ...]:
-    """Parse the comparisons of a condition. Their literals are not checked yet.
+    """Parse a condition into comparisons. The literals are not checked yet.
 
     Raises:
-        ConfigError: The text has another form.
+        ConfigError: The text is not a conjunction of comparisons between a column and a literal.
     """
     import sqlglot
     from sqlglot.errors import SqlglotError
@@ -79,9 +83,9 @@ def parse_bounds(text: str) -> tuple[Bound, ...]:
     try:
         trees = sqlglot.parse(text, dialect="spark")
     except (SqlglotError, RecursionError, ValueError):
-        raise _refused(text, "is not SQL") from None
+        raise _refused(text, "is not a valid SQL condition") from None
     if len(trees) != 1 or trees[0] is None:
-        raise _refused(text, "is not one condition")
+        raise _refused(text, "is not a single condition")
     return tuple(_comparisons(text, trees[0]))
 
 
@@ -98,13 +102,13 @@ def _comparisons(text: str, tree: Any) -> Iterator[Bound]:
         column = _column(tree.this)
         low, high = _literal(tree.args["low"]), _literal(tree.args["high"])
         if column is None or low is None or high is None or tree.args.get("symmetric"):
-            raise _refused(text, "has a between that does not compare a column with two literals")
+            raise _refused(text, "contains a `between` that does not compare a column with two literals")
         yield Bound(column, ">=", low)
         yield Bound(column, "<=", high)
     elif type(tree) in kinds:
         yield _comparison(text, kinds[type(tree)], tree.left, tree.right)
     else:
-        raise _refused(text, f"has a part that is not a comparison ({tree.key})")
+        raise _refused(text, f"contains a part that is not a comparison ({tree.key})")
 
 
 def _comparison(text: str, kind: Comparison, left: Any, right: Any) -> Bound:
@@ -114,7 +118,7 @@ def _comparison(text: str, kind: Comparison, left: Any, right: Any) -> Bound:
     ):
         if column is not None and literal is not None:
             return Bound(column, found, literal)
-    raise _refused(text, "has a comparison that is not between a column and a literal")
+    raise _refused(text, "contains a comparison that is not between a column and a literal")
 
 
 def _column(tree: Any) -> str | None:
@@ -137,11 +141,11 @@ def _refused(text: str, reason: str) -> ConfigError:
 
 
 def checked_bounds(bounds: Iterable[Bound], stored: StoredTable) -> tuple[Bound, ...]:
-    """Returns the bounds with the database's column names, and texts in their canal-json form.
+    """Check bounds against a table's key. Returns them with the database's column names and canal-json texts.
 
     Raises:
-        ConfigError: A column is not in the key, or its type is not ordered the same everywhere. Or a literal
-            does not have the column's type.
+        ConfigError: A column is not in the key, the databases may order its type differently, or a literal
+            does not fit the column's type.
     """
     fold = folding(stored.key)
     names, types = {fold(name): name for name in stored.key}, stored.key_types
@@ -150,7 +154,9 @@ def checked_bounds(bounds: Iterable[Bound], stored: StoredTable) -> tuple[Bound,
         name = names.get(fold(bound.column))
         if name is None:
             raise ConfigError(
-                f"{bound.column} is not a column of the key ({', '.join(stored.key)}). {_FORM}", key=OPTION
+                f"{bound.column} is not a column of the source table's key ({', '.join(stored.key)}). "
+                f"{_FORM}",
+                key=OPTION,
             )
         text = _text(bound, types[name])
         found.append(Bound(name, bound.comparison, text))
@@ -158,7 +164,7 @@ def checked_bounds(bounds: Iterable[Bound], stored: StoredTable) -> tuple[Bound,
 
 
 def _text(bound: Bound, kind: ColumnType) -> str:
-    """Convert a literal to the type's canal-json form."""
+    """Convert a bound's literal to the canal-json form of the column's type."""
     reader = row_of(kind).reader
     try:
         if reader in _WHOLE and kind.name != "year":
@@ -174,24 +180,24 @@ def _text(bound: Bound, kind: ColumnType) -> str:
     except (ValueError, DecodeError):
         raise ConfigError(
             f"{bound.text!r} cannot be compared with {bound.column} ({kind.sql or kind.name}). "
-            "Use numbers and times that the column can have, dates like 2026-01-31, and times like 10:00:00 "
+            "Use numbers and times in the column's range, dates like 2026-01-31, and times like 10:00:00 "
             "or 2026-01-31 10:00:00 (a TIMESTAMP is in UTC).",
             key=OPTION,
         ) from None
     raise ConfigError(
-        f"{bound.column} has the type {kind.sql or kind.name}, whose values the source and the target may "
-        "compare differently. Ranges are possible for integers, decimals, dates and times.",
+        f"{bound.column} has the type {kind.sql or kind.name}, whose values the source database and the "
+        "target may compare differently. Conditions are possible for integers, decimals, dates and times.",
         key=OPTION,
     )
 
 
 def _of_column(text: str, kind: ColumnType) -> str:
-    """Check that the column can have a number or a time, and return its text.
+    """Check that a number or a time is in the column's range, and return its text.
 
-    A database would refuse another value as a parameter of the column's type.
+    The database would refuse a value outside the range as a parameter.
 
     Raises:
-        ValueError, DecodeError: The column cannot have the value.
+        ValueError, DecodeError: The value is outside the range.
     """
     numeric = _NUMERIC.fullmatch(kind.sql or "")
     if numeric is None:
@@ -207,7 +213,10 @@ def _of_column(text: str, kind: ColumnType) -> str:
 
 
 def _scale(kind: ColumnType) -> int | None:
-    """Returns the scale of a decimal type, or of Postgres' numeric; None without a fixed scale."""
+    """Returns the scale of a decimal type or of Postgres' numeric.
+
+    Returns None if the type has no fixed scale.
+    """
     if row_of(kind).reader == "decimal":
         return kind.scale or 0
     found = _NUMERIC.fullmatch(kind.sql or "")
@@ -240,7 +249,10 @@ def _time(text: str) -> str:
 
 
 def seconds_of(text: str) -> Decimal:
-    """Returns the seconds of a time of ``checked_bounds``, which may be negative, or longer than a day."""
+    """Returns the seconds of a time that ``checked_bounds`` returned.
+
+    It may be negative, or longer than a day.
+    """
     found = _TIME.fullmatch(text)
     assert found is not None  # noqa: S101  (checked before)
     sign, hours, minutes, seconds, fraction = found.groups()
@@ -252,7 +264,10 @@ def seconds_of(text: str) -> Decimal:
 def within(
     bounds: Sequence[Bound], types: Mapping[str, ColumnType], dialect: SourceDialect
 ) -> ColumnElement[bool]:
-    """Returns the condition that a source row is within the bounds, which become parameters."""
+    """Returns the SQL condition that a source row is within all bounds.
+
+    The bounds' values become parameters.
+    """
     import sqlalchemy as sa
 
     compared = (
@@ -266,5 +281,5 @@ def within(
 
 
 def from_lists(found: Iterable[Sequence[str]]) -> tuple[Bound, ...]:
-    """Restore bounds from plain texts."""
+    """Restore bounds from lists of column, comparison and text."""
     return tuple(Bound(column, cast(Comparison, kind), text) for column, kind, text in found)

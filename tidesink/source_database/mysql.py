@@ -1,9 +1,9 @@
-"""Tables of TiDB, MySQL and MariaDB: columns, keys, and the expressions that are selected for columns.
+"""TiDB, MySQL and MariaDB as the source database: columns, keys, and the expressions that queries select.
 
-The selected texts are those of the same values in canal-json, so that one reader
-(``typemap.arrow.from_text``) serves both. A session's zone is UTC, and its ``sql_mode`` is empty, so that
-zero dates compare and CHAR is not padded. Every other session variable that can change values or omit rows
-is pinned as well (``_PINS``). SQLAlchemy quotes identifiers; values are parameters.
+A value's selected text is the same as in canal-json, so one reader (``typemap.arrow.from_text``) can read
+both. A session's time zone is UTC, and its ``sql_mode`` is empty, so that zero dates can be compared and CHAR
+is not padded. All other session variables that can change values or omit rows are set as well (``_PINS``).
+SQLAlchemy quotes identifiers, and values are parameters.
 """
 
 from __future__ import annotations
@@ -43,57 +43,63 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("tidesink.worker")
 
 RANGE_OPTIONS: Final[Mapping[str, Any]] = {}
-# Access denied in various forms, or no such database.
+# Error numbers for denied access, and for a missing database.
 REFUSED: Final = (1044, 1045, 1049, 1142, 1143, 1227, 1698)
-# No such table, or no such database.
+# Error numbers for a missing table, and for a missing database.
 NO_TABLE: Final = (1049, 1109, 1146)
 NO_COLUMN: Final = (1054,)
 NO_VARIABLE: Final = 1193
-# TiDB: a moment older than the history that garbage collection keeps.
+# TiDB's error numbers for a timestamp that is older than the history that garbage collection keeps.
 TOO_OLD: Final = (8055, 9006)
 _PRIMARY: Final = "PRIMARY"
-# A text that the column's character set, or its type, does not have.
+# Error numbers for a text that is invalid in the column's character set or type.
 OF_VALUE: Final = (1267, 1292, 1300, 1366, 1525, 3854, 3988)
-# Types that are selected and written as numbers.
+# Types that are selected as numbers.
 _NUMBERED: Final = ("integer", "unsigned64", "bit", "enum", "set")
 _TYPED: Final[Mapping[str, Callable[[str], Value]]] = {"decimal": Decimal, "float32": float, "float64": float}
 
 
 class _Pin(NamedTuple):
-    """Required value of a session variable. ``right``: as in SHOW VARIABLES. ``sql``: the value to set."""
+    """The required value of a session variable.
+
+    ``right``: acceptable values as in SHOW VARIABLES. ``sql``: the value to set otherwise.
+    """
 
     right: tuple[str, ...]
     sql: str
 
 
-# Session variables that can omit rows, or read other rows than the present ones. A server's defaults for new
-# sessions (SET GLOBAL, init_connect) may be any value. Sources: "Server System Variables" of MySQL 8.4 and of
-# MariaDB 11, "System Variables" of TiDB 8.5. Variables that a server does not have are skipped, and variables
-# with the right value are not set. No statement of this package depends on the following, so they are not
-# listed: limits whose excess is an error (max_join_size), formats of dates and messages, variables of the
-# optimizer, and of writes.
+# Session variables with which a server can omit rows, or return rows other than the current ones. A server's
+# defaults for new sessions (SET GLOBAL, init_connect) may have any value. Sources: "Server System Variables"
+# of MySQL 8.4 and of MariaDB 11, "System Variables" of TiDB 8.5. Variables that a server does not have are
+# skipped, and variables that already have an acceptable value are not set. Not listed, because no statement
+# of this package depends on them: limits that raise an error when they are exceeded (max_join_size), formats
+# of dates and messages, and variables of the optimizer and of writes.
 _PINS: Final[Mapping[str, _Pin]] = {
     "sql_big_selects": _Pin(("ON",), "ON"),
     "sql_auto_is_null": _Pin(("OFF",), "OFF"),
     "sql_quote_show_create": _Pin(("ON",), "ON"),
-    # MySQL: a limit in milliseconds; the secondary engine of HeatWave; keys that MySQL itself adds to tables.
+    # MySQL: a time limit in milliseconds, the secondary engine of HeatWave, and primary keys that MySQL adds
+    # to tables.
     "max_execution_time": _Pin(("0",), "0"),
     "use_secondary_engine": _Pin(("OFF",), "OFF"),
     "show_gipk_in_create_table_and_information_schema": _Pin(("ON",), "ON"),
     "show_old_temporals": _Pin(("OFF",), "OFF"),
-    # MySQL's group replication: wait until the transactions that the group certified are applied here.
+    # MySQL's group replication: a read waits until the transactions that the group certified are applied on
+    # this server.
     "group_replication_consistency": _Pin(("BEFORE", "BEFORE_AND_AFTER"), "BEFORE"),
-    # MariaDB: a limit in seconds; rows of system-versioned tables as of now.
+    # MariaDB: a time limit in seconds, and reads of system-versioned tables as of now.
     "max_statement_time": _Pin(("0", "0.000000"), "0"),
     "system_versioning_asof": _Pin(("DEFAULT",), "DEFAULT"),
-    # TiDB: reads of the past, and reads that ignore locks.
+    # TiDB: reads of old data, and reads that ignore locks.
     "tidb_snapshot": _Pin(("",), "''"),
     "tidb_read_staleness": _Pin(("", "0"), "0"),
     "tidb_enable_external_ts_read": _Pin(("OFF", "0"), "OFF"),
     "tidb_low_resolution_tso": _Pin(("OFF", "0"), "OFF"),
     "tidb_read_consistency": _Pin(("STRICT",), "'strict'"),
 }
-# Galera, if wsrep_on is ON: like group_replication_consistency. Each odd number waits before a SELECT.
+# Galera, if wsrep_on is ON: a SELECT waits for certified transactions, as with group_replication_consistency.
+# Each odd value has this effect.
 _GALERA: Final[Mapping[str, _Pin]] = {
     "wsrep_sync_wait": _Pin(tuple(str(odd) for odd in range(1, 16, 2)), "1"),
     "wsrep_dirty_reads": _Pin(("OFF",), "OFF"),
@@ -109,45 +115,50 @@ _OTHER_CHARACTERS: Final = (
 )
 # "You have an error in your SQL syntax", "This version of MySQL doesn't yet support".
 _UNKNOWN_STATEMENT: Final = (1064, 1235)
-# XAER_RMERR: MySQL's answer to XA RECOVER without XA_RECOVER_ADMIN.
+# Error numbers for a denied statement. 1401 (XAER_RMERR) is MySQL's answer to XA RECOVER without
+# XA_RECOVER_ADMIN.
 _NOT_ALLOWED: Final = (1142, 1227, 1401)
 _HIDDEN_XA: Final = (
-    "Applications prepare XA transactions at the source, and the user of source.database is not allowed to "
-    "list the open ones (XA RECOVER). Their changes are in Kafka before they can be read, so a "
-    "row would be lost. Grant the user XA_RECOVER_ADMIN."
+    "Applications use XA transactions in the source database, and the user of source.database is not "
+    "allowed to list open XA transactions (XA RECOVER). Their changes are in Kafka before queries return "
+    "them, so a row could be lost. Grant the user XA_RECOVER_ADMIN."
 )
-# Statements of sessions since the server's start. An XA transaction that was prepared earlier is counted
-# by its COMMIT or ROLLBACK.
+# Counters of XA statements since the server's start. A transaction that was prepared before the start is
+# counted by its COMMIT or ROLLBACK.
 _XA_COUNTERS: Final = tuple(f"Com_xa_{word}" for word in ("start", "end", "prepare", "commit", "rollback"))
-# After this time since the server's start, in seconds, open XA transactions of earlier sessions are unlikely.
+# Uptime in seconds after which open XA transactions from before the server's start are unlikely.
 _YOUNG: Final = 24 * 3600
 _IS_YOUNG: Final = (
-    "The source's server started less than a day ago, and the user of source.database is not allowed to list "
-    "XA transactions (XA RECOVER). An open transaction that was prepared before the start cannot be noticed"
+    "The source database's server started less than a day ago, and the user of source.database is not "
+    "allowed to list XA transactions (XA RECOVER). An open transaction that was prepared before the "
+    "server's start would not be noticed"
 )
 _IS_REPLICA: Final = (
-    "The source's server is a replica, which does not count the XA transactions that it applies, and the "
-    "user of source.database is not allowed to list the open ones (XA RECOVER)"
+    "The source database's server is a replica, which does not count the XA transactions that it applies. "
+    "The user of source.database is not allowed to list open XA transactions (XA RECOVER)"
 )
 _GRANT: Final = "If applications use XA, grant the user XA_RECOVER_ADMIN"
 _STOPPED_CHANNELS: Final = (
-    "The source's server has replication channels, none of which runs, and accepts writes. It is treated as "
-    "the primary server. If it is a replica whose replication is stopped, stop the worker and configure "
-    "the address of the primary; otherwise remove the channels (RESET REPLICA ALL)."
+    "The source database's server accepts writes and has replication channels, all of which are stopped. "
+    "It is treated as the primary server. If it is a replica whose replication was stopped, stop the "
+    "worker and configure the address of the primary server. Otherwise remove the channels (RESET REPLICA "
+    "ALL)."
 )
 
 
 def begin_session(connection: Connection) -> None:
-    """Set up the session so that its texts are those of canal-json, and it reads all rows as of now.
+    """Set session variables so that queries return canal-json's texts, and read all rows in their current
+    state.
 
     Raises:
         ConfigError: The session's character set is not utf8mb4.
     """
     if connection.dialect.name not in ("mysql", "mariadb"):
         return
-    # SQLAlchemy quotes names according to the server's sql_mode, which it reads on the first connection.
+    # SQLAlchemy quotes identifiers according to the server's sql_mode, which it reads on its first
+    # connection.
     quotes = "ANSI_QUOTES" if connection.dialect.identifier_preparer.initial_quote == '"' else ""
-    # Before any query: the limit of rows also applies to SHOW.
+    # This must be the first statement, because the limit of rows also applies to SHOW.
     connection.exec_driver_sql(
         f"SET time_zone = '+00:00', sql_mode = '{quotes}', sql_select_limit = 18446744073709551615"
     )
@@ -171,12 +182,13 @@ def begin_session(connection: Connection) -> None:
 
 
 def check_current(connection: Connection) -> None:
-    """Refuse a replica, which may lack changes that were sent to Kafka.
+    """Check that the server is not a replica, which may lack changes that are already in Kafka.
 
-    A server counts as a replica if it is read-only, or if a channel replicates from another server. The
-    latter is known if the user has REPLICATION CLIENT (MariaDB: SLAVE MONITOR), in MariaDB even without it. A
-    server that accepts writes and has only stopped channels was usually promoted: this is a warning. Members
-    of a replication group have their own channels, which do not count. TiDB has no replicas.
+    A server is treated as a replica if it is read-only, or if one of its channels replicates from another
+    server. Channels are visible with REPLICATION CLIENT (MariaDB: SLAVE MONITOR); in MariaDB a counter shows
+    them without it. A server that accepts writes and has only stopped channels was usually promoted, so a
+    warning is logged. Members of a replication group have channels of the group, which are ignored. TiDB has
+    no replicas.
 
     Raises:
         ConfigError: The server is a replica.
@@ -217,7 +229,10 @@ def _replicates(connection: Connection) -> bool:
 
 
 def _runs(channel: Mapping[str, str]) -> bool:
-    """Returns True if a thread of a channel runs, or tries to connect. Unknown words count as running."""
+    """Returns True if a thread of a replication channel runs or tries to connect.
+
+    Unknown states count as running.
+    """
     threads = (f"{word}_{thread}_running" for word in ("replica", "slave") for thread in ("io", "sql"))
     return any(channel.get(thread, "No").lower() not in ("no", "") for thread in threads)
 
@@ -229,26 +244,29 @@ def _warn(connection: Connection, text: str) -> None:
 
 @cache
 def _warned(server: str, text: str) -> None:
-    """Log a warning about a server once per process."""
+    """Log a warning about a server, once per process."""
     _log.warning("source database", server=server, reason=text)
 
 
 def _counted(connection: Connection, *names: str) -> int:
-    """Returns the sum of some of the server's counters; missing ones are 0. It needs no privilege."""
+    """Returns the sum of counters of the server (SHOW GLOBAL STATUS).
+
+    Missing counters are 0. It needs no privilege.
+    """
     listed = ", ".join(f"'{name}'" for name in names)
     found = connection.exec_driver_sql(f"SHOW GLOBAL STATUS WHERE Variable_name IN ({listed})")
     return sum(int(plain(row[1])) for row in found.all())
 
 
 def open_transactions(connection: Connection) -> frozenset[str]:
-    """Returns XA transactions that are prepared, and neither committed nor rolled back.
+    """Returns the XA transactions that are prepared, but neither committed nor rolled back.
 
-    Their rows are in the binary log from the moment of PREPARE (MySQL 5.7.7, MariaDB 10.5), and so in Kafka.
-    No query shows them before XA COMMIT. TiDB has no XA. If the user may not list them, and the counters are
-    not reliable, this is a warning.
+    Their rows are written to the binary log at PREPARE (MySQL 5.7.7, MariaDB 10.5), and so are in Kafka.
+    Queries do not return these rows before XA COMMIT. TiDB has no XA. If the user may not list XA
+    transactions and the server's counters are not reliable, a warning is logged.
 
     Raises:
-        ConfigError: The user may not list them, and sessions used XA since the server started.
+        ConfigError: The user may not list XA transactions, but sessions used XA since the server's start.
     """
     found = _prepared(connection)
     if found is None and _counted(connection, *_XA_COUNTERS):
@@ -259,7 +277,7 @@ def open_transactions(connection: Connection) -> frozenset[str]:
 
 
 def _prepared(connection: Connection) -> frozenset[str] | None:
-    """Like ``open_transactions``; None if the user may not list them."""
+    """Returns the prepared XA transactions, or None if the user may not list them."""
     from sqlalchemy.exc import DBAPIError
 
     if _is_tidb(connection):
@@ -277,17 +295,19 @@ def _prepared(connection: Connection) -> frozenset[str] | None:
 
 
 def _uncounted(connection: Connection) -> str:
-    """Returns why XA transactions may be open although the counters are 0; empty if none is expected."""
+    """Returns why XA transactions may be open although their counters are 0, or an empty text if this is
+    unlikely.
+    """
     if connection.info.get(IS_REPLICA):
         return _IS_REPLICA
     return _IS_YOUNG if _counted(connection, "Uptime") < _YOUNG else ""
 
 
 def begin_at_position(connection: Connection) -> int:
-    """Begin a transaction of TiDB. Returns its TSO, as of which it reads.
+    """Begin a transaction of TiDB. Returns the TSO as of which it reads.
 
-    This holds under REPEATABLE READ, TiDB's default. Under READ COMMITTED each statement reads as of a later
-    TSO (TiDB's documentation, "TiDB Transaction Isolation Levels").
+    This relies on REPEATABLE READ, TiDB's default isolation level. With READ COMMITTED each statement reads
+    as of a later TSO (TiDB's documentation, "TiDB Transaction Isolation Levels").
 
     Raises:
         ConfigError: The database is not TiDB.
@@ -304,17 +324,21 @@ def begin_at_position(connection: Connection) -> int:
 
 
 def begin_snapshot(connection: Connection) -> None:
-    """Begin a transaction whose statements read one state of the database."""
+    """Begin a transaction whose statements all read the same state of the database."""
     connection.exec_driver_sql("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     connection.exec_driver_sql("START TRANSACTION")
 
 
-# Engines in which all statements of a transaction read one state. TiDB's tables report the first one.
+# Storage engines in which all statements of a transaction read the same state. TiDB reports InnoDB for its
+# tables.
 _TRANSACTIONAL: Final = ("innodb", "rocksdb")
 
 
 def counted_rows(connection: Connection, table: TableId, query: Select[Any]) -> int | None:
-    """Returns the number of rows that a query finds; None for tables of engines without transactions."""
+    """Returns the number of rows that a query finds.
+
+    Returns None if the table's storage engine has no transactions.
+    """
     import sqlalchemy as sa
 
     at = sa.table(
@@ -335,7 +359,7 @@ def tidb_as_of(connection: Connection, commit_ts: int) -> None:
 
 
 def read_as_of(connection: Connection, commit_ts: int) -> None:
-    """Make a session read a snapshot of TiDB, which includes columns and tables.
+    """Make a TiDB session read as of a commit_ts, including the tables and columns of that time.
 
     Raises:
         ConfigError: The database is not TiDB.
@@ -378,7 +402,7 @@ def _columns(connection: Connection, table: TableId) -> list[Column]:
 
 
 def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
-    """Returns a table of the database; None if there is no table with this name."""
+    """Returns a table of the database, or None if there is no table with this name."""
     columns = _columns(connection, table)
     if not columns:
         return None
@@ -403,10 +427,12 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
 
 
 def uses_xa(connection: Connection) -> bool:
-    """Returns True if XA was used, according to the server's counters, which any user sees, or is open.
+    """Returns True if applications have used XA transactions, or if an XA transaction is open.
+
+    The server's counters show the use of XA since its start, to every user.
 
     Raises:
-        ConfigError: The user may not list open transactions, and the counters do not show them.
+        ConfigError: The user may not list XA transactions, and the counters are not reliable.
     """
     if _is_tidb(connection):
         return False
@@ -415,15 +441,15 @@ def uses_xa(connection: Connection) -> bool:
     found = _prepared(connection)
     if found is None and (reason := _uncounted(connection)):
         raise ConfigError(
-            f"{reason}. A cut could contain a part of such a transaction. {_GRANT}, which allows cuts again "
-            "if none is open. Otherwise remove cuts from the config.",
+            f"{reason}. A cut could contain only a part of such a transaction. {_GRANT}, which allows cuts "
+            "again if no XA transaction is open. Otherwise remove cuts from the config.",
             key="source.database",
         )
     return bool(found)
 
 
 def _order(connection: Connection, table: TableId, key: Sequence[str]) -> str:
-    """Returns ``StoredTable.order``. The type of an ENUM has its members; a collation never changes."""
+    """Returns a digest of what determines the sort order of the key. An ENUM's type contains its members."""
     import sqlalchemy as sa
 
     names = ("column_name", "column_type", "collation_name")
@@ -439,11 +465,12 @@ def _order(connection: Connection, table: TableId, key: Sequence[str]) -> str:
 
 
 def create_statement(connection: Connection, table: TableId) -> tuple[str, int] | None:
-    """Returns a table's CREATE TABLE as the server shows it, and a commit_ts from which it holds.
+    """Returns a table's CREATE TABLE statement, and a commit_ts that is not later than the statement.
 
-    None if the table does not exist, or is a view. The commit_ts was read first, so the statement may contain
-    later changes. It is TiDB's, or from the server's clock, and the first one of its millisecond: a DDL event
-    without a commit_ts is assumed to be that early, even if it was later.
+    Returns None if the table does not exist or is a view. The commit_ts is read before the statement, so the
+    statement may already contain later changes. It is TiDB's, or comes from the server's clock, and is the
+    first commit_ts of its millisecond. A DDL event without a commit_ts gets the first commit_ts of its
+    millisecond too, so that a later DDL of the same millisecond is not treated as older than the statement.
     """
     from sqlalchemy.exc import DBAPIError
 
@@ -463,10 +490,11 @@ def create_statement(connection: Connection, table: TableId) -> tuple[str, int] 
 
 
 def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, str]:
-    """Returns TiDB's id of the table; empty for a partitioned table, whose partitions have their own ids.
+    """Returns TiDB's id of the table for its row key. Returns nothing for a partitioned table, whose
+    partitions have ids.
 
-    TiDB's documentation of ``INFORMATION_SCHEMA.TABLES`` describes the columns. Rows that are not clustered
-    by a primary key have ``_tidb_rowid``, which is in no list of columns.
+    TiDB's documentation of ``INFORMATION_SCHEMA.TABLES`` describes the columns that are read. Rows that are
+    not clustered by a primary key have a column ``_tidb_rowid``, which the catalog does not list.
     """
     import sqlalchemy as sa
     from sqlalchemy.exc import DBAPIError
@@ -488,7 +516,7 @@ def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, st
 
 
 def _keys(connection: Connection, table: TableId) -> dict[str, tuple[str, ...]]:
-    """Returns the columns of the unique keys that are never NULL, by the names of their indexes."""
+    """Returns the columns of each unique key whose columns are NOT NULL, by the name of its index."""
     import sqlalchemy as sa
 
     names = ("index_name", "non_unique", "column_name", "nullable", "seq_in_index", "sub_part")
@@ -502,7 +530,7 @@ def _keys(connection: Connection, table: TableId) -> dict[str, tuple[str, ...]]:
     for index, non_unique, column, nullable, _, part in connection.execute(query):
         name = plain(index)
         keys.setdefault(name, []).append(plain(column))
-        # Rows may have equal prefixes of a text, and several NULLs.
+        # Several rows may have the same prefix of a text, or NULL.
         if int(non_unique) or plain(nullable).upper() == "YES" or part is not None or column is None:
             unusable.add(name)
     return {name: tuple(columns) for name, columns in keys.items() if name not in unusable}
@@ -520,9 +548,9 @@ def _size(connection: Connection, table: TableId) -> tuple[int, int]:
 
 
 def selected(name: str, column_type: ColumnType) -> ColumnElement[Any]:
-    """Returns the expression for a column: a text that no driver converts.
+    """Returns the expression that a query selects for a column: a text that no driver converts.
 
-    A binary column is selected as hex digits, a floating-point number as its double.
+    A binary column is selected as hex digits, and a floating-point number as a double.
     """
     import sqlalchemy as sa
     from sqlalchemy.dialects.mysql import INTEGER
@@ -531,7 +559,7 @@ def selected(name: str, column_type: ColumnType) -> ColumnElement[Any]:
     if reader in ("bit", "enum", "set") or column_type.name == "year":
         return sa.cast(sa.cast(column, INTEGER(unsigned=True)), sa.CHAR)
     if reader in ("float32", "float64"):
-        # Some servers print a FLOAT with six digits, but never a DOUBLE.
+        # Some servers print a FLOAT with only six digits, but a DOUBLE always with all digits.
         return column + sa.literal_column("0e0")
     if reader == "binary":
         return sa.func.hex(column)
@@ -541,7 +569,7 @@ def selected(name: str, column_type: ColumnType) -> ColumnElement[Any]:
 
 
 def compared(name: str, column_type: ColumnType) -> ColumnElement[Any]:
-    """Returns the expression of a column for comparisons: a FLOAT is compared as its double."""
+    """Returns the expression of a column for comparisons. A FLOAT is compared as a double."""
     import sqlalchemy as sa
 
     column = column_of(name)
@@ -549,16 +577,16 @@ def compared(name: str, column_type: ColumnType) -> ColumnElement[Any]:
 
 
 def parameter_of(text: str | None, column_type: ColumnType) -> Value:
-    """Convert a canal-json text (a TIMESTAMP is in UTC) to a parameter."""
+    """Convert a canal-json text to a query parameter. A TIMESTAMP's text is in UTC."""
     if text is None or column_type.name == "timestamp":
         return text
     if row_of(column_type).reader in ("enum", "set"):
-        return int(text)  # they are sorted by number, but compared with a label as texts
+        return int(text)  # ENUM and SET are sorted by number, but would be compared with a label as text
     return text_reader(column_type)(text)
 
 
 def text_of(value: Any, column_type: ColumnType) -> str:
-    """Convert a ``selected`` value to its canal-json text (a TIMESTAMP is in UTC)."""
+    """Convert a ``selected`` value to its canal-json text. A TIMESTAMP's text is in UTC."""
     reader = row_of(column_type).reader
     text = value.decode() if isinstance(value, bytes) else str(value)
     if reader in _NUMBERED:
@@ -570,14 +598,17 @@ def text_of(value: Any, column_type: ColumnType) -> str:
 
 
 def key_text(text: str, column_type: ColumnType) -> str:  # noqa: ARG001  (as SourceDialect has it)
-    """Returns the text unchanged: canal-json's texts are the same."""
+    """Returns the text unchanged, because keys use canal-json's texts."""
     return text
 
 
 def column_batches(
     connection: Connection, query: Select[Any], types: Sequence[ColumnType], rows: int
 ) -> Iterator[list[pa.Array]]:
-    """Yields columns from the bytes that the server sends if the driver is PyMySQL, else from its rows."""
+    """Yields the rows of a query as Arrow arrays, one per column.
+
+    With PyMySQL it reads the protocol's bytes.
+    """
     from tidesink.source_database.arrow_rows import batches_of_packets, batches_of_rows
 
     if connection.dialect.driver == "pymysql":
@@ -586,7 +617,10 @@ def column_batches(
 
 
 def value_reader(column_type: ColumnType) -> ValueReader | None:
-    """Returns the conversion of bytes, which come as hex, and of zero-padded numbers; None for others."""
+    """Returns the function that converts hex digits to bytes, or removes zero padding of numbers.
+
+    None for other types.
+    """
     reader = row_of(column_type).reader
     if reader == "binary":
         return bytes.fromhex
@@ -598,15 +632,16 @@ def _type(sql: str) -> ColumnType:
     try:
         return parse_sql_type(sql)
     except ConfigError:
-        return ColumnType("text", sql=sql)  # a type that this version does not know is read as text
+        return ColumnType("text", sql=sql)  # a type that this version does not support is read as text
 
 
 def bounded(
     key: Sequence[str], types: Mapping[str, ColumnType], bound: KeyTexts, *, above: bool
 ) -> ColumnElement[bool]:
-    """Returns the condition that a key is above a bound, or not above it, in a form that uses an index.
+    """Returns the condition that the key is above the bound, or not above it, in a form that uses an index.
 
-    MySQL uses no index for ``(a, b) > (1, 2)``, so this is written as ``a >= 1 AND (a > 1 OR b > 2)``.
+    MySQL uses no index for ``(a, b) > (1, 2)``. So the condition has the form ``a >= 1 AND (a > 1 OR b >
+    2)``.
     """
     import sqlalchemy as sa
 

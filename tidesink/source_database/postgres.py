@@ -1,8 +1,8 @@
-"""Tables of Postgres: columns, keys, and the expressions that are selected for columns.
+"""Postgres as the source database: columns, keys, and the expressions that queries select.
 
-The selected texts come from the types' own output functions, like those of logical decoding. A session has
-the settings with which they are exact. Keys are compared only in the database: a bound is sent as text, and
-is cast to the column's type. SQLAlchemy quotes identifiers; values are parameters.
+Selected texts come from the types' output functions, as in logical decoding. The session's settings make
+these texts exact. Keys are compared only in the database: a bound is sent as text, and cast to the column's
+type. SQLAlchemy quotes identifiers, and values are parameters.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlalchemy import ColumnElement, Connection, Select
 
-# A range is read in one transaction, because a cursor exists only in one.
+# A key range is read in one transaction, because a server-side cursor exists only within one.
 RANGE_OPTIONS: Final = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-# A role that may not log in or not read, or no such database.
+# SQLSTATEs for a role that may not log in or may not read, and for a missing database.
 REFUSED: Final = ("28000", "28P01", "3D000", "42501")
 NO_COLUMN: Final = ("42703",)
-# Row security must not filter rows unnoticed, and waits for locks must end.
+# Row security must not filter rows unnoticed, and waiting for locks must have a limit.
 _SETTINGS: Final = {
     "TimeZone": "UTC",
     "DateStyle": "ISO, YMD",
@@ -48,8 +48,8 @@ _SETTINGS: Final = {
     "row_security": "off",
     "lock_timeout": "60s",
 }
-# Comparison operators of extensions' types are only looked up in these schemas. Only a superuser can create
-# an operator class.
+# The session only looks up comparison operators of extensions' types in these schemas. Only a superuser can
+# create an operator class.
 _OPERATORS: Final = """coalesce((
     SELECT pg_catalog.string_agg(DISTINCT pg_catalog.quote_ident(n.nspname), ', ')
     FROM pg_catalog.pg_opclass o
@@ -57,23 +57,23 @@ _OPERATORS: Final = """coalesce((
     JOIN pg_catalog.pg_namespace n ON n.oid = o.opcnamespace
     WHERE o.opcdefault AND n.nspname <> 'pg_catalog'), '')"""
 _CHILDREN: Final = (
-    "Other tables inherit from the table, so its key does not identify all rows. Set snapshot: never for "
-    "it, and load its rows in another way."
+    "Other Postgres tables inherit from the table, so its key does not identify all rows. Set snapshot: "
+    "never for it, and load its rows in another way."
 )
 
 
 def begin_at_position(connection: Connection) -> int:  # noqa: ARG001  (as SourceDialect has it)
-    """Raises ConfigError: Postgres has no positions that compare with a commit_ts."""
+    """Raises ConfigError, because Postgres has no timestamps that can be compared with a commit_ts."""
     raise ConfigError(NO_POSITION)
 
 
 def read_as_of(connection: Connection, commit_ts: int) -> None:  # noqa: ARG001  (as SourceDialect has it)
-    """Refuse: Postgres cannot read as of an earlier commit_ts. Always raises ConfigError."""
+    """Raises ConfigError, because Postgres cannot be read as of an earlier commit_ts."""
     raise ConfigError(NO_AS_OF)
 
 
 def begin_session(connection: Connection) -> None:
-    """Set up the session so that its texts are exact."""
+    """Set the session's settings so that values are returned as exact texts."""
     import sqlalchemy as sa
 
     settings = ", ".join(f"pg_catalog.set_config('{name}', :{name}, false)" for name in _SETTINGS)
@@ -82,27 +82,29 @@ def begin_session(connection: Connection) -> None:
 
 
 def check_current(connection: Connection) -> None:
-    """Refuse a standby."""
+    """Raise ConfigError if the server is a standby."""
     if _is_true(connection.exec_driver_sql("SELECT pg_catalog.pg_is_in_recovery()").scalar_one()):
         raise ConfigError(REPLICA, key="source.database")
 
 
 def uses_xa(connection: Connection) -> bool:  # noqa: ARG001  (as SourceDialect has it)
-    """Returns False: no change is sent before its commit."""
+    """Returns False, because Postgres sends no change before its commit."""
     return False
 
 
 def begin_snapshot(connection: Connection) -> None:
-    """Does nothing: a range's connection is already in one transaction (``RANGE_OPTIONS``)."""
+    """Does nothing, because a connection that reads a key range is already in a transaction
+    (``RANGE_OPTIONS``).
+    """
 
 
 def counted_rows(connection: Connection, table: TableId, query: Select[Any]) -> int | None:  # noqa: ARG001
-    """Returns None: Postgres has no limit of rows for a session."""
+    """Returns None, because Postgres has no limit of rows for a session that could omit rows."""
     return None
 
 
 def open_transactions(connection: Connection) -> frozenset[str]:  # noqa: ARG001  (as SourceDialect has it)
-    """Returns nothing: a prepared transaction is decoded at COMMIT PREPARED."""
+    """Returns nothing, because logical decoding sends a prepared transaction only at COMMIT PREPARED."""
     return frozenset()
 
 
@@ -126,7 +128,8 @@ WITH RECURSIVE found AS (
 SELECT f.attname, f.attnotnull, f.attgenerated <> '', pg_catalog.format_type(f.type, f.mod), t.typname,
     t.typtype, t.typcategory
 FROM found f JOIN pg_catalog.pg_type t ON t.oid = f.type WHERE t.typtype <> 'd' ORDER BY f.attnum"""
-# Columns that are never NULL, without prefixes, with the operators that both ORDER BY and comparisons find.
+# Usable keys: columns that are never NULL, no index prefixes, and operators that ORDER BY and comparisons
+# both find.
 _KEYS: Final = """
 SELECT pg_catalog.array_to_json(k.names) FROM pg_catalog.pg_index i
 JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
@@ -141,7 +144,7 @@ CROSS JOIN LATERAL (
 WHERE i.indrelid = CAST(:oid AS oid) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
     AND i.indexprs IS NULL AND k.usable
 ORDER BY i.indisprimary DESC, i.indisreplident DESC, c.relname LIMIT 1"""
-# The columns of the index that is the replica identity. Without an index no old row is sent at all.
+# The columns of the index that is the replica identity. Without such an index, no old row is sent at all.
 _IDENTITY: Final = """
 SELECT pg_catalog.array_to_json(coalesce((
     SELECT pg_catalog.array_agg(a.attname) FROM pg_catalog.pg_index i
@@ -161,11 +164,12 @@ SELECT c.oid, c.relkind, EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.in
     c.relkind = 'r' AND c.relreplident = 'f'
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = :schema AND c.relname = :name AND c.relkind IN ('r', 'p')"""
-# A type's number represents the order of an ENUM's members: they are added to a type, and never reordered.
-# Number 100 is the database's own collation. Postgres 15 and newer have its version. In older ones the libc
-# collation of the same locale has it, under the system's name (en_US.utf8 for en_US.UTF-8). If there is none,
-# the versions of the libraries are those of any collation that they provide. As JSON, because the columns
-# with the locale differ by version (pg_database in the manuals of Postgres 14, 15 and 17).
+# The type's OID stands for the order of an ENUM's members, because members are only added and never
+# reordered. Collation 100 is the database's default collation. Postgres 15 and newer report its version. In
+# older versions the libc collation with the same locale reports it, under the system's name (en_US.utf8 for
+# en_US.UTF-8). If there is no such collation, the versions of other collations of the same libraries are
+# used. The database's row is read as JSON, because its locale columns differ between versions (pg_database in
+# the manuals of Postgres 14, 15 and 17).
 _ORDER: Final = """
 SELECT a.attname, pg_catalog.concat_ws(' ', a.atttypid, a.attcollation,
     (SELECT pg_catalog.pg_collation_actual_version(c.oid) FROM pg_catalog.pg_collation c
@@ -187,7 +191,7 @@ SELECT a.attname, pg_catalog.concat_ws(' ', a.atttypid, a.attcollation,
         WHERE d.datname = pg_catalog.current_database()) END)
 FROM pg_catalog.pg_attribute a WHERE a.attrelid = CAST(:oid AS oid) AND a.attnum > 0"""
 _DATABASE_VERSION: Final = "pg_catalog.pg_database_collation_actual_version(d.oid)"
-# A partitioned table has no rows of its own.
+# The size includes all partitions, because a partitioned table has no rows of its own.
 _BYTES: Final = """
 SELECT coalesce(sum(pg_catalog.pg_table_size(t.relid)), 0)
 FROM (SELECT relid FROM pg_catalog.pg_partition_tree(CAST(:oid AS oid))
@@ -195,10 +199,10 @@ FROM (SELECT relid FROM pg_catalog.pg_partition_tree(CAST(:oid AS oid))
 
 
 def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
-    """Returns a table of the database; None if there is no table with this name.
+    """Returns a table of the database, or None if there is no table with this name.
 
     Raises:
-        ConfigError: Other tables inherit from it.
+        ConfigError: Other tables inherit from the table.
     """
     import sqlalchemy as sa
 
@@ -231,7 +235,7 @@ def stored_table(connection: Connection, table: TableId) -> StoredTable | None:
     )
 
 
-# Like ``_COLUMNS``, with the default of rows that omit a value.
+# Like ``_COLUMNS``, and with each column's default.
 _DEFINED: Final = """
 WITH RECURSIVE found AS (
     SELECT a.attnum, a.attname, a.attnotnull, a.atttypid AS type, a.atttypmod AS mod,
@@ -247,7 +251,8 @@ WITH RECURSIVE found AS (
 SELECT f.attname, f.attnotnull, pg_catalog.format_type(f.type, f.mod), t.typname, t.typtype, t.typcategory,
     f.value
 FROM found f JOIN pg_catalog.pg_type t ON t.oid = f.type WHERE t.typtype <> 'd' ORDER BY f.attnum"""
-# Type names in a statement, by the catalog's names. The types in ``_WORDS`` have the same name in both.
+# Names of types in a SQL statement, by their names in the catalog. The types in ``_WORDS`` have the same name
+# in both.
 _NAMES: Final[Mapping[str, str]] = {
     "bool": "boolean",
     "int2": "smallint",
@@ -258,7 +263,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "timestamptz": "timestamp with time zone",
     "timetz": "time with time zone",
 }
-# Types whose size decides how their values are written.
+# Types whose size determines how their values are sent.
 _SIZED: Final = ("bit", "varbit", "numeric", "time", "timestamp")
 _WORDS: Final = frozenset(
     (
@@ -266,16 +271,17 @@ _WORDS: Final = frozenset(
         *("json", "jsonb", "uuid", "xml", "money", "point", "geometry", "geography"),
     )
 )
-# A constant as ``pg_get_expr`` writes it, optionally followed by its type.
+# A constant default as ``pg_get_expr`` writes it, optionally followed by a cast to its type.
 _CONSTANT: Final = re.compile(r"('(?:[^']|'')*'|-?\d+(?:\.\d+)?|true|false)(?:::[^|+*/-]+)?", re.ASCII)
 _NULL: Final = re.compile(r"NULL(?:::.*)?", re.DOTALL)
 
 
 def create_statement(connection: Connection, table: TableId) -> str | None:
-    """Returns a statement that creates a table in its current form, with the types of its Debezium records.
+    """Returns a CREATE TABLE statement for a table in its current form, or None if the table does not exist.
 
-    None if the table does not exist. A domain is replaced by its base type, an enum by text, and a type that
-    the connector does not know by bytea, for the bytes of its text.
+    The columns have the types that Debezium's records have. A domain is replaced by its base type, an enum by
+    text, and a type that the connector does not support by bytea, because the connector sends the bytes of
+    its text.
     """
     import sqlalchemy as sa
 
@@ -298,7 +304,7 @@ def _quoted_name(name: str) -> str:
 
 
 def _defined_type(sql: str, word: str, kind: str, category: str) -> str:
-    """Returns the name of a column's type in a statement."""
+    """Returns the type of a column for a CREATE TABLE statement."""
     found = _type(sql, word, is_enum=kind == "e", is_array=category == "A")
     if found.name == "array":
         return "text[]"
@@ -310,7 +316,7 @@ def _defined_type(sql: str, word: str, kind: str, category: str) -> str:
 
 
 def _constraints(row: Sequence[Any]) -> str:
-    """Returns NOT NULL and the default: a constant, or ``now()`` for one that is computed for each row."""
+    """Returns a column's NOT NULL and DEFAULT. A default that is computed for each row becomes ``now()``."""
     required = " NOT NULL" if _is_true(row[1]) else ""
     value = plain(row[6])
     if not value or _NULL.fullmatch(value):
@@ -320,7 +326,9 @@ def _constraints(row: Sequence[Any]) -> str:
 
 
 def key_orders(connection: Connection, oid: str) -> dict[str, str]:
-    """Returns what decides the order of values, for each column of the table with this number."""
+    """Returns, for each column of the table with this OID, a text of what determines the sort order of its
+    values.
+    """
     import sqlalchemy as sa
 
     has_version = (connection.dialect.server_version_info or (0,)) >= (15,)
@@ -329,7 +337,7 @@ def key_orders(connection: Connection, oid: str) -> dict[str, str]:
 
 
 def row_key_constants(connection: Connection, table: TableId) -> Mapping[str, str]:  # noqa: ARG001
-    """Returns nothing: a row's location changes with each update, and does not identify it."""
+    """Returns nothing, because Postgres has no row id that stays the same when a row is updated."""
     return {}
 
 
@@ -340,7 +348,9 @@ def _column(row: Sequence[Any]) -> _Column:
 
 
 def _key(connection: Connection, place: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the columns of the primary key, else of the first unique index that is never NULL."""
+    """Returns the columns of the primary key, or else of the first unique index whose columns are
+    NOT NULL.
+    """
     import json
 
     import sqlalchemy as sa
@@ -350,7 +360,10 @@ def _key(connection: Connection, place: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _identity(connection: Connection, place: Mapping[str, str]) -> frozenset[str] | None:
-    """Returns the replica identity's columns; None for whole rows, or if each partition has its own."""
+    """Returns the columns of the replica identity.
+
+    Returns None if whole rows are sent, or partitions have their own.
+    """
     import json
 
     import sqlalchemy as sa
@@ -371,7 +384,8 @@ def _rows(connection: Connection, table: TableId) -> int:
     return int(plan["Plan"]["Plan Rows"])
 
 
-# Types by which texts are read, by the catalog's type names. Other types are text.
+# Column types by the catalog's type names. They determine how texts are read. All other types are text or
+# binary.
 _TYPES: Final[Mapping[str, str]] = {
     "bool": "boolean",
     "int2": "smallint",
@@ -389,7 +403,7 @@ _TYPES: Final[Mapping[str, str]] = {
     "hstore": "map",
     "bytea": "other binary",
 }
-# Types that Debezium's connector writes as text, or from their text.
+# Types that Debezium's connector sends as text, or converts from their text.
 _TEXTS: Final = frozenset(
     (
         *("bpchar", "varchar", "text", "name", "char", "citext", "isbn", "json", "jsonb", "uuid", "xml"),
@@ -398,15 +412,17 @@ _TEXTS: Final = frozenset(
     )
 )
 _MOST_BITS: Final = 64
-# PostGIS' types, whose texts are EWKB in hex.
+# Types of PostGIS, whose texts are EWKB in hex.
 _SHAPES: Final = re.compile(r"(?:.*\.)?geo(?:metry|graphy)\b", re.ASCII)
 _SIZE: Final = re.compile(r"\((\d+)\)")
 
 
 def _type(sql: str, word: str, *, is_enum: bool, is_array: bool) -> ColumnType:
-    """Returns the type of a column from Postgres' words for it, which are the result's ``sql``.
+    """Returns the type of a column from the catalog's names for it.
 
-    A type that the connector does not know is binary: it sends the bytes of its text, if anything.
+    ``sql``: the full type name, which becomes the result's ``sql``. ``word``: the short type name. A type
+    that the connector does not support is binary, because the connector sends the bytes of its text or
+    nothing.
     """
     if is_array:
         return ColumnType("array", sql=sql)
@@ -426,9 +442,9 @@ def _is_money(column_type: ColumnType) -> bool:
 
 
 def selected(name: str, column_type: ColumnType) -> ColumnElement[Any]:
-    """Returns the expression for a column.
+    """Returns the expression that a query selects for a column.
 
-    Money is selected as a number, because its text depends on a locale.
+    Money is selected as a number, because its text depends on the server's locale.
     """
     import sqlalchemy as sa
 
@@ -439,14 +455,17 @@ def selected(name: str, column_type: ColumnType) -> ColumnElement[Any]:
 def column_batches(
     connection: Connection, query: Select[Any], types: Sequence[ColumnType], rows: int
 ) -> Iterator[list[pa.Array]]:
-    """Yields columns from the driver's rows, with a cursor of the server."""
+    """Yields the rows of a query as Arrow arrays, one per column, with a server-side cursor."""
     from tidesink.source_database.arrow_rows import batches_of_rows
 
     return batches_of_rows(connection, query, types, rows, value_reader)
 
 
 def value_reader(column_type: ColumnType) -> ValueReader | None:
-    """Returns the conversion of the texts of doubles, bits, instants and bytes; None for other columns."""
+    """Returns the function that converts the texts of doubles, bits, instants and bytes.
+
+    None for other types.
+    """
     readers: Mapping[str, Callable[[str], Selected]] = {
         "float32": float,
         "float64": float,
@@ -458,12 +477,12 @@ def value_reader(column_type: ColumnType) -> ValueReader | None:
 
 
 def _bits(text: str) -> str:
-    """Convert bits to a number."""
+    """Convert a text of binary digits to a decimal number."""
     return str(int(text or "0", 2))
 
 
 def _instant(text: str) -> str:
-    """Convert the zone to the form of ISO 8601; the session is in UTC."""
+    """Convert the time zone to ISO 8601's form. It is always UTC, because the session's is."""
     return text.replace("+00", "+00:00")
 
 
@@ -482,7 +501,7 @@ def text_of(value: Any, _column_type: ColumnType) -> str:
 
 
 def key_text(text: str, column_type: ColumnType) -> str:
-    """Like ``text_of``, for the text of a value in canal-json; binary values are in latin-1."""
+    """Convert a value's text in canal-json to Postgres' text of the value. Binary values are in latin-1."""
     reader = row_of(column_type).reader
     if reader == "bit":
         return format(int(text), f"0{column_type.length or 1}b")
@@ -493,12 +512,12 @@ def key_text(text: str, column_type: ColumnType) -> str:
 
 
 def compared(name: str, _column_type: ColumnType) -> ColumnElement[Any]:
-    """Returns the column unchanged."""
+    """Returns the column, which needs no conversion for comparisons."""
     return column_of(name)
 
 
 def parameter_of(text: str | None, column_type: ColumnType) -> Any:
-    """Convert a text to a value of the column's type, in the database."""
+    """Returns an expression that the database casts from text to the column's type."""
     import sqlalchemy as sa
     from sqlalchemy.types import UserDefinedType
 
@@ -515,7 +534,10 @@ def parameter_of(text: str | None, column_type: ColumnType) -> Any:
 def bounded(
     key: Sequence[str], types: Mapping[str, ColumnType], bound: KeyTexts, *, above: bool
 ) -> ColumnElement[bool]:
-    """Returns the condition that a key is above a bound, or not above it. An index serves row comparisons."""
+    """Returns the condition that the key is above the bound, or not above it.
+
+    Row comparisons can use an index.
+    """
     import sqlalchemy as sa
 
     columns = [column_of(name) for name in key]
@@ -530,7 +552,7 @@ def _is_true(value: Any) -> bool:
 
 
 def keep_texts(connection: Any) -> None:
-    """Make a psycopg connection return each value as the text that the server sends."""
+    """Configure a psycopg connection to return each value as the text that the server sends."""
     import psycopg
     from psycopg.types.string import TextLoader
 
@@ -540,10 +562,11 @@ def keep_texts(connection: Any) -> None:
                 connection.adapters.register_loader(oid, TextLoader)
 
 
-# A quotation: from the first opening mark to the last closing one, because a name may contain a mark.
+# A quotation: from the first opening quotation mark to the last closing one, because a name may contain a
+# mark.
 _QUOTED: Final = re.compile(r"""(?<!\w)["'«„“‘].*["'»“”’]""")
 
 
 def without_quotes(words: str) -> str:
-    """Returns a server's message without its quoted parts, which may be values."""
+    """Returns a server's message without its quoted parts, which may be row values."""
     return _QUOTED.sub('"…"', words)

@@ -1,8 +1,9 @@
-"""The progress of a Debezium connector, from the topic in which Kafka Connect keeps its offsets (ADR 36).
+"""A Debezium connector's progress, read from the topic in which Kafka Connect stores its offsets (ADR 36).
 
-A distributed Connect commits a connector's offset once the brokers acknowledged every record up to it. So all
-rows below a *checkpoint* precede the ends that partitions have after the checkpoint was read. A session that
-starts again sends from its checkpoint on.
+A distributed Connect commits a connector's offset once the brokers have acknowledged every record up to that
+offset. A *checkpoint* is the commit position in such an offset: all rows up to it are in Kafka, before the
+end offsets that partitions have after the checkpoint was read. A connector that restarts sends rows again
+from its checkpoint on.
 
 Sources: Kafka Connect 4.3 (``SubmittedRecords``, ``KafkaOffsetBackingStore``); the offsets of Debezium
 3.5.0.Final for MariaDB and Postgres, captured.
@@ -26,32 +27,38 @@ _QUIET: Final[dict[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None
 _CONSUMER: Final[dict[str, Any]] = {**_QUIET, "group.id": "tidesink-checkpoints", "enable.auto.commit": False}
 _READS: Final = {
     **_CONSUMER,
-    # With exactly.once.source.support an offset counts once its transaction is committed.
+    # With exactly.once.source.support, an offset is valid once its transaction is committed.
     "isolation.level": "read_committed",
     "auto.offset.reset": "earliest",
     "enable.partition.eof": True,
 }
-# The end of a partition includes records whose transaction is still open.
+# Partition ends are read with read_uncommitted, so that they include records of open transactions.
 _ENDS: Final = {**_CONSUMER, "isolation.level": "read_uncommitted"}
 _RECORDS: Final = 1000
 _LATEST: Final = -1
 _OPEN: Final = "incremental_snapshot_"
-_LOADS: Final = "The connector's snapshot has not finished."
+_LOADS: Final = "The Debezium connector's snapshot has not finished."
 _NO_POSITION: Final = (
-    "The connector's offset has no position that rows can be compared with. Connectors for MySQL, MariaDB "
-    "and Postgres have one, once they have sent a transaction or a heartbeat."
+    "The Debezium connector's offset has no position that rows can be compared with. Connectors for MySQL, "
+    "MariaDB and Postgres have a position once they have sent a transaction or a heartbeat."
 )
 
 
 class Checkpoint(NamedTuple):
-    """A commit position up to which all rows are sent. ``time``: of the source, in seconds since 1970."""
+    """A commit position up to which the connector has sent all rows.
+
+    ``time``: the source database's time of that position, in seconds since 1970.
+    """
 
     position: int
     time: float
 
 
 def read_checkpoint(offset: Mapping[str, Any]) -> Checkpoint | str:
-    """Read a connector's offset. Returns a text with the reason if it is not a checkpoint."""
+    """Convert a connector's stored offset to a checkpoint.
+
+    Returns the reason as text if that is not possible.
+    """
     if offset.get("snapshot") not in (None, False, "false"):
         return _LOADS
     if any(value is not None for name, value in offset.items() if name.startswith(_OPEN)):
@@ -68,9 +75,11 @@ def _seconds(value: object, unit: int) -> float:
 
 
 class ConnectorCheckpoints:
-    """Reads the checkpoints of one connector, and the ends of topics. For one thread.
+    """Reads the checkpoints of one Debezium connector, and the end offsets of topics. For one thread.
 
-    ``newest`` is the last checkpoint, or None. Then ``reason`` has the cause.
+    Attributes:
+        newest: The last checkpoint; None if the connector has not committed a checkpoint yet.
+        reason: If ``newest`` is None, text with the reason.
     """
 
     def __init__(self, properties: Callable[[], Mapping[str, str]], topic: str, connector: str) -> None:
@@ -81,17 +90,19 @@ class ConnectorCheckpoints:
         self._consumer: Any = None
         self._asks: Any = None
         self._unread: set[int] = set()
-        # The last offset by its key, which names the source.
+        # By the record's key, which names the source: the last checkpoint, or the reason why the offset is
+        # none.
         self._found: dict[bytes, Checkpoint | str] = {}
         self._absent = f"Topic {topic} has no offset of connector {connector} yet."
 
     def look(self) -> None:
-        """Read the new records of the topic.
+        """Read the new records of Kafka Connect's offsets topic, and update ``newest`` and ``reason``.
 
         Raises:
             SourceError: The topic does not exist, cannot be read, or has offsets of several sources.
         """
-        # An older checkpoint is not used if a newer one may follow: the connector may have been set back.
+        # A checkpoint is not used while later records are unread, because the connector may have been set
+        # back to an older one.
         self.newest = None
         with translated_kafka_errors():
             if self._consumer is None:
@@ -108,14 +119,16 @@ class ConnectorCheckpoints:
             raise SourceError(
                 f"Connector {self._connector} has offsets of several sources in topic {self._topic}, which "
                 "have no common order. Cuts need a connector for one MySQL, MariaDB or Postgres. If its "
-                "topic.prefix was changed, remove the former offset (write a record without a value).",
+                "topic.prefix was changed, remove the offset of the old prefix (write a record with its key "
+                "and without a value).",
                 topic=self._topic,
             )
         said = next(iter(self._found.values()), self._absent)
         self.newest, self.reason = (None, said) if isinstance(said, str) else (said, "")
 
     def ends(self, partitions: Mapping[str, Iterable[int]]) -> dict[str, dict[int, int]]:
-        """Returns the current ends of partitions by topic, after all written records, committed or not.
+        """Returns the current end offset of each partition, by topic. Records of open transactions are
+        included.
 
         Raises:
             SourceError: The end of a partition cannot be read.
@@ -165,7 +178,10 @@ class ConnectorCheckpoints:
         return set(listed.partitions)
 
     def _take(self, message: Any) -> KafkaError | None:
-        """Process a record. Returns the error that was received in its place, or None."""
+        """Process one message of the offsets topic.
+
+        Returns the error if the message is one, otherwise None.
+        """
         error: KafkaError | None = message.error()
         if error is not None:
             if error.code() != KafkaError._PARTITION_EOF:
@@ -182,7 +198,7 @@ class ConnectorCheckpoints:
             return None
         said = read_checkpoint(found)
         if isinstance(said, Checkpoint) and not said.time:
-            # An offset from before the first event has no time of the source.
+            # A connector's offset from before its first event has no time of the source database.
             said = said._replace(time=message.timestamp()[1] / 1000)
         self._found[key] = said
         return None

@@ -1,10 +1,11 @@
-"""Compacted topics: tables that cannot be kept from one, and deletes that may be removed unread.
+"""Compacted topics: which tables may read them, and deletes that compaction may remove before they are read.
 
-Compaction keeps the last record of each Kafka key. A delete without a value, a tombstone, is kept for
-``delete.retention.ms`` after its first compaction, and is then removed. Its first compaction is later than
-the read of the key's rows in the table, because compaction removed the records of these rows. So a table
-lacks no delete if everything written before some moment was read within ``delete.retention.ms`` after that
-moment.
+Compaction keeps the last record of each Kafka key. A tombstone, which is a delete without a value, is kept
+for ``delete.retention.ms`` after compaction first processes it, and is then removed. When compaction first
+processes a tombstone, it also removes the earlier records of that key. So a table only misses a delete if it
+read the key's rows before that moment, and did not read the tombstone within ``delete.retention.ms`` after
+it. A table misses no delete if it has read everything that was written before some moment, and less than
+``delete.retention.ms`` have passed since that moment.
 """
 
 from __future__ import annotations
@@ -19,21 +20,29 @@ from tidesink.config import TableConfig
 from tidesink.config.source import SourceSettings
 from tidesink.sinks.state.progress import TopicProgress
 
-# The share of delete.retention.ms that a table may use. The rest is for long batches and clock differences.
+# The share of delete.retention.ms that may pass before unread deletes may be missing. The rest is a margin
+# for long batches and clock differences.
 _SHARE: Final = 0.9
-# An idle table saves so many times in that period that it has read everything.
+# An idle table saves this many times per safe period that it has read everything.
 _SAVES: Final = 8
 
 
 class Compaction(NamedTuple):
-    """A topic whose ``policy`` (``cleanup.policy``) includes ``compact``; ``delete_retention`` in seconds."""
+    """The settings of a compacted topic.
+
+    ``policy``: its ``cleanup.policy``, which includes ``compact``. ``delete_retention``: its
+    ``delete.retention.ms``, in seconds.
+    """
 
     policy: str
     delete_retention: float
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Compaction | None:
-        """Build it from the answer of ``describe_configs``; None if the topic is not compacted."""
+        """Read the settings from the answer of ``describe_configs``.
+
+        Returns None if the topic is not compacted.
+        """
         policy = settings["cleanup.policy"].value if "cleanup.policy" in settings else "delete"
         if "compact" not in policy:
             return None
@@ -41,7 +50,7 @@ class Compaction(NamedTuple):
 
     @property
     def safe_seconds(self) -> float:
-        """The greatest safe age of the moment before which everything was read."""
+        """Seconds for which no unread delete is removed, after a moment up to which everything was read."""
         return _SHARE * self.delete_retention
 
 
@@ -51,13 +60,15 @@ _NULLS: Final = (
     "ignore_null_updates builds a row from all its changes, but compaction keeps only the last change of a "
     "key"
 )
-_TOMBSTONES: Final = "Compaction keeps only the tombstone of a delete, which is not a delete among envelopes"
-_UNWRAPPED: Final = "set source.debezium.unwrapped: true, which makes it a delete, or "
+_TOMBSTONES: Final = (
+    "Compaction keeps only the tombstone of a delete, and among envelopes a tombstone is not a delete"
+)
+_UNWRAPPED: Final = "set source.debezium.unwrapped: true, which reads a tombstone as a delete, or "
 _POLICY: Final = "set cleanup.policy=delete at the topic, and have its tables sent again."
 
 
 def refusal(compaction: Compaction, source: SourceSettings, settings: TableConfig) -> str | None:
-    """Returns the reason why a table cannot be kept from a compacted topic, or None if it can."""
+    """Returns the reason why a table cannot be loaded from a compacted topic, or None if it can."""
     way_out = ""
     if CODECS[source.protocol].shares_topics:
         reason = _KEYLESS
@@ -75,31 +86,36 @@ def refusal(compaction: Compaction, source: SourceSettings, settings: TableConfi
 
 
 _MISSED: Final = (
-    "Deletes may be missing: the topic has cleanup.policy={policy} and delete.retention.ms={retention}, and "
-    "records that are not read yet may be older than that. A tombstone among them may be removed, and its "
-    "row would stay. Nothing was read. Load the topic again into another table (another target.path, or "
-    "remove the table at the target). Or compare the table with its source, and continue with "
-    "`tidesink resume {table} --accept`."
+    "Deletes may be missing: the topic has cleanup.policy={policy} and delete.retention.ms={retention}, "
+    "and records that are not read yet may be older than that. Kafka may have removed a tombstone among "
+    "them, and its row would stay in the table. Nothing was read. Load the topic again into another table "
+    "(another target.path, or remove the table at the target). Or compare the table with its source "
+    "database, and continue with `tidesink resume {table} --accept`."
 )
 
 
 def missed_deletes(compaction: Compaction, table: str) -> str:
-    """Returns the message for deletes that may have been removed before they were read."""
+    """Returns the message for a table whose unread deletes compaction may have removed."""
     retention = round(compaction.delete_retention * 1000)
     return _MISSED.format(policy=compaction.policy, retention=retention, table=table)
 
 
 def digest_of(progress: TopicProgress) -> str:
-    """Returns an identifier of the gap after ``progress``, for the person who accepts it."""
+    """Returns a short text that identifies a table's progress when deletes may be missing.
+
+    A person who accepts the missing deletes accepts them for this progress only.
+    """
     offsets = sorted((number, at.next_offset) for number, at in progress.partitions.items())
     return sha256(f"deletes {progress.topic_id} {offsets}".encode()).hexdigest()[:16]
 
 
 @dataclass
 class CaughtUp:
-    """The newest known moment before which everything that was written to a topic is in the table.
+    """The newest moment before which a table has read everything that was written to its topic.
 
-    ``time``: in seconds since 1970, or None if it is not known. ``batch``: the table's batch at that time.
+    Attributes:
+        time: The moment, in seconds since 1970; None if it is not known.
+        batch: Number of the table's batch when the moment was recorded.
     """
 
     time: float | None = None
@@ -108,11 +124,18 @@ class CaughtUp:
     _mark: tuple[float, Mapping[int, int]] | None = field(default=None, repr=False)
 
     def begin(self, now: float, batch: int) -> None:
-        """Treat everything before ``now`` as read, for a table without rows of the topic."""
+        """Record ``now`` as the moment up to which everything was read, for a table that has no rows of the
+        topic yet.
+        """
         self.time, self.batch = now, batch
 
     def see(self, ends: Mapping[int, int], known: Mapping[int, int], *, batch: int, now: float) -> None:
-        """Record the partitions' ends at ``now``, and the next offset of each."""
+        """Compare the table's progress with the topic's end offsets, and move the moment if the table reached
+        them.
+
+        ``ends``: end offset of each partition at ``now``, in seconds since 1970. ``known``: the table's next
+        offset of each partition. ``batch``: number of the table's last batch.
+        """
         if self._mark is not None and _reached(self._mark[1], known):
             self.time, self.batch, self._mark = self._mark[0], batch, None
         if _reached(ends, known):
@@ -121,15 +144,17 @@ class CaughtUp:
             self._mark = now, ends
 
     def holds(self, compaction: Compaction, now: float) -> bool:
-        """Returns True if no delete can have been removed unread."""
+        """Returns True if compaction cannot have removed a delete before the table reads it."""
         return self.time is not None and now - self.time < compaction.safe_seconds
 
     def is_due(self, compaction: Compaction) -> bool:
-        """Returns True if a table with nothing to read should save this in the state store."""
+        """Returns True if a table without new records should save the moment in the state store."""
         return self.time is not None and self.time - self._saved > compaction.safe_seconds / _SAVES
 
     def as_detail(self) -> dict[str, Any]:
-        """Returns the details of a status."""
+        """Returns the moment as a member of the status details, and notes that it is saved; empty if not
+        known.
+        """
         if self.time is None:
             return {}
         self._saved = self.time
@@ -137,7 +162,7 @@ class CaughtUp:
 
     @classmethod
     def known(cls, details: Mapping[str, Any]) -> CaughtUp:
-        """Restore it from the details of a status."""
+        """Restore the moment from the details of a table's status."""
         found = details.get(_DETAIL)
         return cls() if found is None else cls(found["time"], found["batch"], found["time"])
 

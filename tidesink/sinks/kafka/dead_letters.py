@@ -1,11 +1,12 @@
-"""Dead letters: records of one Kafka topic, in the form of Kafka Connect's dead letter queue.
+"""Dead letters: undecodable records in a Kafka topic in the form of Kafka Connect's dead letter queue.
 
-The tasks of a batch write them (``write_letters``), a replay reads them again (``read_records``), and people
-count, show, drop and settle them (``DeadLetters``). Readers read the topic up to its current end.
+The tasks of a batch write letters (``write_letters``), and a replay reads their original records again
+(``read_records``). People count, show, drop and settle letters (``DeadLetters``). A reader reads the topic up
+to the end that the topic has when the reader starts.
 
-A letter has the key, the value and the headers of the record that could not be decoded, unchanged. They are
-followed by Kafka Connect's context headers (``DeadLetterQueueReporter``: UTF-8 texts, numbers as digits) and
-by tidesink's headers, which identify the record.
+A letter has the key, the value and the headers of the record that could not be decoded, unchanged. After the
+record's own headers come Kafka Connect's context headers (``DeadLetterQueueReporter``: UTF-8 texts, numbers
+as digits) and then tidesink's headers, which identify the record.
 =========================================  ==================================================================
 header                                     value
 =========================================  ==================================================================
@@ -23,10 +24,11 @@ header                                     value
 ``__tidesink.errors.batch``                batch that read the record; ``epoch`` likewise
 =========================================  ==================================================================
 
-A header without a value is empty. The last header of a name is tidesink's, because the record may have had a
-header of the same name. Later changes of a letter are *marks*: records without key and value that name the
-letter. ``dealt-with`` ends it (applied, or dropped by a person), ``still-bad`` has its newest error. Letters
-and marks are in partition 0, so that their order is Kafka's. A retried batch writes its letters again, and
+A header without a value is empty. If several headers have the same name, the last one is tidesink's, because
+the record may have had a header of that name. Later changes of a letter are written as *marks*: records
+without key and value whose headers name the letter. A ``dealt-with`` mark ends the letter, because the record
+was applied or a person dropped it. A ``still-bad`` mark has the letter's newest error. Letters and marks are
+all written to partition 0, so that Kafka keeps their order. A retried batch writes its letters again, so
 readers use one letter of each identity: pipeline, table, topic id, topic, partition, offset.
 """
 
@@ -61,9 +63,9 @@ OURS: Final = "__tidesink.errors."
 LETTER: Final = "letter"
 DEALT_WITH: Final = "dealt-with"
 STILL_BAD: Final = "still-bad"
-# The only partition that is used.
+# The only partition of the dead letter topic that is written and read.
 PARTITION: Final = 0
-# Input of ``write_letters``. Headers are the record's own; ids are the registry's, or null.
+# Input of ``write_letters``. The headers are the record's own. The schema ids are the registry's, or null.
 LETTER_SCHEMA: Final = pa.schema(
     [
         ("topic", pa.string()),
@@ -79,15 +81,16 @@ LETTER_SCHEMA: Final = pa.schema(
         ("reason", pa.string()),
     ]
 )
-# Output of ``read_records``: the records as in their topic.
+# Output of ``read_records``: the original records, as they are in the source topic.
 RECORD_SCHEMA: Final = pa.schema(list(LETTER_SCHEMA)[:7])
 _FIRST_HEADER: Final = f"{CONNECT}topic"
-# The form of partitions and offsets. Python's own parser would accept '1_0' and ' 1' too.
+# The form in which tidesink writes partitions and offsets. Python's own parser would accept '1_0' and ' 1'
+# too.
 _DIGITS: Final = re.compile(r"\d{1,19}", re.ASCII)
 _MOST_INT: Final = 2**31 - 1
 _MOST_LONG: Final = 2**63 - 1
 _MODULE: Final = "tidesink.errors."
-# Values may have many MB each, so few are Python objects at a time.
+# A value may have many MB, so only this many records are Python objects at the same time.
 _ROWS_A_SLICE: Final = 20
 _ROWS_A_BATCH: Final = 1000
 _BYTES_A_BATCH: Final = 8_000_000
@@ -105,7 +108,7 @@ _MISSING: Final = (
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 )
-# Errors that retries cannot overcome. Any other may pass.
+# Errors that retries cannot overcome. All other errors may pass.
 _PERMANENT: Final = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow the user of source.kafka to describe, read and write the "
     "topic, and to create it if it does not exist.",
@@ -113,25 +116,28 @@ _PERMANENT: Final = {
     "it yourself.",
     KafkaError.SASL_AUTHENTICATION_FAILED: "Check sasl.username and sasl.password under source.kafka.",
     KafkaError._AUTHENTICATION: "Check security.protocol and the sasl settings under source.kafka.",
-    KafkaError.MSG_SIZE_TOO_LARGE: "A letter is the record with 2 KB of headers or more. Set the topic's "
-    "max.message.bytes higher than that of the source topics.",
+    KafkaError.MSG_SIZE_TOO_LARGE: "A dead letter is the record plus 2 KB of headers or more. Set the "
+    "topic's max.message.bytes higher than that of the source topics.",
     KafkaError.RECORD_LIST_TOO_LARGE: "Raise the topic's max.message.bytes.",
     KafkaError.TOPIC_EXCEPTION: "Kafka does not accept this topic name. Change "
     "errors.deadletterqueue.topic.name.",
-    KafkaError.INVALID_REPLICATION_FACTOR: "There are fewer brokers. Set "
-    "errors.deadletterqueue.topic.replication.factor to at most their number.",
+    KafkaError.INVALID_REPLICATION_FACTOR: "The cluster has fewer brokers than the requested replicas. Set "
+    "errors.deadletterqueue.topic.replication.factor to at most the number of brokers.",
     KafkaError.INVALID_RECORD: "The broker refuses the record. The topic must have cleanup.policy=delete.",
-    KafkaError.POLICY_VIOLATION: "A policy of the broker refuses it. Create the topic yourself.",
-    KafkaError._INVALID_ARG: "Check source.kafka.",
+    KafkaError.POLICY_VIOLATION: "A policy of the broker does not allow this topic. Create the topic "
+    "yourself.",
+    KafkaError._INVALID_ARG: "Check the client settings under source.kafka.",
 }
 
 
 @dataclass(frozen=True)
 class LetterTopic:
-    """The topic of a pipeline's dead letters. ``properties`` are confluent-kafka's and may have secrets.
+    """The topic of a pipeline's dead letters.
 
-    ``replication_factor``: used when the topic is created. -1: the brokers' default. None: the number of
-    brokers, at most 3.
+    Attributes:
+        properties: Client properties of confluent-kafka. They may have secrets.
+        replication_factor: Number of replicas if the topic must be created. -1: the brokers' default. None:
+            the number of brokers, at most 3.
     """
 
     name: str
@@ -140,13 +146,16 @@ class LetterTopic:
 
     @property
     def place(self) -> str:
-        """The location as text for people."""
+        """Returns the topic and its brokers as text for messages."""
         return f"topic {self.name} of {self.properties.get('bootstrap.servers', '')}"
 
 
 @dataclass(frozen=True)
 class LetterStamp:
-    """Common properties of all letters of a batch. ``codec``: the codec that could not decode them."""
+    """Facts that all letters of one batch share.
+
+    ``codec``: Python module of the codec that could not decode them.
+    """
 
     pipeline: str
     table: str
@@ -157,13 +166,17 @@ class LetterStamp:
 
     @classmethod
     def of(cls, progress: Progress, *, topic_id: str, codec: str) -> LetterStamp:
-        """Build the stamp of the batch that will have this progress."""
+        """Build the stamp for the letters of the batch that has this progress."""
         batch = progress.epoch, progress.batch
         return cls(progress.pipeline, str(progress.table), topic_id, *batch, f"tidesink.codecs.{codec}")
 
 
 class Letter(NamedTuple):
-    """A letter without its bytes. ``time``: ms since 1970. ``at``: its offset in the dead letter topic."""
+    """A dead letter without the record's key and value.
+
+    ``topic``, ``partition`` and ``offset`` locate the original record. ``time``: the original record's Kafka
+    timestamp, in ms since 1970. ``at``: the letter's own offset in the dead letter topic.
+    """
 
     pipeline: str
     table: str
@@ -182,12 +195,18 @@ class Letter(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """Identifies the letter, no matter how often it was written."""
+        """Identifies the letter by its record. A letter that is written again has the same identity."""
         return self[:6]
 
 
 def letter_headers(row: Mapping[str, Any], stamp: LetterStamp, *, task: int = 0) -> Headers:
-    """Returns all headers of a letter. ``row`` has the columns of ``LETTER_SCHEMA``."""
+    """Returns a letter's headers: the record's own, Kafka Connect's and tidesink's.
+
+    Args:
+        row: The record, with the columns of ``LETTER_SCHEMA``.
+        stamp: Facts about the batch that read the record.
+        task: Number of the Spark task that writes the letter.
+    """
     connect = {
         **{name: row[name] for name in ("topic", "partition", "offset")},
         "connector.name": stamp.pipeline,
@@ -211,7 +230,7 @@ def letter_headers(row: Mapping[str, Any], stamp: LetterStamp, *, task: int = 0)
 
 
 def mark_headers(letter: Letter, error: str | None = None, reason: str | None = None) -> Headers:
-    """Returns the headers of a letter's mark: dealt with, or still bad if an error is passed."""
+    """Returns a mark's headers: ``still-bad`` if an error is passed, otherwise ``dealt-with``."""
     place = {name: getattr(letter, name) for name in ("topic", "partition", "offset")}
     fault = {} if error is None else _exception(error, reason or "")
     connect = {**place, "connector.name": letter.pipeline, **fault}
@@ -221,14 +240,15 @@ def mark_headers(letter: Letter, error: str | None = None, reason: str | None = 
 
 
 def read_headers(headers: Headers, at: int = 0) -> tuple[str, Letter] | None:
-    """Returns the kind of a record and its letter; None for a record that tidesink did not write.
+    """Returns the kind (letter or mark) and the letter that a record's headers describe.
 
-    Kafka Connect and other programs may write to the same topic, even copies of letters with more headers. A
-    record is not tidesink's if its headers do not have the location of a Kafka record.
+    Returns None for a record that tidesink did not write. Kafka Connect and other programs may write to the
+    same topic, and may even copy letters and add headers. ``at``: the record's offset in the dead letter
+    topic.
     """
     found = {name: index for index, (name, _) in enumerate(headers)}
     if found.get(f"{OURS}kind", -1) < found.get(_FIRST_HEADER, 0):
-        return None  # Connect's headers follow tidesink's: a copy of a letter that Connect could not read
+        return None  # Connect's headers come last, so this is a copy of a letter that Connect could not read
     said = {name: (value or b"").decode("utf-8", "replace") for name, value in headers}
 
     def text(name: str) -> str:
@@ -253,13 +273,16 @@ def read_headers(headers: Headers, at: int = 0) -> tuple[str, Letter] | None:
 
 
 def _number(text: str, most: int) -> int | None:
-    """Parse the number in a header; None if it does not have the form that tidesink writes."""
+    """Parse the number in a header.
+
+    Returns None if tidesink would not have written it so, or if it exceeds ``most``.
+    """
     found = int(text) if _DIGITS.fullmatch(text) else None
     return found if found is not None and found <= most else None
 
 
 def original_headers(headers: Headers) -> Headers:
-    """Returns the headers that the record had in its own topic."""
+    """Returns the headers that the record had in its source topic."""
     starts = [index for index, (name, _) in enumerate(headers) if name == _FIRST_HEADER]
     return headers[: starts[-1]] if starts else headers
 
@@ -281,9 +304,9 @@ def _spelt(prefix: str, said: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
 def write_letters(
     topic: LetterTopic, stamp: LetterStamp, batches: Iterable[pa.RecordBatch], *, task: int = 0
 ) -> int:
-    """Write records as letters. Returns their number, once brokers have acknowledged all of them.
+    """Write records to the dead letter topic. Returns the number of letters that the brokers acknowledged.
 
-    ``batches`` have the columns of ``LETTER_SCHEMA``, in any order.
+    Waits until all letters are acknowledged. ``batches`` have the columns of ``LETTER_SCHEMA``, in any order.
 
     Raises:
         SourceError: Kafka refuses a letter, and a retry would not help.
@@ -298,10 +321,13 @@ def write_letters(
 
 
 class LetterWriter:
-    """Sends records to the dead letter topic. At the end of its context all are acknowledged.
+    """Sends records to the dead letter topic.
+
+    The end of its context waits until the brokers have acknowledged all records.
 
     Raises:
-        SourceError, SourceUnavailableError: For the same reasons as ``write_letters``.
+        SourceError: Kafka refuses a record, and a retry would not help.
+        SourceUnavailableError: Kafka does not accept a record now.
     """
 
     def __init__(self, topic: LetterTopic) -> None:
@@ -345,7 +371,7 @@ class LetterWriter:
             return
 
     def _opened(self) -> Producer:
-        # A source's batch is compressed as a whole. Without compression a letter would be larger than its
+        # Source topics store compressed batches. Without compression a letter could be larger than the stored
         # record.
         own = {
             **_QUIET,
@@ -369,14 +395,14 @@ class LetterWriter:
 
 
 def letter_error(error: KafkaError, topic: LetterTopic) -> SourceError:
-    """Convert an error of Kafka about the dead letter topic to our error, by its code."""
+    """Convert a Kafka error about the dead letter topic to SourceError or SourceUnavailableError."""
     remedy = _PERMANENT.get(error.code())
     if remedy is not None:
         return SourceError(
-            f"Kafka refuses the dead letter topic ({error.name()}). {remedy}", topic=topic.name
+            f"Kafka refuses a request for the dead letter topic ({error.name()}). {remedy}", topic=topic.name
         )
     trouble = (
-        f"does not exist ({error.name()}). The next try creates it."
+        f"does not exist ({error.name()}). The next attempt creates it."
         if error.code() in _MISSING
         else f"does not answer ({error.name()}). Check that source.brokers is right and that the brokers run."
     )
@@ -385,7 +411,7 @@ def letter_error(error: KafkaError, topic: LetterTopic) -> SourceError:
 
 @contextmanager
 def _translated(topic: LetterTopic) -> Iterator[None]:
-    """Convert exceptions of confluent-kafka to our errors."""
+    """Convert confluent-kafka's exceptions to SourceError or SourceUnavailableError."""
     try:
         yield
     except KafkaException as exc:
@@ -393,9 +419,10 @@ def _translated(topic: LetterTopic) -> Iterator[None]:
 
 
 def scan(topic: LetterTopic, *, start: int = 0, end: int | None = None) -> Iterator[Any]:
-    """Yields the records of the topic from ``start`` up to its end at this moment, or before ``end``.
+    """Yields the records of the dead letter topic from offset ``start`` on.
 
-    The topic must exist. No consumer group is joined, and nothing is committed.
+    The scan ends at the topic's end when the scan starts, or before offset ``end``. The topic must exist. The
+    scan joins no consumer group and commits no offsets.
 
     Raises:
         SourceError: Kafka refuses the request.
@@ -407,8 +434,8 @@ def scan(topic: LetterTopic, *, start: int = 0, end: int | None = None) -> Itera
         "enable.auto.commit": False,
         "enable.partition.eof": True,
         "auto.offset.reset": "earliest",
-        # Letters are not written in transactions, and the open transaction of another program must not delay
-        # them.
+        # Letters are not written in transactions. An open transaction of another program must not delay
+        # reading them.
         "isolation.level": "read_uncommitted",
     }
     with _translated(topic), closing(open_client(Consumer, topic.properties, own)) as consumer:
@@ -426,14 +453,20 @@ def scan(topic: LetterTopic, *, start: int = 0, end: int | None = None) -> Itera
                     raise KafkaException(error)
                 if error is None and offset < last:
                     yield record
-                # The last offsets may have no record, but markers of another program's transaction.
+                # The last offsets may hold another program's transaction markers instead of records.
                 if offset + (error is None) >= last:
                     return
-    raise SourceUnavailableError("The dead letter topic does not answer.", topic=topic.name)
+    raise SourceUnavailableError(
+        "Kafka does not return the dead letter topic's records. Check that the brokers run.", topic=topic.name
+    )
 
 
 def live_letters(records: Iterable[tuple[str, Letter]]) -> list[Letter]:
-    """Returns the letters that are not dealt with, each once, from letters and marks in Kafka's order."""
+    """Returns the letters that are not dealt with, in the order in which they were first written.
+
+    A letter that was written several times is returned once, with the error of its newest mark. ``records``:
+    kinds and letters of all records of the topic, in Kafka's order.
+    """
     found: dict[Identity, Letter] = {}
     for kind, letter in records:
         first = found.get(letter.identity)
@@ -447,10 +480,11 @@ def live_letters(records: Iterable[tuple[str, Letter]]) -> list[Letter]:
 
 
 def records_at(topic: LetterTopic, offsets: Collection[int]) -> Iterator[Any]:
-    """Yields the records of the topic at these offsets.
+    """Yields the records of the dead letter topic at these offsets.
 
     Raises:
-        SourceError, SourceUnavailableError: For the same reasons as ``scan``.
+        SourceError: Kafka refuses the request.
+        SourceUnavailableError: Kafka does not answer.
     """
     if not offsets:
         return
@@ -461,17 +495,20 @@ def records_at(topic: LetterTopic, offsets: Collection[int]) -> Iterator[Any]:
 
 
 def read_records(topic: LetterTopic, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
-    """Yields the original records of the letters at these offsets, in ``RECORD_SCHEMA``, some MB at a time.
+    """Yields the original records of the letters at these offsets of the dead letter topic.
+
+    The batches have the columns of ``RECORD_SCHEMA`` and at most about 8 MB of keys and values each.
 
     Raises:
-        SourceError, SourceUnavailableError: For the same reasons as ``scan``.
+        SourceError: Kafka refuses the request.
+        SourceUnavailableError: Kafka does not answer.
     """
     rows: list[dict[str, Any]] = []
     held = 0
     for record in records_at(topic, offsets):
         known = read_headers(record.headers() or (), record.offset())
         if known is None:
-            continue  # the topic was recreated meanwhile, so the letter no longer exists
+            continue  # the dead letter topic was recreated during the read, so the letter no longer exists
         _, letter = known
         own = [{"key": name, "value": value} for name, value in original_headers(record.headers() or ())]
         place = letter.topic, letter.partition, letter.offset, letter.time
@@ -488,13 +525,15 @@ def read_records(topic: LetterTopic, offsets: Collection[int]) -> Iterator[pa.Re
 _TIMEOUT: Final = 15.0
 _PAUSE: Final = 0.2
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
-# Letters stay until a person or a replay deals with them.
+# Letters have unlimited retention: they stay until a person or a replay deals with them.
 _TOPIC_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": "-1"}
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A selection of a pipeline's stored records: all that match every field that is not None.
+    """A filter for a pipeline's stored records (dead letters or DDL events).
+
+    A record is selected if it matches every field that is not None.
 
     Attributes:
         topic_id: Kafka's id of the topic.
@@ -514,7 +553,11 @@ class Chosen:
     kind: str | None = None
 
     def fits(self, record: Any, *, kind: str) -> bool:
-        """Returns True if a record is selected. It has attributes of the same names, and ``time``."""
+        """Returns True if the filter selects ``record``.
+
+        The record has the attributes ``table``, ``topic``, ``topic_id``, ``partition``, ``offset`` and
+        ``time`` (ms since 1970).
+        """
         for name in ("table", "topic", "topic_id", "partition", "offset"):
             if getattr(self, name) not in (None, getattr(record, name)):
                 return False
@@ -526,7 +569,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class RecordGroup:
-    """Letters of one table, partition and error, with their number, offsets and times."""
+    """Number, offsets and times of the letters that have the same table, partition and error."""
 
     table: str
     topic: str
@@ -541,7 +584,7 @@ class RecordGroup:
 
 
 class Outcome(NamedTuple):
-    """The outcome of a letter in a replay. Without an error it is dealt with."""
+    """The result of replaying one letter. Without an error, the letter's record was applied."""
 
     topic_id: str
     topic: str
@@ -555,7 +598,8 @@ class Outcome(NamedTuple):
 class DeadLetters:
     """The dead letters of one pipeline. May be used from several threads.
 
-    Every method raises SourceError if Kafka refuses, and SourceUnavailableError if Kafka does not answer.
+    Every method that sends requests raises SourceError if Kafka refuses a request, and SourceUnavailableError
+    if Kafka does not answer.
     """
 
     pipeline: str
@@ -563,14 +607,15 @@ class DeadLetters:
 
     @property
     def place(self) -> str:
-        """The location as text for people."""
+        """Returns the topic and its brokers as text for messages."""
         return self.topic.place
 
     def prepare(self) -> None:
-        """Create the topic if it does not exist, with one partition and unlimited retention.
+        """Create the dead letter topic if it does not exist, with one partition and unlimited retention.
 
         Raises:
-            SourceError: Kafka refuses, or the topic's clean-up policy would lose letters.
+            SourceError: Kafka refuses a request, or the existing topic is compacted and would lose letters.
+            SourceUnavailableError: Kafka does not answer, or does not list the new topic yet.
         """
         admin = _Admin(self.topic)
         if admin.is_there():
@@ -581,13 +626,13 @@ class DeadLetters:
         while not admin.is_there():
             if time.monotonic() > deadline:
                 raise SourceUnavailableError(
-                    "The dead letter topic was created, but Kafka does not list it yet.",
+                    "The dead letter topic was created, but Kafka does not list it yet. Try again.",
                     topic=self.topic.name,
                 )
             time.sleep(_PAUSE)
 
     def letters(self, chosen: Chosen) -> list[Letter]:
-        """Returns the selected letters, without bytes, in the order in which they were written."""
+        """Returns the selected letters, in the order in which they were written."""
         if not _Admin(self.topic).is_there():
             return []
         records = (read_headers(record.headers() or (), record.offset()) for record in scan(self.topic))
@@ -599,7 +644,7 @@ class DeadLetters:
         return [letter for letter in found if chosen.fits(letter, kind=letter.error)]
 
     def groups(self, chosen: Chosen) -> tuple[RecordGroup, ...]:
-        """Count the selected letters by table, topic, partition and error, in that order."""
+        """Returns the selected letters grouped by table, topic, topic id, partition and error."""
         parts: dict[tuple[str, str, str, int, str], list[Letter]] = {}
         for one in self.letters(chosen):
             place = one.table, one.topic, one.topic_id, one.partition, one.error
@@ -607,22 +652,27 @@ class DeadLetters:
         return tuple(_group(part) for _, part in sorted(parts.items()))
 
     def rows(self, chosen: Chosen, *, limit: int) -> tuple[dict[str, Any], ...]:
-        """Returns the first ``limit`` selected letters, with bytes, by table, topic, partition and offset."""
+        """Returns the first ``limit`` selected letters, sorted by table, topic, partition and offset.
+
+        Each letter is a dict that also has the original record's key, value and headers.
+        """
         found = sorted(self.letters(chosen), key=lambda one: (one.table, *one.identity[3:]))[:limit]
         records = {one.offset(): one for one in records_at(self.topic, {letter.at for letter in found})}
         return tuple(_row(letter, records[letter.at]) for letter in found if letter.at in records)
 
     def remove(self, chosen: Chosen) -> int:
-        """Drop the selected letters. Returns their number."""
+        """Drop the selected letters by marking them as dealt with. Returns the number of dropped letters."""
         with LetterWriter(self.topic) as writer:
             for letter in self.letters(chosen):
                 writer.send(None, None, mark_headers(letter))
         return writer.acknowledged
 
     def settle(self, outcomes: Iterable[Outcome], *, table: TableId) -> int:
-        """Mark letters as dealt with, or with their newest error. Returns their number.
+        """Record the results of a replay. Returns the number of letters that the results belong to.
 
-        A repetition changes nothing. Outcomes of records without a letter are ignored.
+        A letter whose record was applied is marked as dealt with. A letter whose record failed again gets a
+        mark with the new error, if the error differs from the known one. Results of records without a letter
+        are ignored.
         """
         letters = {one.identity: one for one in self.letters(Chosen(self.pipeline, str(table)))}
         settled = 0
@@ -638,23 +688,26 @@ class DeadLetters:
 
 
 def dead_letters_of(config: Config) -> DeadLetters:
-    """Returns the dead letters of a pipeline, without a request to Kafka.
+    """Returns access to the dead letters of the config's pipeline. Sends no request to Kafka.
 
     Raises:
-        ConfigError: The config names no topic for them.
+        ConfigError: ``errors.deadletterqueue.topic.name`` is not set.
     """
     settings = config.dead_letters
     if settings.topic is None:
         raise ConfigError(
-            "dead-letters names no topic. Set errors.deadletterqueue.topic.name, for example to "
-            f"{config.pipeline}-dead-letters."
+            "The dead-letters section of the config names no topic. Set errors.deadletterqueue.topic.name, "
+            f"for example to {config.pipeline}-dead-letters."
         )
     properties = config.source.confluent_properties()
     return DeadLetters(config.pipeline, LetterTopic(settings.topic, properties, settings.replication_factor))
 
 
 def moment(ms: int | None) -> datetime | None:
-    """Convert a Kafka timestamp to a time in UTC; None if Python's calendar does not have it."""
+    """Convert a Kafka timestamp in ms to a time in UTC.
+
+    Returns None if Python's datetime cannot represent it.
+    """
     try:
         return None if ms is None else _EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
@@ -677,26 +730,27 @@ def _row(letter: Letter, record: Any) -> dict[str, Any]:
 
 
 class TopicState(NamedTuple):
-    """The state of the dead letter topic. ``replicas``: the number with which it would be created."""
+    """State of the dead letter topic. ``replicas``: number of replicas with which it would be created."""
 
     is_there: bool
     replicas: int = 0
 
     @property
     def shown(self) -> str:
-        """The state as text for people."""
+        """The state as text for ``tidesink plan``."""
         if self.is_there:
             return "exists"
         count = "1 replica" if self.replicas == 1 else f"{self.replicas} replicas"
-        replicas = "the brokers' default of replicas" if self.replicas < 0 else count
+        replicas = "the brokers' default number of replicas" if self.replicas < 0 else count
         return f"is created with the first letter, with {replicas}"
 
 
 def check_topic(topic: LetterTopic) -> TopicState:
-    """Check if the topic exists, or else if it can be created. Changes nothing.
+    """Check that the dead letter topic exists or could be created. Changes nothing at the brokers.
 
     Raises:
-        SourceError: Kafka refuses, or the topic's clean-up policy would lose letters.
+        SourceError: Kafka refuses a request, or the existing topic is compacted and would lose letters.
+        SourceUnavailableError: Kafka does not answer.
     """
     admin = _Admin(topic)
     if admin.is_there():
@@ -709,7 +763,10 @@ _MOST_REPLICAS: Final = 3
 
 
 class _Admin:
-    """Requests about the topic, with a new client if a controller is down."""
+    """Sends admin requests about the dead letter topic.
+
+    Opens a new client if the controller does not answer.
+    """
 
     def __init__(self, topic: LetterTopic) -> None:
         self._topic = topic
@@ -720,7 +777,7 @@ class _Admin:
         return self._client
 
     def is_there(self) -> bool:
-        """Returns True if the topic exists. The request does not create it."""
+        """Returns True if the topic exists. The request never creates the topic."""
         name = self._topic.name
         with _translated(self._topic):
             try:
@@ -732,7 +789,10 @@ class _Admin:
             return True
 
     def create(self, *, validate_only: bool = False) -> int:
-        """Create the topic unless it exists. Returns the number of replicas."""
+        """Create the topic if it does not exist, or only check that this is possible.
+
+        Returns the number of replicas.
+        """
         topic, replicas = self._topic, self._replicas()
         new = NewTopic(topic.name, 1, replicas, config=_TOPIC_CONFIG)
         options = {"operation_timeout": _TIMEOUT, "validate_only": validate_only}
@@ -745,7 +805,7 @@ class _Admin:
         return replicas
 
     def _replicas(self) -> int:
-        """Returns the configured number, or the number of brokers that answer, at most three."""
+        """Returns the configured number of replicas, or the number of brokers that answer, at most three."""
         if self._topic.replication_factor is not None:
             return self._topic.replication_factor
         with _translated(self._topic):
@@ -753,9 +813,11 @@ class _Admin:
         return max(1, min(_MOST_REPLICAS, len(brokers)))
 
     def check_policy(self) -> None:
-        """Refuse compaction, which would keep only one of the letters with one key.
+        """Raise SourceError if the topic is compacted.
 
-        A user without permission to read the topic's settings is not refused.
+        Compaction would keep only one of the letters that have the same key.
+
+        The check is skipped if this user may not read the topic's settings.
         """
         resource = ConfigResource(ResourceType.TOPIC, self._topic.name)
         try:

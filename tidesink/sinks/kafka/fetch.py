@@ -1,16 +1,17 @@
 """Reads a range of offsets of one topic-partition as Arrow record batches, with librdkafka.
 
-``fetch`` reads offsets ``[start, end)`` under ``read_committed``. Control records, aborted records and
-compaction leave gaps, also at the end of a range. So a range is complete when a record at or past ``end``
-arrives, or when the partition's EOF is at or past ``end``. (``Consumer.position()`` does not show it.)
+``fetch`` reads offsets ``[start, end)`` with isolation level ``read_committed``. Control records, aborted
+records and compaction leave gaps in the offsets, also at the end of a range. So a range is complete when a
+record at or past ``end`` arrives, or when the end of the partition is at or past ``end``.
+(``Consumer.position()`` does not show that.)
 
-Memory: a fetch holds the records of one batch (``FetchLimits.bytes``) twice while they are converted to Arrow
-columns. In addition it holds one consume call of at most an eighth of that by the sizes seen so far, and
-librdkafka's queue (``queued.max.messages.kbytes`` and one fetch response). With the defaults this is
-32 + 2 + 33 MB, plus the largest record.
+Memory: a fetch holds the records of one batch (``FetchLimits.bytes``) twice while it converts them to Arrow
+columns. It also holds the records of one consume call, at most an eighth of a batch by the record sizes seen
+so far, and librdkafka's queue (``queued.max.messages.kbytes`` and one fetch response). With the defaults this
+is 32 + 2 + 33 MB, plus the largest record.
 
-Consumers are opened once for each set of client properties and process, and used again. A consumer
-effectively belongs to no group: partitions are assigned to it, and it commits nothing.
+A process opens one consumer for each set of client properties and uses it for many ranges. The consumer never
+joins a consumer group: partitions are assigned to it, and it commits nothing.
 """
 
 from __future__ import annotations
@@ -47,15 +48,16 @@ FETCH_SETTINGS: Final[Mapping[str, Any]] = {
     "fetch.queue.backoff.ms": 2,
     "queued.min.messages": 50_000,
     "queued.max.messages.kbytes": 32_768,
-    # One answer of a broker. The first record is available once all of it is unpacked (4 MiB: 50 ms later),
-    # and the CPU per record is the same from 64 KiB to 4 MiB. A larger message is still read.
+    # Size of one fetch response. The first record is available only when the whole response is unpacked (4
+    # MiB: 50 ms later), and the CPU per record is the same from 64 KiB to 4 MiB. A larger message is still
+    # read.
     "fetch.message.max.bytes": 256 << 10,
     # The records of a range exist, so there is nothing to wait for.
     "fetch.wait.max.ms": 10,
     # Ranges are planned for existing topics, so waiting half a minute for a topic is useless.
     "topic.metadata.propagation.max.ms": 5_000,
 }
-# Settings on which a correct read depends. The user's properties cannot change them.
+# The read is only correct with these settings, so the user's properties cannot change them.
 FIXED_SETTINGS: Final[Mapping[str, Any]] = {
     "isolation.level": "read_committed",
     # An offset that Kafka no longer has is an error: starting elsewhere would hide a loss.
@@ -69,10 +71,14 @@ _GROUP: Final = "tidesink-fetch"
 
 
 class OpenConsumer:
-    """A consumer, and the last error of its client as a whole (no broker, no login).
+    """A consumer with the last error of its client as a whole, such as no broker or a refused login.
 
-    ``answer_refused``: librdkafka closed a connection because of an answer that it does not accept, for
-    example one larger than ``largest_answer`` bytes. librdkafka tries again, and the answer is the same.
+    Attributes:
+        digest: Identifies the client properties.
+        client_error: The client's last error that names no topic.
+        answer_refused: True if librdkafka closed a connection because of a response that it does not accept,
+            for example a response larger than ``largest_answer`` bytes. librdkafka repeats the request, but
+            the response stays the same.
     """
 
     def __init__(self, digest: str, properties: Mapping[str, Any]) -> None:
@@ -88,7 +94,7 @@ class OpenConsumer:
 
     @property
     def largest_answer(self) -> int:
-        """``receive.message.max.bytes``."""
+        """The client's ``receive.message.max.bytes``: the largest response that librdkafka accepts."""
         return int(self._settings.get(_LARGEST, _LARGEST_BYTES))
 
     def _note(self, error: KafkaError) -> None:
@@ -98,7 +104,7 @@ class OpenConsumer:
     def topic_id(self, topic: str) -> str:
         """Returns Kafka's id of a topic. A recreated topic has another id.
 
-        confluent-kafka's consumer does not expose it, so an admin client requests it.
+        confluent-kafka's consumer does not expose topic ids, so an admin client requests it.
 
         Raises:
             BrokerUnavailableError: No broker answers, or the topic does not exist.
@@ -114,11 +120,11 @@ class OpenConsumer:
         return self._admin
 
     def close(self) -> None:
-        """Close the connections. It can last a second."""
+        """Close the connections, which may take a second."""
         self.consumer.close()
 
     def leak(self) -> None:
-        """Never destroy the clients: they belong to the process from which this one was forked."""
+        """Never destroy the clients, because they belong to the parent process that was forked."""
         for client in (self.consumer, self._admin):
             if client is not None:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
@@ -127,12 +133,13 @@ class OpenConsumer:
 _LARGEST: Final = "receive.message.max.bytes"
 # librdkafka's default.
 _LARGEST_BYTES: Final = 100_000_000
-# Names that librdkafka has twice. The last one set wins, so a default is omitted if either is set.
+# Settings for which librdkafka accepts a second name. The last one set wins, so a default is omitted if the
+# user sets either name.
 _ALIASES: Final = {"max.partition.fetch.bytes": "fetch.message.max.bytes"}
 
 
 class _Consumers:
-    """Idle consumers, the least recently used first."""
+    """The idle consumers of a process, the least recently used first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -148,8 +155,8 @@ class _Consumers:
         return OpenConsumer(digest, properties)
 
     def give_back(self, used: OpenConsumer) -> None:
-        """Keep a consumer for its next use, and close the longest idle one if there are too many."""
-        # Unassigned, so that it does not fetch ahead and releases fetched records.
+        """Keep a consumer for its next use. Close the least recently used one if there are too many."""
+        # An unassigned consumer fetches nothing ahead, and releases the records that it fetched.
         used.consumer.unassign()
         used.client_error, used.answer_refused = None, False
         with self._lock:
@@ -159,7 +166,7 @@ class _Consumers:
             over.close()
 
     def after_fork(self) -> None:
-        """Discard the consumers in a child process, which does not have librdkafka's threads."""
+        """Discard the consumers in a forked child process, which does not have librdkafka's threads."""
         for one in self._idle:
             one.leak()
         self._lock, self._idle = threading.Lock(), []
@@ -177,12 +184,12 @@ def _digest(properties: Mapping[str, Any]) -> str:
 
 @contextmanager
 def open_consumer(properties: Mapping[str, Any]) -> Iterator[OpenConsumer]:
-    """Returns a consumer for exclusive use until the context ends. It is then used again.
+    """Open a consumer for exclusive use within the context, or reuse an idle one with the same properties.
 
-    A consumer whose use raised an error is closed.
+    The consumer becomes idle at the end of the context. It is closed if an error is raised in the context.
 
     Raises:
-        ConfigError: The properties are refused.
+        ConfigError: librdkafka refuses the properties.
     """
     used = _CONSUMERS.take(properties)
     try:
@@ -207,27 +214,32 @@ SCHEMA: Final = pa.schema(
         ("key", pa.binary()),
         ("value", pa.binary()),
         ("headers", HEADERS),
-        # The epoch of the leader that wrote the record; null if it is not known.
+        # The epoch of the leader that wrote the record, or null if it is not known.
         ("leader_epoch", pa.int32()),
     ]
 )
 
-# Few at a time, so that the objects of one call stay in the cache (a third of the CPU of 20,000 at a time).
+# Maximum number of records per consume call. With so few, their objects stay in the CPU cache (a third of the
+# CPU of 20,000 records).
 _CONSUME_RECORDS: Final = 250
 _BYTES: Final = pa.binary()
 _FIRST_CONSUME: Final = 64
-# One call waits for records for so long. This also limits how late the end of a range is noticed.
+# One consume call waits this long for records. This also limits how late the end of a range is noticed.
 _CONSUME_SECONDS: Final = 0.02
 _WATERMARK_SECONDS: Final = 5.0
-# An error of the client as a whole names no topic. Errors left by an earlier read arrive sooner than this.
+# A client error that names no topic may be left over from an earlier read. Such an error arrives within this
+# time.
 _ABSENT_SECONDS: Final = 1.0
 _SECOND: Final = itemgetter(1)
 
 
 class FetchRange(NamedTuple):
-    """Offsets ``[start, end)`` of one partition. If ``topic_id`` is known, it is checked after the read.
+    """Offsets ``[start, end)`` of one partition to read.
 
-    Without ``timestamps`` or ``headers`` the column is null: reading timestamps takes a tenth of the time.
+    Attributes:
+        topic_id: Kafka's id of the topic, which is checked after the read. None: no check.
+        timestamps: False: the ``timestamp`` column is null. Reading timestamps takes a tenth of the time.
+        headers: False: the ``headers`` column is null.
     """
 
     topic: str
@@ -241,12 +253,11 @@ class FetchRange(NamedTuple):
 
 @dataclass(frozen=True)
 class FetchLimits:
-    """Limits of one record batch and of waiting.
+    """Limits of one record batch, and of the time to wait.
 
     Attributes:
-        records: A batch ends before it exceeds this number of records.
-        bytes: A batch ends before its keys and values exceed this size. A larger record is a batch of its
-            own.
+        records: Most records of a batch.
+        bytes: Most bytes of keys and values in a batch. A larger record is a batch of its own.
         silence: Seconds without any answer after which the brokers count as unavailable.
         refusal: Seconds after which a refused login, or a partition that ends before the range, is an error.
     """
@@ -266,15 +277,16 @@ def fetch(
     *,
     limits: FetchLimits = _DEFAULT_LIMITS,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the records of a range in the order of their offsets, with the columns of ``SCHEMA``.
+    """Yields the records of an offset range in the order of their offsets, with the columns of ``SCHEMA``.
 
-    ``properties``: see ``client_properties``, with ``bootstrap.servers``. An empty range sends no request.
-    ``topic_id`` is checked after the last batch, which proves that all records are from that topic.
+    An empty range sends no request. ``wanted.topic_id`` is checked after the last batch, which proves that
+    all records are from that topic. ``properties``: client properties of confluent-kafka, with
+    ``bootstrap.servers``.
 
     Raises:
-        ConfigError: The properties are refused.
+        ConfigError: librdkafka refuses the properties.
         SourceError: The offsets expired, the topic was recreated, or the brokers refuse the request.
-        BrokerUnavailableError: No broker answers within ``limits.silence``.
+        BrokerUnavailableError: No broker answers within ``limits.silence`` seconds.
     """
     if wanted.start >= wanted.end:
         return
@@ -285,12 +297,15 @@ def fetch(
 
 @dataclass(frozen=True)
 class KafkaFetch:
-    """``fetch`` with its properties, which have secrets. It is pickled for Spark's tasks."""
+    """The function ``fetch`` with its client properties, which may have secrets.
+
+    It is pickled for Spark's tasks.
+    """
 
     properties: Mapping[str, Any] = field(repr=False)
 
     def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """Yields the records of a range; see ``fetch``."""
+        """Yields the records of an offset range as ``fetch`` does, with the columns of ``SCHEMA``."""
         return fetch(wanted, self.properties)
 
 
@@ -301,7 +316,7 @@ def _check_topic(opened: OpenConsumer, wanted: FetchRange) -> None:
     if found != wanted.topic_id:
         raise SourceError(
             f"The topic was deleted and recreated (its topic id is {found}, {wanted.topic_id} was "
-            "planned), so its offsets refer to other records now. Plan the batch again to see the remedy.",
+            "planned), so its offsets refer to other records now. The next batch plan reports what to do.",
             topic=wanted.topic,
             partition=wanted.partition,
             offset=wanted.start,
@@ -309,7 +324,11 @@ def _check_topic(opened: OpenConsumer, wanted: FetchRange) -> None:
 
 
 class _Joined(NamedTuple):
-    """Keys or values of one call, concatenated. ``present`` is None if none of them is null."""
+    """The keys or values of one consume call, concatenated.
+
+    ``sizes``: bytes of each key or value. ``present``: False where a key or value is null; None if no one is
+    null.
+    """
 
     data: bytes
     sizes: npt.NDArray[np.int32]
@@ -340,9 +359,9 @@ def _bytes_column(parts: Sequence[_Joined]) -> pa.Array:
 
 
 class _Part:
-    """The result of one call, read from its messages while they are in the processor's cache.
+    """Columns of the messages that one consume call returned.
 
-    Each attribute is read with one C call per message.
+    They are read while the messages are in the CPU cache, with one C call per message and attribute.
     """
 
     def __init__(self, messages: Sequence[Message], wanted: FetchRange) -> None:
@@ -362,7 +381,7 @@ class _Part:
 
 
 def _epochs(messages: Sequence[Message]) -> npt.NDArray[np.int32]:
-    """Return the leader epoch of each message, or -1 for a message without one."""
+    """Returns the leader epoch of each message, or -1 for a message without an epoch."""
     first, last = messages[0].leader_epoch(), messages[-1].leader_epoch()
     if first == last:  # epochs never decrease along a log
         return np.full(len(messages), _epoch(first), np.int32)
@@ -406,7 +425,10 @@ def _epoch_column(epochs: npt.NDArray[np.int32]) -> pa.Array:
 
 
 def last_record(records: pa.RecordBatch) -> LastRecord | None:
-    """Return the last of the records, which are in Kafka's order; None if it has no leader epoch."""
+    """Returns the offset and leader epoch of the last record of a batch.
+
+    Returns None if the batch is empty or its last record has no leader epoch.
+    """
     column = records.schema.get_field_index("leader_epoch")
     epoch = records.column(column)[-1].as_py() if column >= 0 and records.num_rows else None
     return None if epoch is None else LastRecord(records.column("offset")[-1].as_py(), epoch)
@@ -421,7 +443,7 @@ def _header_column(parts: Sequence[_Part], count: int) -> pa.Array:
 
 
 class _RangeReader:
-    """Reads one range once."""
+    """Reads one offset range with an open consumer, once."""
 
     def __init__(self, opened: OpenConsumer, wanted: FetchRange, limits: FetchLimits) -> None:
         self._opened, self._consumer = opened, opened.consumer
@@ -452,7 +474,7 @@ class _RangeReader:
             yield _record_batch(parts, wanted)
 
     def _consume(self) -> list[Message]:
-        """Returns the range's records from one call."""
+        """Returns the records of the range from one consume call."""
         messages = self._consumer.consume(min(self._ask, self._wanted.end - self._next), _CONSUME_SECONDS)
         if messages and any(map(Message.error, messages)):
             messages = self._sound(messages)
@@ -462,7 +484,7 @@ class _RangeReader:
         return []
 
     def _within(self, messages: list[Message]) -> list[Message]:
-        """Returns the messages of the range, and records the progress of the read."""
+        """Returns the messages that belong to the range, and updates the position of the read."""
         self._heard, self._error = time.monotonic(), None
         first, last = _offset(messages[0]), _offset(messages[-1])
         if first < self._next or last >= self._wanted.end or not self._is_ours(messages[0]):
@@ -481,11 +503,14 @@ class _RangeReader:
         return message.partition() == self._wanted.partition and message.topic() == self._wanted.topic
 
     def _fitting(self, messages: list[Message]) -> Iterator[_Part]:
-        """Cut the messages until each part fits into a batch, or is one record."""
+        """Split the messages into parts that each fit into a record batch.
+
+        A single record may exceed the limit of bytes.
+        """
         if not messages:
             return
         part, limits = _Part(messages, self._wanted), self._limits
-        # The next call requests as many records as fit into an eighth of a batch, by the size of these.
+        # The next consume call requests as many records of this size as fit into an eighth of a batch.
         most = max(1, limits.bytes // 8 * part.count // max(1, part.bytes))
         self._ask = min(2 * self._ask, _CONSUME_RECORDS, limits.records, most)
         if part.count == 1 or part.bytes <= limits.bytes:
@@ -495,7 +520,10 @@ class _RangeReader:
             yield from self._fitting(messages[part.count // 2 :])
 
     def _sound(self, messages: list[Message]) -> list[Message]:
-        """Returns the messages that are records. Records the partition's end, and raises errors."""
+        """Returns the messages that are records.
+
+        Notes the partition's end, and raises errors among the messages.
+        """
         records = []
         for message in messages:
             error = message.error()
@@ -515,7 +543,10 @@ class _RangeReader:
             self._short_end = end
 
     def _note_error(self, error: KafkaError) -> None:
-        """Raise an error that librdkafka cannot overcome by itself, and remember the others."""
+        """Raise an error that librdkafka cannot overcome by itself.
+
+        Remember any other error for later messages.
+        """
         code = error.code()
         if code in _OF_THE_GROUP:
             return
@@ -524,8 +555,8 @@ class _RangeReader:
         if code in ABSENT:
             raise self._failure(
                 BrokerUnavailableError,
-                f"Kafka does not have this partition ({error.name()}): the topic was deleted, or its "
-                "brokers are starting. Look up the topic again.",
+                f"Kafka does not have this partition ({error.name()}). The topic was deleted, or its "
+                "brokers are starting. Check that the topic exists.",
             )
         if code in REFUSED:
             raise self._refused(error)
@@ -536,7 +567,7 @@ class _RangeReader:
         self._error = error
 
     def _check_silence(self) -> None:
-        """Raise an error if the wait exceeds its limit."""
+        """Raise an error if the wait for records exceeds a limit of ``FetchLimits``."""
         if self._complete:
             return
         waited = time.monotonic() - self._heard
@@ -554,7 +585,8 @@ class _RangeReader:
             raise self._unavailable(self._error or refused)
 
     def _refused(self, error: KafkaError) -> SourceError:
-        # librdkafka reports a too large answer for the client, or for the requested partition.
+        # librdkafka reports a response that is too large as an error of the client, or of the requested
+        # partition.
         if error.code() == KafkaError._BAD_MSG:
             return self._too_large()
         return self._failure(
@@ -564,9 +596,9 @@ class _RangeReader:
     def _too_large(self) -> SourceError:
         return self._failure(
             SourceError,
-            f"An answer of Kafka is larger than {_LARGEST} ({self._opened.largest_answer}), or a record "
+            f"A response of Kafka is larger than {_LARGEST} ({self._opened.largest_answer}), or a record "
             f"batch has an invalid checksum or framing. Set source.kafka.{_LARGEST} above the size of the "
-            "topic's largest record batch. If the error remains, the data on the broker are damaged.",
+            "topic's largest record batch. If the error remains, the topic's data on the broker are damaged.",
         )
 
     def _unavailable(self, error: KafkaError | None) -> SourceError:
@@ -580,15 +612,15 @@ class _RangeReader:
     def _ends_early(self, end: int) -> SourceError:
         return self._failure(
             SourceError,
-            f"The partition ends at {end}, but records up to offset {self._wanted.end} were expected. Kafka "
-            "lost records, or the topic was deleted and recreated. Compare the topic's id with the stored "
-            "progress. If they differ, load the table again from a snapshot.",
+            f"The partition ends at offset {end}, but records up to offset {self._wanted.end} were "
+            "expected. Kafka lost records, or the topic was deleted and recreated. Compare the topic's id "
+            "with the id in the stored progress. If they differ, load the table again from a snapshot.",
         )
 
     def _out_of_range(self) -> SourceError:
         low, high = self._watermarks()
         if low is not None and low > self._next:
-            why = f"expired: the partition begins at {low} now, as its retention is shorter than the delay"
+            why = f"expired: the partition begins at {low} now, because retention deleted the earlier records"
         elif high is not None:
             why = (
                 f"do not exist: the partition ends at {high}, so Kafka lost records or the topic was "
@@ -599,7 +631,7 @@ class _RangeReader:
         return self._failure(
             SourceError,
             f"Offsets from {self._next} on {why}. Nothing was skipped. Load the table again from a snapshot. "
-            "Or specify the offset from which to continue, if a gap is acceptable.",
+            "If a gap is acceptable, specify the offset from which to continue.",
         )
 
     def _watermarks(self) -> tuple[int | None, int | None]:
@@ -620,7 +652,7 @@ def _offset(message: Message) -> int:
     return -1 if found is None else int(found)
 
 
-# The group is never joined, so a missing permission to use it does not matter.
+# The consumer group is never joined, so errors of the group do not matter.
 _OF_THE_GROUP: Final = frozenset(
     {
         KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -634,7 +666,7 @@ ABSENT: Final = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 )
 _LOGIN: Final = "check security.protocol, sasl.mechanism, and the user's name and password or token"
-# Refusals of this user, or of these bytes. Retries do not help.
+# Errors with which Kafka refuses this user or returns unusable bytes. Retries do not help.
 REFUSED: Final[Mapping[int, str]] = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "this user needs permission to read and describe the topic",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user needs permissions on the cluster",

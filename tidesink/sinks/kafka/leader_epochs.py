@@ -1,28 +1,29 @@
-"""Checks that a partition's log still has the records that were read: a log can be cut and grow again.
+"""Checks that a partition's log still has the records that were read, as a log can be cut and grow again.
 
 After an unclean leader election, or with a lost disk, a partition has fewer records than before, and
-producers write others at the same offsets. Neither the topic's id nor its offsets show this. Kafka gives each
-record the *epoch* of the leader that wrote it (KIP-101, KIP-320): two records that were written at one offset
-always have two epochs.
+producers write other records at the same offsets. Neither the topic's id nor its offsets show this. Kafka
+stores with each record the *epoch* of the leader that wrote it (KIP-101, KIP-320). Two different records that
+were written at the same offset always have different epochs.
 
 The law, for each partition of a topic:
 
-1. A reader keeps the last record that it read (``LastRecord``): its offset and its epoch, as of the fetch.
-2. Before it continues, it gets the leader's epoch, which Kafka reports with the end of a partition
+1. A reader keeps the last record that it read (``LastRecord``): the record's offset and its epoch.
+2. Before the reader continues, it gets the leader's epoch, which Kafka reports with the end of a partition
    (ListOffsets from version 4 on, Kafka 2.1). If that epoch is greater than the record's, and greater than at
-   the last check, the record is looked up (``CheckedLogs``). Otherwise no request is sent: a log loses a
-   record that it had only by an election, and each election gives the partition a greater epoch. A leader's
-   epoch below the record's is an outdated answer, or Kafka's own law does not hold. Then the record is looked
-   up too.
-3. The records that are read next are used if the epoch of their last record is at least the known record's,
-   and at most the leader's at the check, or the known record's if that is greater (``follows``). If not, a
-   leader was elected meanwhile, whose log may have been cut before the known record. Then the records are
-   dropped, and read again after the next check. Too many drops under the same leaders are an error: epochs
-   decrease, for example after metadata were restored, and further checks will not differ.
+   the reader's last check, the record is looked up in Kafka (``CheckedLogs``). Otherwise no request is
+   needed: a log only loses records by an election, and each election increases the partition's epoch. If the
+   leader's epoch is less than the record's, the record is looked up too. The answer is then outdated, or
+   Kafka's epochs decreased.
+3. The records that are read next are used if the epoch of the last of them is at least the known record's
+   epoch, and at most the leader's epoch at the check (or the known record's epoch, if that is greater); see
+   ``follows``. Otherwise a leader was elected since the check, and its log may have been cut before the known
+   record. Then the new records are dropped, and are read again after the next check. Too many drops under the
+   same leaders are an error: the epochs decrease, for example after metadata were restored, and checking
+   again does not help.
 
-If the offset no longer has a record, as in a compacted topic, librdkafka asks the leader where the epoch
-ended (``OffsetForLeaderEpoch``). librdkafka 2.16 does so only for the first assignment of a client: a
-partition that is assigned again is not validated. So a client is opened for this request.
+If the offset no longer has a record, as in a compacted topic, librdkafka asks the leader for the offset at
+which the epoch ended (``OffsetForLeaderEpoch``). librdkafka 2.16 does so only for the first assignment of a
+client: a partition that is assigned again is not validated. So a new client is opened for this request.
 
 Records from before Kafka 0.11 have no epoch, and some services report none. Then nothing is kept or checked.
 """
@@ -43,7 +44,7 @@ from tidesink.sinks.kafka.fetch import ABSENT, FIXED_SETTINGS, REFUSED
 from tidesink.sinks.kafka.offsets import TopicOffsets, translated_error
 from tidesink.sinks.state.progress import LastRecord
 
-# Only a few records are read, so nothing is fetched ahead.
+# A look-up reads only a few records, so nothing is fetched ahead.
 _FEW: Final[Mapping[str, str]] = {
     "queued.min.messages": "1",
     "fetch.message.max.bytes": "1",
@@ -52,27 +53,28 @@ _FEW: Final[Mapping[str, str]] = {
     "topic.metadata.propagation.max.ms": "2000",
 }
 _ALIASES: Final = {"max.partition.fetch.bytes"}
-# So many offsets before an end are read, because the last ones may be a transaction's markers.
+# Number of offsets before an end that are read, because the last offsets may be a transaction's markers.
 _BEHIND: Final = 16
 _SECONDS: Final = 60.0
-# A refused login is an error after so long.
+# Seconds after which a refused login is an error.
 _REFUSAL_SECONDS: Final = 10.0
-# A request is repeated after so long.
+# Seconds after which a request is repeated.
 _ASK_SECONDS: Final = 1.0
 _CONSUME_SECONDS: Final = 0.02
 _CONSUME_RECORDS: Final = 100
-# Records may be dropped so many times under the same leaders. One outdated answer may cost a few drops.
+# Maximum number of times that records are dropped under the same leaders. One outdated answer may cause a few
+# drops.
 MOST_DROPS: Final = 20
-# So many found records are remembered, for tables that check the same record.
+# Maximum number of remembered look-ups, for tables that check the same record.
 _MOST_KNOWN: Final = 10_000
 
 
 class LeaderEpochs:
-    """Looks up records in one cluster. Used by several threads.
+    """Looks up records by offset and leader epoch in one Kafka cluster. May be used from several threads.
 
     Args:
-        properties: See ``client_properties``.
-        is_stopped: Returns True if a stop was requested, which ends a look-up with SourceUnavailableError.
+        properties: Client properties of confluent-kafka.
+        is_stopped: Returns True if a stop was requested. A look-up then raises SourceUnavailableError.
         seconds: Time limit of one look-up.
     """
 
@@ -87,13 +89,15 @@ class LeaderEpochs:
         self._properties: dict[str, Any] = {**given, **_FEW}
         self._is_stopped, self._seconds = is_stopped, seconds
         self._lock = threading.Lock()
-        # The greatest epoch of a leader that has the record, by topic, topic id, partition and record.
+        # By topic, topic id, partition and record: the greatest epoch of a leader whose log was found to have
+        # the record.
         self._there: dict[tuple[str, str, int, LastRecord], int] = {}
 
     def last(self, found: TopicOffsets, ends: Mapping[int, int]) -> dict[int, LastRecord]:
-        """Return a record at or shortly before each end, or the first record after it.
+        """Returns, for each partition, the last record within 16 offsets before its end in ``ends``.
 
-        A partition whose records have no epoch is absent.
+        If there is no such record, the first later record is returned. A partition without a record, or whose
+        record has no epoch, is absent. ``found``: the topic's current offsets.
 
         Raises:
             SourceError: The brokers refuse the request, or the topic was deleted.
@@ -109,13 +113,15 @@ class LeaderEpochs:
         return {n: record for n, record in read.items() if record is not None}
 
     def cuts(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, int]:
-        """Return the partitions whose logs lack the known record, with the offsets of the cuts.
+        """Returns the offset at which the log was cut, for each partition that no longer has its known
+        record.
 
-        From such an offset on there are other records now. Other checks report expired records, and records
-        that are missing at the end of a partition.
+        From that offset on, the records in Kafka differ from those that were read. Partitions whose known
+        record expired, or is after the end, are not checked here.
 
         Raises:
-            SourceError, SourceUnavailableError: For the same reasons as ``last``.
+            SourceError: The brokers refuse the request, or the topic was deleted.
+            SourceUnavailableError: Not all partitions answer.
         """
         parts, epochs = found.partitions, found.leader_epochs
         there = {
@@ -129,13 +135,13 @@ class LeaderEpochs:
             return {}
         with self._look(found.topic) as look:
             read = look.records({n: record.offset for n, record in there.items()}, {})
-            # Two records at one offset differ in their epochs. If the offset has no record, the leader is
-            # asked.
+            # Two different records at one offset have different epochs. If the offset has no record, the
+            # leader is asked where the epoch ended.
             gone = {n for n, now in read.items() if now is None or now.offset != there[n].offset}
             cut = {n for n in there.keys() - gone if read[n] != there[n]}
             cut |= look.ended({n: there[n] for n in gone})
             starts = {n: look.earliest(n) for n in cut}
-            # Records that expired meanwhile look as if they were cut.
+            # Records that expired since the first request look as if they were cut.
             cut = {n for n in cut if starts[n] <= there[n].offset}
             found_cuts = {n: look.first_of_later_epochs(n, there[n], starts[n]) for n in cut}
         with self._lock:
@@ -161,21 +167,27 @@ class LeaderEpochs:
 
 
 class CheckedLogs:
-    """The leader epochs up to which a reader's partitions of one topic were checked. For one thread.
+    """Remembers up to which leader epoch the partitions of one topic were checked. For one reader and one
+    thread.
 
-    The known record of a partition must be newer than at the check before, or the same again.
+    A partition's known record must be newer than at its last check, or the same record.
     """
 
     def __init__(self, log: LeaderEpochs | None) -> None:
         self._log = log
         self._topic_id, self._epochs = "", dict[int, int]()
-        # The number of drops under these leader epochs.
+        # Number of times that records were dropped under these leader epochs.
         self._drops, self._dropped_under = 0, ("", dict[int, int]())
 
     def cuts(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, int]:
-        """Like ``LeaderEpochs.cuts``, but sends no request while no partition has a new leader.
+        """Returns the partitions whose logs were cut before the known record, with the offsets of the cuts.
 
-        A partition without a leader epoch is not checked.
+        Unlike ``LeaderEpochs.cuts``, sends no request while no partition has a new leader. A partition whose
+        broker reports no leader epoch is not checked.
+
+        Raises:
+            SourceError: The brokers refuse the request, or the topic was deleted.
+            SourceUnavailableError: Not all partitions answer.
         """
         if self._log is None:
             return {}
@@ -184,14 +196,15 @@ class CheckedLogs:
         epochs = found.leader_epochs
         due = self._due(found, known)
         cut = self._log.cuts(found, due) if due else {}
-        # A log that ends before the record lost it, or is that of a lagging follower: it is checked later.
+        # A log that ends before the known record lost the record, or is the log of a lagging follower. It is
+        # checked again later.
         short = {n for n, at in found.partitions.items() if n in due and due[n].offset >= at.latest}
         for number in epochs.keys() - cut.keys() - short:
             self._epochs[number] = max(epochs[number], self._epochs.get(number, -1))
         return cut
 
     def is_due(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> bool:
-        """Returns True if ``cuts`` has something to look up. For any thread."""
+        """Returns True if ``cuts`` would look up a record in Kafka. May be called from any thread."""
         return self._log is not None and bool(self._due(found, known))
 
     def _due(self, found: TopicOffsets, known: Mapping[int, LastRecord]) -> dict[int, LastRecord]:
@@ -206,10 +219,14 @@ class CheckedLogs:
     def follows(
         self, found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]
     ) -> bool:
-        """Like the function ``follows``, but raises an error after too many drops under the same leaders.
+        """Returns True if records that were read after a check may be applied (see the function ``follows``).
+
+        ``found``: the topic's offsets at the check. ``known`` and ``read``: for each partition, the last
+        record at the check and the last record that was read since.
 
         Raises:
-            SourceError: The records do not follow the known ones, and further checks will not differ.
+            SourceError: Records were dropped too many times under the same leaders, and further checks will
+                not help.
         """
         if follows(found, known, read):
             self._drops = 0
@@ -223,9 +240,10 @@ class CheckedLogs:
 
 
 def follows(found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord]) -> bool:
-    """Returns True if records that were read after a check are from logs that have the known records.
+    """Returns True if the logs from which records were read after a check still have the known records.
 
-    ``found``: the topic at the check. ``known`` and ``read``: the last record of each partition.
+    ``found``: the topic's offsets at the check. ``known`` and ``read``: for each partition, the last record
+    at the check and the last record that was read since.
     """
     return all(
         _follows(known[number], record, found.leader_epochs[number])
@@ -237,16 +255,17 @@ def follows(found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[
 def _follows(known: LastRecord, read: LastRecord, epoch: int) -> bool:
     if read == known:
         return True  # nothing was read
-    # Rows that waited for a later bound are read again, from before the known record.
+    # Rows that wait for a later cut are read again, from an offset before the known record.
     grows = read.epoch >= known.epoch or read.offset < known.offset
-    # A leader that was elected after the check has a greater epoch than a record that the check found.
+    # A leader that was elected after the check writes records with a greater epoch than the leader's at the
+    # check.
     return grows and read.epoch <= max(epoch, known.epoch)
 
 
 def _unsettled_error(
     found: TopicOffsets, known: Mapping[int, LastRecord], read: Mapping[int, LastRecord], drops: int
 ) -> SourceError:
-    """Return the error for a partition whose records never follow the known ones."""
+    """Returns the error for a partition whose newly read records never follow the known record."""
     epochs = found.leader_epochs
     number = min(
         n for n, record in read.items()
@@ -257,14 +276,14 @@ def _unsettled_error(
 
 
 def cut_error(topic: str, number: int, record: LastRecord, offset: int) -> SourceError:
-    """Return the error for a partition whose log was cut at an offset, and lacks the record."""
+    """Returns the error for a partition whose log was cut at ``offset`` and no longer has ``record``."""
     return SourceError(
         _CUT.format(record, offset, number), topic=topic, partition=number, offset=record.offset
     )
 
 
 class _Look:
-    """One look-up of some partitions of a topic, with a deadline."""
+    """One look-up of records in some partitions of a topic, with a time limit."""
 
     def __init__(
         self,
@@ -284,10 +303,12 @@ class _Look:
         self._consumer.close()
 
     def records(self, starts: Mapping[int, int], until: Mapping[int, int]) -> dict[int, LastRecord | None]:
-        """Return each partition's first record at or after an offset, or its last one up to ``until``.
+        """Returns a record of each partition, as offset and leader epoch.
 
-        If there is no such record, the first later one is returned. None: it has no epoch, or there is no
-        record.
+        For a partition in ``until``, this is the last record from its offset in ``starts`` up to its offset
+        in ``until``, or the first later record if there is none. For other partitions, it is the first record
+        at or after its offset in ``starts``. The value is None if the partition has no such record, or the
+        record has no epoch.
         """
         found: dict[int, LastRecord | None] = dict.fromkeys(starts)
         met = set[int]()
@@ -307,7 +328,7 @@ class _Look:
         return found
 
     def ended(self, known: Mapping[int, LastRecord]) -> set[int]:
-        """Return the partitions in which the leader's log of a record's epoch ends before the record."""
+        """Returns the partitions in which the leader's log of the record's epoch ends before the record."""
         if not known:
             return set()
         cut = set[int]()
@@ -327,7 +348,7 @@ class _Look:
         return cut
 
     def earliest(self, number: int) -> int:
-        """Return the first offset that a partition has now."""
+        """Returns the first offset that Kafka still has of a partition."""
         self._open_partitions = {number}
         while True:
             self._check_time()
@@ -338,9 +359,10 @@ class _Look:
                 self._raise_refused(exc.args[0], number)
 
     def first_of_later_epochs(self, number: int, known: LastRecord, earliest: int) -> int:
-        """Return the offset at which the log was cut: all earlier records are unchanged.
+        """Returns the offset at which the log was cut. Records before this offset are unchanged.
 
-        The known record is missing, so this is at most its own offset.
+        The log no longer has the known record, so the offset is at most that record's. ``earliest``: the
+        partition's first offset.
         """
         low, high = earliest, known.offset
         while low < high:
@@ -360,16 +382,22 @@ class _Look:
         self._client_error = error
 
     def _done(self, consumer: Consumer, number: int) -> None:
-        """Stop reading a partition, so that its records do not hide that another one is silent."""
+        """Stop reading a partition.
+
+        Otherwise its records would hide that another partition does not answer.
+        """
         if number in self._open_partitions:
             self._open_partitions.discard(number)
             consumer.incremental_unassign([TopicPartition(self._topic, number)])
 
     def _messages(self, consumer: Consumer, places: list[TopicPartition]) -> Iterator[Any]:
-        """Yield the messages of partitions until each is ``_done``: records, ends, and missing offsets.
+        """Yields the messages of partitions until ``_done`` was called for each: records, ends, and missing
+        offsets.
 
         Raises:
-            SourceError, SourceUnavailableError: For the same reasons as ``LeaderEpochs.last``.
+            SourceError: The brokers refuse the request.
+            SourceUnavailableError: A partition does not answer in time, the topic was deleted, or a stop was
+                requested.
         """
         self._open_partitions = {place.partition for place in places}
         consumer.assign(places)
@@ -385,7 +413,11 @@ class _Look:
 
     def _check_time(self) -> None:
         if self._is_stopped():
-            raise BrokerUnavailableError("A stop was requested while the log was checked.", topic=self._topic)
+            raise BrokerUnavailableError(
+                "A stop was requested while the partitions' logs were checked. The next start checks them "
+                "again.",
+                topic=self._topic,
+            )
         waited = time.monotonic() - self._begun
         error = self._client_error
         if error is not None and (error.code() in ABSENT or waited > _REFUSAL_SECONDS):
@@ -393,18 +425,21 @@ class _Look:
         if waited > self._seconds:
             number = min(self._open_partitions)
             raise BrokerUnavailableError(
-                f"No answer from the partition's leader for {self._seconds:.0f} seconds. Check that all "
+                f"The partition's leader did not answer for {self._seconds:.0f} seconds. Check that all "
                 "brokers run.",
                 topic=self._topic,
                 partition=number,
             )
 
     def _raise_refused(self, error: KafkaError, number: int | None) -> None:
-        """Raise an error that librdkafka cannot overcome by itself."""
+        """Raise an error that librdkafka cannot overcome by itself.
+
+        Other errors are ignored, because it retries.
+        """
         if error.code() in ABSENT:
             raise BrokerUnavailableError(
-                f"Kafka does not have this partition ({error.name()}): the topic was deleted, or its brokers "
-                "are starting. Look up the topic again.",
+                f"Kafka does not have this partition ({error.name()}). The topic was deleted, or its brokers "
+                "are starting. Check that the topic exists.",
                 topic=self._topic,
                 partition=number,
             )
@@ -412,26 +447,25 @@ class _Look:
             raise translated_error(error, self._topic)
 
 
-# Answers to a look-up. With the policy ``error``, a cut log is an _AUTO_OFFSET_RESET or a
-# _LOG_TRUNCATION.
+# Errors that answer a look-up. With ``auto.offset.reset: error``, librdkafka reports a cut log as
+# _AUTO_OFFSET_RESET or _LOG_TRUNCATION.
 _ANSWERS: Final = frozenset(
     {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION}
 )
 _CUT: Final = (
     "The partition's log was cut and has grown again, as after an unclean leader election or the loss of a "
     "disk. The record at offset {0.offset}, which was read under leader epoch {0.epoch}, no longer exists. "
-    "From offset {1} on there are other records now, and the topic lacks the earlier ones. Nothing was read "
-    "or skipped. Read the new records with `tidesink offsets rewind TABLE --to-offset {2}={1}`. Then repair "
-    "what the topic lost with `tidesink resync TABLE`, or load the table again from a new topic."
+    "From offset {1} on the partition has other records now, and the former records are lost. Nothing was "
+    "read or skipped. Read the new records with `tidesink offsets rewind TABLE --to-offset {2}={1}`. Then "
+    "repair what the topic lost with `tidesink resync TABLE`, or load the table again from a new topic."
 )
 _UNSETTLED: Final = (
-    "The next records were read {3} times, and were dropped each time. The record at offset "
+    "The partition's next records were read {3} times, and were dropped each time. The record at offset "
     "{0.offset} was read under leader epoch {0.epoch}, the record at offset {1.offset} has leader epoch "
     "{1.epoch}, and the partition's leader reports epoch {2}. Epochs decrease if cluster metadata were "
     "restored from an older state, if the topic was recreated, or if a service counts them in another way. "
-    "None of these records was applied. If a broker was "
-    "replaced just now, read them again with `tidesink resume TABLE`. If the topic is still the same, "
-    "`tidesink offsets rewind TABLE --to-offset {4}={0.offset}` and `tidesink resume TABLE` continue from "
-    "that record, whatever its epoch, and `tidesink resync TABLE` repairs what the topic lost. If the topic "
-    "was recreated, load the table again."
+    "None of these records was applied. If a broker was replaced just now, read them again with `tidesink "
+    "resume TABLE`. If the topic is still the same, `tidesink offsets rewind TABLE --to-offset "
+    "{4}={0.offset}` and `tidesink resume TABLE` continue from that record, whatever its epoch, and "
+    "`tidesink resync TABLE` repairs what the topic lost. If the topic was recreated, load the table again."
 )

@@ -1,4 +1,4 @@
-"""Topic ends, the offset ranges of a batch, and added partitions."""
+"""Topic offsets from the brokers, the offset ranges of a batch, and partitions that are added to a topic."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
 
 _log = structlog.get_logger("tidesink.worker")
 TIMEOUT_SECONDS: Final = 15.0
-# The id and first offsets of a topic without changes are looked up again after so long.
+# A topic's id and first offsets are requested again after this time, even if the topic did not change.
 _REMEMBERED_SECONDS: Final = 15.0
-# A client waits for its controller for so long before another client is used.
+# If the controller does not answer within this time, the request is repeated with a new client.
 _CONTROLLER_SECONDS: Final = 5.0
-# A topic's clean-up policy is looked up again after so long.
+# A topic's cleanup.policy is requested again after this time.
 _POLICY_SECONDS: Final = 600.0
-# ``lookup`` repeats its requests for so long if a partition has a new leader.
+# ``lookup`` repeats its requests for this time while a partition has a new leader.
 _LEADER_SECONDS: Final = 5.0
 # The timestamps that stand for the first kept offset and the end in Kafka's ListOffsets.
 _EARLIEST: Final = -2
@@ -66,7 +66,10 @@ _UNAVAILABLE: Final = frozenset(
 
 
 class PartitionOffsets(NamedTuple):
-    """The first kept offset, and the offset of the next record."""
+    """The end offsets of one partition.
+
+    ``earliest``: first offset that Kafka still has. ``latest``: offset that the next record will have.
+    """
 
     earliest: int
     latest: int
@@ -77,13 +80,15 @@ NO_EPOCHS: Final[Mapping[int, int]] = {}
 
 
 class TopicOffsets(NamedTuple):
-    """The offsets of one topic, with Kafka's id of it. A recreated topic has another id (but see ``NO_ID``).
+    """The offsets of one topic, with the topic's id in Kafka.
+
+    A recreated topic has another id, except at brokers without topic ids (``NO_ID``).
 
     Attributes:
-        topic_id: Empty if the topic does not exist yet. Then it has no partitions either.
-        compaction: None also if this user may not read the topic's settings.
-        leader_epochs: Per partition, the epoch of the leader that answered with its end; absent if it sent
-            none.
+        topic_id: Empty if the topic does not exist yet. Then ``partitions`` is empty too.
+        compaction: None if the topic is not compacted, or if this user may not read the topic's settings.
+        leader_epochs: Per partition, the epoch of the leader that reported the end offset. A partition whose
+            broker sent no epoch is absent.
     """
 
     topic: str
@@ -94,7 +99,10 @@ class TopicOffsets(NamedTuple):
 
 
 def limited(found: TopicOffsets, ends: Mapping[int, int] | None) -> Mapping[int, PartitionOffsets]:
-    """Returns the partitions of a topic up to ``ends``. A partition without an end is not read."""
+    """Returns a topic's partitions with their end offsets lowered to ``ends``. None changes nothing.
+
+    A partition that is missing in ``ends`` gets an empty range, so it is not read.
+    """
     if ends is None:
         return found.partitions
     return {
@@ -103,13 +111,13 @@ def limited(found: TopicOffsets, ends: Mapping[int, int] | None) -> Mapping[int,
     }
 
 
-# The first offset that a table reads, by partition; a partition that is read from its beginning is absent.
+# The first offset that a table reads, by partition. A partition that is read from its beginning is absent.
 Starts = Mapping[int, int]
 NO_STARTS: Final[Starts] = {}
 
 
 def started_at(found: TopicOffsets, starts: Starts) -> TopicOffsets:
-    """Returns the topic for a table that starts at these offsets, as if all earlier records had expired."""
+    """Returns a topic's offsets as if all records before the table's ``starts`` had expired."""
     if not starts:
         return found
     partitions = {
@@ -124,21 +132,28 @@ NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
 def is_other_topic(known_id: str, found_id: str) -> bool:
-    """Returns True if ids show that a topic was recreated. ``NO_ID`` and an absent topic's id do not."""
+    """Returns True if two ids of a topic show that it was recreated.
+
+    Returns False if one id is ``NO_ID`` or empty (the topic does not exist), because then nothing is known.
+    """
     return known_id != found_id and {known_id, found_id}.isdisjoint((NO_ID, ""))
 
 
 class FirstRecord(NamedTuple):
-    """The first record that a partition has; ``timestamp`` in ms since 1970."""
+    """The first record that Kafka still has in a partition. ``timestamp``: Kafka's, in ms since 1970."""
 
     offset: int
     timestamp: int
 
 
 class Look(NamedTuple):
-    """The brokers' answers about topics. A topic without an entry in either mapping does not exist.
+    """The brokers' answers about several topics.
 
-    ``unanswered``: the reasons why the state of topics is not known now, though they may exist.
+    Attributes:
+        found: Offsets of the topics that exist, by topic.
+        unanswered: Per topic without an answer, the error. Whether the topic exists is not known now.
+
+    A topic that is in neither mapping does not exist.
     """
 
     found: dict[str, TopicOffsets]
@@ -150,7 +165,7 @@ Choose = Callable[[Iterable[str]], Sequence[str]]
 
 
 class _Offset(NamedTuple):
-    """An offset of a partition. ``epoch``: the leader epoch that came with it, or None."""
+    """An offset of a partition. ``epoch``: the leader epoch that the broker sent with the offset, or None."""
 
     offset: int
     epoch: int | None
@@ -161,20 +176,24 @@ _Offsets = dict[tuple[str, int], _Offset]
 
 
 class KafkaOffsets:
-    """Sends requests to the brokers. ``properties``: see ``client_properties``.
+    """Requests the offsets of topics from the brokers.
 
-    ``look`` is for one thread, the rest for several. ``clock`` returns seconds and never runs backwards. It
-    measures the age of known facts about topics.
+    ``look`` is for one thread. All other methods may be called from several threads.
+
+    Args:
+        properties: Client properties of confluent-kafka.
+        clock: Returns seconds and never runs backwards. It measures the age of cached facts about topics.
 
     Raises:
-        ConfigError: The properties are refused.
+        ConfigError: librdkafka refuses the properties.
     """
 
     def __init__(self, properties: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._open_admin = partial(open_client, AdminClient, properties, _QUIET)
         self._admin = self._open_admin()
-        # An admin client creates a future for each partition, which takes five times the CPU.
+        # A consumer sends the offset requests, because an admin client creates a future for each partition
+        # and needs five times the CPU.
         self._consumer = open_client(Consumer, properties, _CONSUMER)
         self._known: dict[str, TopicOffsets] = {}
         self._described = 0.0
@@ -194,10 +213,11 @@ class KafkaOffsets:
         return {number: first.offset for number, first in found.items()}
 
     def first_records(self, topic: str, partitions: Iterable[int]) -> dict[int, FirstRecord]:
-        """Returns the first record of each partition that has any.
+        """Returns the first record of each partition. An empty partition is absent.
 
         Raises:
-            SourceError, SourceUnavailableError: For the same reasons as ``first_since``.
+            SourceUnavailableError: No broker answers.
+            SourceError: The brokers refuse the request.
         """
         return self._records_from(topic, partitions, 0)
 
@@ -211,10 +231,11 @@ class KafkaOffsets:
         return {n: FirstRecord(one.offset, one.timestamp) for n, one in found.items() if one.offset >= 0}
 
     def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
-        """Returns the offsets, id and compaction of every topic that exists, with five calls for all topics.
+        """Returns the offsets, id and compaction of each of these topics that exists, with five requests for
+        all topics.
 
         Raises:
-            SourceUnavailableError: No broker answers, or no broker answers for a partition.
+            SourceUnavailableError: No broker answers, or a partition's leader does not answer.
             SourceError: The brokers refuse the request, or refuse access to a topic.
         """
         if not topics:
@@ -240,17 +261,17 @@ class KafkaOffsets:
         choose: Choose,
         unread: Callable[[str], bool] = lambda _topic: True,
     ) -> Look:
-        """Returns the current ends of the topics that ``choose`` selects from all names.
+        """Returns the current offsets of the topics that ``choose`` selects from all topic names.
 
-        Two calls suffice while nothing changes. Ends and partitions are always current. A topic's id and
-        first offsets are requested if the topic is new, if its partitions or an end changed, or if ``unread``
-        reports that a table may read earlier records; and for every topic each 15 s. So a topic that was
-        deleted, recreated or expired is noticed within that time, even if its tables have nothing to read. A
-        table that continues right after a look may plan with an outdated id or first offset: the tasks check
-        the id, and a range whose beginning has expired is an error of the fetch. A topic without news is the
-        same object as before.
+        End offsets and partitions are always requested, which takes two requests. A topic's id and first
+        offsets are cached for 15 s. They are requested earlier if the topic is new, if its partitions or an
+        end offset changed, or if ``unread(topic)`` returns True, which means that a table may read earlier
+        records. So a deleted, recreated or expired topic is noticed within 15 s, even if its tables have
+        nothing to read. A batch that is planned with an outdated id or first offset fails safely: the tasks
+        check the topic's id, and reading expired offsets is an error. A topic without changes is the same
+        object as in the previous result.
 
-        A topic without an answer (no leader, no permission) does not affect the others.
+        A topic without an answer (no leader, no permission) does not affect the other topics.
 
         Raises:
             SourceUnavailableError: No broker answers.
@@ -276,7 +297,7 @@ class KafkaOffsets:
         return Look(dict(self._known), {**unanswered, **changed.unanswered})
 
     def _describe(self, topics: Sequence[str]) -> Look:
-        """Returns all facts about topics."""
+        """Returns the offsets, id and compaction of topics. All of them are requested from the brokers."""
         unanswered, described = dict[str, SourceError](), dict[str, Any]()
         if not topics:
             return Look({}, {})
@@ -304,7 +325,11 @@ class KafkaOffsets:
     def _compactions(
         self, topics: Mapping[str, str], unanswered: dict[str, SourceError]
     ) -> dict[str, Compaction | None]:
-        """Returns the compaction of topics, given with their ids. Topics without an answer are left out."""
+        """Returns each topic's compaction, or None for a topic that is not compacted.
+
+        Topics without an answer are left out and added to ``unanswered``. ``topics``: topic ids by topic
+        name.
+        """
         now = self._clock()
         known = {name: self._policies[name] for name in topics if name in self._policies}
         known = {name: one for name, one in known.items() if one[0] == topics[name]}
@@ -339,7 +364,10 @@ class KafkaOffsets:
     def _offsets(
         self, places: list[tuple[str, int]], which: int, unanswered: dict[str, SourceError]
     ) -> _Offsets:
-        """Returns the first or the next offset of partitions. Partitions without an answer are left out."""
+        """Returns the first (``_EARLIEST``) or the next (``_LATEST``) offset of each partition.
+
+        Partitions without an answer are left out, and their topics are added to ``unanswered``.
+        """
         if not places:
             return {}
         asked = [TopicPartition(name, number, which) for name, number in places]
@@ -347,13 +375,14 @@ class KafkaOffsets:
             answers = self._consumer.offsets_for_times(asked, timeout=TIMEOUT_SECONDS)
         except KafkaException as exc:
             topics = sorted({name for name, _ in places})
-            # librdkafka's own errors, all negative, concern all partitions: no broker answers.
+            # Errors of librdkafka itself have negative codes. They concern all partitions: no broker answers.
             if exc.args[0].code() < 0:
                 raise
             if len(topics) == 1:
                 _note(unanswered, topics[0], exc.args[0])
                 return {}
-            # One partition's broker refused, or was replaced as leader, which ends the call for all.
+            # The broker of one partition refused, or is no longer its leader. That error ends the call for
+            # all topics, so each topic is requested on its own.
             parts = [[place for place in places if place[0] == topic] for topic in topics]
             return {
                 place: answer
@@ -375,8 +404,8 @@ def describe_topics(
     """Returns the brokers' descriptions of topics.
 
     A client asks the controller that it is connected to, which in KRaft is any broker of the cluster. If that
-    broker is down, the client waits for minutes, until its metadata expire. A new client, from ``renew``,
-    does not wait.
+    broker is down, the client would wait for minutes until its metadata expire. So the request is repeated
+    with a new client, which ``renew`` opens.
     """
     asked, wait = TopicCollection(list(topics)), _CONTROLLER_SECONDS
     answers = admin.describe_topics(asked, request_timeout=wait)
@@ -387,14 +416,20 @@ def describe_topics(
 
 
 def _numbers(topic: str, listed: Any, unanswered: dict[str, SourceError]) -> frozenset[int] | None:
-    """Returns the partitions in the cluster's metadata; None if the topic or a partition is unavailable."""
+    """Returns the topic's partition numbers from the cluster's metadata.
+
+    Returns None if the topic or one of its partitions is unavailable, and adds the error to ``unanswered``.
+    """
     leaderless = [number for number, part in listed.partitions.items() if part.leader < 0]
     if listed.error is not None:
         _note(unanswered, topic, listed.error)
     elif leaderless:
-        # A request for its offsets would take until the timeout, and would delay all other topics.
+        # A request for this partition's offsets would wait until the timeout, and would delay all other
+        # topics.
         unanswered[topic] = BrokerUnavailableError(
-            "The partition has no leader. Check that all brokers run.", topic=topic, partition=leaderless[0]
+            "The partition has no leader broker. Check that all brokers run.",
+            topic=topic,
+            partition=leaderless[0],
         )
     else:
         return frozenset(listed.partitions)
@@ -402,7 +437,7 @@ def _numbers(topic: str, listed: Any, unanswered: dict[str, SourceError]) -> fro
 
 
 def _note(unanswered: dict[str, SourceError], topic: str, error: KafkaError) -> None:
-    # Deleted between two requests: the readers of the topic notice that it is absent.
+    # The topic was deleted between two requests. The readers of the topic notice that it is absent.
     if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
         unanswered[topic] = translated_error(error, topic)
 
@@ -425,7 +460,7 @@ def _topic_offsets(name: str, described: Any, earliest: _Offsets, latest: _Offse
 
 @contextmanager
 def translated_kafka_errors() -> Iterator[None]:
-    """Convert exceptions of confluent-kafka to our errors, by their code."""
+    """Convert confluent-kafka's exceptions to SourceError or BrokerUnavailableError, by their code."""
     try:
         yield
     except KafkaException as exc:
@@ -433,7 +468,7 @@ def translated_kafka_errors() -> Iterator[None]:
 
 
 def translated_error(error: KafkaError, topic: str | None = None) -> SourceError:
-    """Convert an error of librdkafka to our error, by its code."""
+    """Returns the BrokerUnavailableError or SourceError for an error of librdkafka, by its code."""
     if error.retriable() or error.code() in _UNAVAILABLE:
         return BrokerUnavailableError(
             f"Kafka does not answer ({error.name()}). Check that source.brokers is right and that the "
@@ -441,14 +476,15 @@ def translated_error(error: KafkaError, topic: str | None = None) -> SourceError
             topic=topic,
         )
     return SourceError(
-        f"Kafka refuses the request ({error.name()}). Check source.kafka, and the permissions of this user.",
+        f"Kafka refuses the request ({error.name()}). Check the settings under source.kafka, and the "
+        f"permissions of its user.",
         topic=topic,
     )
 
 
-# The assumed size of a record before any was read: a first batch of 256 MiB then ends at 64k records.
+# The assumed size of a record before the first batch. So a first batch of 256 MiB ends at 64k records.
 FIRST_RECORD_BYTES: Final = 4096.0
-# Records per sample, if more are waiting.
+# Number of records in each sample, if that many records are waiting.
 _SAMPLE_RECORDS: Final = 500
 
 
@@ -462,24 +498,29 @@ class OffsetRange(NamedTuple):
 
     @property
     def records(self) -> int:
-        """The number of offsets in the range. A compacted or transactional topic has fewer records."""
+        """Number of offsets in the range.
+
+        In a compacted or transactional topic some offsets have no record.
+        """
         return self.end - self.start
 
 
-# Returns the records of a range and their bytes, of keys and values.
+# Returns the number of records in an offset range, and the bytes of their keys and values.
 Weigh = Callable[[OffsetRange], tuple[int, int]]
 
 
 @dataclass
 class RecordSize:
-    """The estimated size of a record: the larger of the mean and the last batch's mean."""
+    """Estimates the size of the next record, in bytes: the larger of the mean of all batches and of the last
+    batch.
+    """
 
     records: int = 0
     bytes: int = 0
     last: float = FIRST_RECORD_BYTES
 
     def learn(self, records: int, bytes_read: int) -> None:
-        """Record the size of one batch."""
+        """Add one batch's number of records and bytes to the estimate."""
         if records:
             self.records += records
             self.bytes += bytes_read
@@ -493,9 +534,9 @@ class RecordSize:
 
 @dataclass
 class AddedPartitions:
-    """Holds new partitions back until the old ones are read up to their ends at the time of the growth.
+    """Delays reading new partitions until the old ones are read up to their ends when partitions were added.
 
-    A key that moves to a new partition has its earlier changes in an old one, all of them below that end.
+    A key may move to a new partition. Its earlier changes are in an old partition, below that end.
     """
 
     barrier: dict[int, int] = field(default_factory=dict)
@@ -503,7 +544,8 @@ class AddedPartitions:
     def readable(self, known: Mapping[int, int], found: Mapping[int, PartitionOffsets]) -> tuple[int, ...]:
         """Returns the partitions that may be read now.
 
-        ``known``: next offset of each partition read before.
+        ``known``: next offset of each partition that was read before. ``found``: current partitions of the
+        topic.
         """
         if not known or known.keys() == found.keys():
             self.barrier = {}
@@ -517,29 +559,38 @@ class AddedPartitions:
 
 
 def waiting_records(found: TopicOffsets, starts: Mapping[int, int]) -> int:
-    """How many records of a topic there are from ``starts`` on, by partition; of others all."""
+    """Returns the number of a topic's records from ``starts`` on.
+
+    A partition without a start counts from its first record.
+    """
     return sum(max(0, at.latest - starts.get(n, at.earliest)) for n, at in found.partitions.items())
 
 
 def topic_progress(progress: Progress, topic: str) -> TopicProgress | None:
-    """Returns the applied progress of a table's topic, or None if nothing was applied.
+    """Returns a table's applied progress in a topic, or None if nothing was applied yet.
 
     Raises:
-        ConfigError: The table was fed from another topic.
+        ConfigError: The table's rows are from another topic.
     """
     if progress.topics and topic not in progress.topics:
         raise ConfigError(
-            f"{progress.table} was fed from topic {', '.join(sorted(progress.topics))} until now, but the "
-            f"config has {topic}. Rows of the old topic would stay and become outdated next to those of the "
-            "new one. Nothing was read or skipped. Configure the old topic again, or load the new one into a "
-            "table again (another target.path, or remove the table at the target).",
+            f"{progress.table} has read topic {', '.join(sorted(progress.topics))} until now, but the "
+            f"config now names {topic}. Rows from the old topic would stay in the table and become "
+            "outdated next to rows from the new topic. Nothing was read or skipped. Configure the old "
+            "topic again, or load the new topic into an empty table (another target.path, or remove the "
+            "table at the target).",
             table=str(progress.table),
         )
     return progress.topics.get(topic)
 
 
 def check_continuity(progress: TopicProgress, found: TopicOffsets | None) -> None:
-    """Raise SourceError if Kafka no longer has the records after ``progress``."""
+    """Check that Kafka still has all records after a table's progress.
+
+    Raises:
+        SourceError: The topic was deleted or recreated, a partition is missing, or records after the progress
+            expired or were lost.
+    """
     name = progress.topic
     if found is None or (progress.topic_id and not found.topic_id):
         raise topic_gone(name)
@@ -552,21 +603,22 @@ def check_continuity(progress: TopicProgress, found: TopicOffsets | None) -> Non
                 name,
                 f"partition {number} ends at {end}, but was read to {at.next_offset}; it has no topic id",
             )
-        # Rows that wait for a later cut are read again.
+        # Rows that wait for a later cut are read again, so their offsets must exist too.
         _check_partition(name, number, at.low_water_offset, found.partitions.get(number))
-    # All earlier partitions are in the progress. A missing one was added later, and begins at 0.
+    # The progress has all partitions that existed before. A partition that is missing there was added later,
+    # and is read from offset 0.
     for number in found.partitions.keys() - progress.partitions.keys():
         _check_partition(name, number, 0, found.partitions[number])
 
 
 _WAY_OUT: Final = (
-    "Nothing was read or skipped. Start the changefeed again from a snapshot into a new topic, and load the "
-    "table again (remove it at the target, or choose another pipeline name)."
+    "Nothing was read or skipped. Restart the changefeed or connector with a snapshot into a new topic, "
+    "and load the table again (remove the table at the target, or choose another pipeline name)."
 )
 
 
 def made_again(topic: str, sign: str) -> SourceError:
-    """Returns the error for a topic that was recreated. ``sign``: the fact that shows it."""
+    """Returns the error for a topic that was recreated. ``sign``: text with the fact that shows it."""
     return SourceError(
         f"The topic was deleted and recreated ({sign}), so offsets refer to other records now. {_WAY_OUT}",
         topic=topic,
@@ -581,7 +633,7 @@ def topic_gone(topic: str) -> SourceError:
 def _check_partition(topic: str, number: int, at: int, found: PartitionOffsets | None) -> None:
     if found is None:
         raise SourceError(
-            f"The partition no longer exists. {_WAY_OUT}", topic=topic, partition=number, offset=at
+            f"Kafka no longer has this partition. {_WAY_OUT}", topic=topic, partition=number, offset=at
         )
     if found.earliest > at:
         raise SourceError(
@@ -593,7 +645,7 @@ def _check_partition(topic: str, number: int, at: int, found: PartitionOffsets |
         )
     if found.latest < at:
         raise SourceError(
-            f"The partition ends at {found.latest}, before the offset that was already applied. Kafka lost "
+            f"The partition ends at offset {found.latest}, before the last applied offset. Kafka lost "
             f"records, or this is another cluster. {_WAY_OUT}",
             topic=topic,
             partition=number,
@@ -602,10 +654,10 @@ def _check_partition(topic: str, number: int, at: int, found: PartitionOffsets |
 
 
 def plan_ranges(available: Sequence[OffsetRange], *, max_records: int) -> tuple[OffsetRange, ...]:
-    """Cut ranges so that together they have at most ``max_records``, in fair shares.
+    """Shorten ranges so that together they have at most ``max_records`` offsets, in fair shares.
 
-    Partitions with few records pass the rest of their share to the others. A range may be empty, unless only
-    one record fits at all.
+    A range that is shorter than its share leaves the rest of the share to the other ranges. A shortened range
+    may be empty.
     """
     budget, shares = max_records, {}
     waiting = sorted(available, key=lambda part: part.records)
@@ -618,7 +670,10 @@ def plan_ranges(available: Sequence[OffsetRange], *, max_records: int) -> tuple[
 
 
 def furthest(places: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    """Returns the greatest next offset of each partition among several tables."""
+    """Returns the greatest next offset of each partition among several tables.
+
+    ``places``: for each table, its next offset per partition.
+    """
     found: dict[int, int] = {}
     for place in places:
         for number, offset in place.items():
@@ -627,9 +682,11 @@ def furthest(places: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 
 def up_to(available: Sequence[OffsetRange], meeting: Mapping[int, int]) -> tuple[OffsetRange, ...]:
-    """Cut ranges at the offsets ``meeting``; unchanged if nothing would be left to read.
+    """Shorten ranges to end at the offsets ``meeting``. Returns them unchanged if nothing would be left to
+    read.
 
-    A lagging table ends its batch at the offsets of other tables, and then continues with them.
+    A lagging table ends its batch at the offsets of other tables, so that later batches read records once for
+    all of them.
     """
     cut = tuple(
         part._replace(end=min(part.end, max(part.start, meeting.get(part.partition, part.start))))
@@ -639,7 +696,9 @@ def up_to(available: Sequence[OffsetRange], meeting: Mapping[int, int]) -> tuple
 
 
 def growing_parts(available: Sequence[OffsetRange], first: int) -> Iterator[tuple[OffsetRange, ...]]:
-    """Yields parts of the ranges, first with ``first`` records, then always with twice as many."""
+    """Yields consecutive parts of the ranges: the first with ``first`` records, each next one with twice as
+    many.
+    """
     left, size = list(available), first
     while any(part.records for part in left):
         taken = plan_ranges(left, max_records=size)
@@ -649,14 +708,15 @@ def growing_parts(available: Sequence[OffsetRange], first: int) -> Iterator[tupl
 
 
 def budget_of(max_records: int, max_bytes: int, size: RecordSize) -> int:
-    """Returns the number of records that a batch may have, at least one."""
+    """Returns the number of records that a batch may read, at least one, within both limits."""
     return max(1, min(max_records, int(max_bytes / size.estimate)))
 
 
 def sample_size(size: RecordSize, available: Sequence[OffsetRange], weigh: Weigh) -> None:
-    """Estimate the size of records from samples at the beginning and in the middle of the longest range.
+    """Estimate the size of records before the first batch, and record it in ``size``.
 
-    The larger of both counts until a batch was read. So a first batch is as large as its limits allow.
+    ``weigh`` reads two samples: at the beginning and in the middle of the longest range. The larger mean size
+    is used, so that a first batch stays within its limit of bytes.
     """
     part = max(available, key=lambda one: one.records)
     for start in (part.start, part.start + part.records // 2):
@@ -672,7 +732,7 @@ def halved(ranges: Sequence[OffsetRange]) -> tuple[OffsetRange, ...]:
 
 
 def cut_before(ranges: Sequence[OffsetRange], bad: Mapping[tuple[str, int], int]) -> tuple[OffsetRange, ...]:
-    """Cut each range before the first bad offset of its partition."""
+    """Shorten each range to end before the bad offset of its partition, if there is one."""
     return tuple(
         part._replace(end=min(part.end, bad.get((part.topic, part.partition), part.end))) for part in ranges
     )
@@ -680,12 +740,16 @@ def cut_before(ranges: Sequence[OffsetRange], bad: Mapping[tuple[str, int], int]
 
 _KIND: Final = "topic-partitions"
 
-# The ends of the earlier partitions at the time when others were added, by partition.
+# The end offsets, by partition, of the existing partitions at the time when partitions were added.
 Ends = Mapping[int, int]
 
 
 class _Seen(NamedTuple):
-    """The partitions of a topic with Kafka's id of it, and the ends at each growth."""
+    """The known partitions of a topic.
+
+    ``topic_id``: the topic's id in Kafka. ``grown``: for each time partitions were added, the earlier
+    partitions' end offsets at that time.
+    """
 
     topic_id: str
     partitions: frozenset[int]
@@ -693,7 +757,7 @@ class _Seen(NamedTuple):
 
 
 class TopicGrowth:
-    """The growth of one topic. Shared by the tasks of its tables."""
+    """Remembers when partitions were added to a topic. One object is shared by all tables of the topic."""
 
     def __init__(self, topic: str, *, pipeline: str, store: StateStore) -> None:
         self._name = f"{pipeline}/{topic}"
@@ -702,10 +766,13 @@ class TopicGrowth:
         self._seen: _Seen | None = None
 
     def see(self, found: TopicOffsets) -> tuple[Ends, ...]:
-        """Record the topic's current partitions. Returns the ends at each growth, oldest first.
+        """Record a topic's current partitions in the state store.
+
+        Returns, for each time partitions were added, the earlier partitions' end offsets at that time, oldest
+        first.
 
         Raises:
-            StateStoreError: The store does not answer.
+            StateStoreError: The state store does not answer.
         """
         with self._lock:
             seen = self._seen if self._seen is not None else self._loaded()
@@ -745,9 +812,14 @@ def _followed(seen: _Seen | None, found: TopicOffsets) -> _Seen:
 def held_back(
     grown: Sequence[Ends], known: Mapping[int, int], found: Mapping[int, PartitionOffsets]
 ) -> frozenset[int]:
-    """Returns the partitions that must not be read yet. ``known``: next offsets of partitions read before.
+    """Returns the partitions that must not be read yet.
 
-    Added partitions wait until the earlier ones are read up to their ends at the time of the growth.
+    Added partitions wait until the earlier ones are read up to their ends at the time of the addition.
+
+    Args:
+        grown: End offsets of the earlier partitions, for each time partitions were added.
+        known: Next offset of each partition that was read before.
+        found: Current partitions of the topic.
     """
     for ends in grown:
         there = {number: min(end, found[number].latest) for number, end in ends.items() if number in found}

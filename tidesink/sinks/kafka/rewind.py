@@ -1,13 +1,15 @@
-"""Reading a table's topic again from an earlier offset, to repair its rows.
+"""Rewinding a table: reading its topic again from an earlier offset, to repair its rows.
 
-After a rewind, a table reads a partition again from an earlier offset up to the applied one. This delivers a
-suffix of the partition once more, so the rows end as before, or better if the target had lost some. A rewind
-is refused if this does not hold:
+After a rewind, a table reads a partition again from an earlier offset up to the applied offset. This applies
+the last part of the partition once more. So the rows end as they were, or better if the target had lost some
+rows. A rewind is refused in these cases:
 
-- in ``mode: append`` each record is a row, so rows would be doubled;
-- records that Kafka no longer has cannot be read again, and records after the applied ones would be skipped;
-- in Kafka's order, a key that moved to another partition would get an older row from its earlier partition;
-- in a pipeline with cuts, all tables show one instant of the source, and a rewound table would not.
+- With ``mode: append`` each record becomes a row, so rows would be doubled.
+- The requested offset expired in Kafka, so it cannot be read again. Or it is after the applied offset, so
+  records would be skipped.
+- In Kafka's order, partitions were added to the topic after the requested offset. A key that moved to another
+  partition would then get an older row from its earlier partition.
+- In a pipeline with cuts, all tables show the source at the same instant. A rewound table would not.
 """
 
 from __future__ import annotations
@@ -21,42 +23,44 @@ from tidesink.events import LOGICAL_BITS, TableId, physical_ms
 from tidesink.sinks.kafka.offsets import Ends, KafkaOffsets, TopicOffsets, is_other_topic
 from tidesink.sinks.state.progress import TopicProgress
 
-# Allowed difference between the clocks of the source, its producer, and the brokers.
+# Allowed difference between the clocks of the source database, the producer and the brokers.
 CLOCK_MARGIN_SECONDS: Final = 600.0
 
 _APPEND: Final = (
-    "mode: append keeps each record as rows, so a record that is read again would be doubled. Instead, "
+    "With mode: append each record becomes a row, so records that are read again would be doubled. Instead, "
     f"{LOAD_AGAIN}."
 )
 _CUTS: Final = (
-    "With cuts, all tables show one instant of the source, and a table that reads again does not. Remove "
+    "With cuts, all tables show the source at the same instant, but a rewound table does not. Remove "
     "cuts from the config, and add them again once tidesink status reports that the rewind is done."
 )
 _LOADS: Final = (
-    "A snapshot of the table is running, and changes that are read again may be older than its rows. Rewind "
-    "once it is finished, or cancel it."
+    "A snapshot of the table is running, and changes that are read again may be older than its rows. "
+    "Rewind the table once the snapshot is finished, or cancel the snapshot."
 )
-_NOTHING: Final = "Nothing of the table is applied yet, so there is nothing to read again."
+_NOTHING: Final = "No record of the table is applied yet, so there is nothing to read again."
 _OTHER: Final = "The topic was recreated, so its offsets refer to other records. Request the rewind again."
-_UNKNOWN: Final = "The table has not read partition {}. It has read {}."
+_UNKNOWN: Final = "The table has not read partition {}. It has read partitions {}."
 _AHEAD: Final = (
-    "Offset {} of partition {} is after the applied offset {}. A rewind only goes back, because the records "
-    "between would be lost."
+    "Offset {} of partition {} is after the applied offset {}. A rewind can only go back, because the "
+    "records between the two offsets would be skipped."
 )
 _EXPIRED: Final = (
-    "Kafka no longer has offset {} of partition {}, which begins with {}. --to-beginning reads from the "
-    "first offset that exists."
+    "Kafka no longer has offset {} of partition {}, whose first offset is {}. Use --to-beginning to read "
+    "from the first offset that exists."
 )
 _GROWN: Final = (
-    "Partitions were added to the topic when partition {} ended at {}, and a key may have moved to another "
-    "partition then. Offset {} is earlier, so such a key would keep an older row. Rewind to that end or "
+    "Partitions were added to the topic when partition {} ended at offset {}, and a key may have moved to "
+    "another "
+    "partition then. Offset {} is before that end, so the moved key would keep an older row. Rewind to that "
+    "end or "
     f"to a later offset, or {LOAD_AGAIN}."
 )
 _OLDER: Final = (
-    "Kafka no longer has all records of that time: partition {} begins with offset {}, which is later. "
-    "--to-beginning reads from the first offset that exists."
+    "Kafka no longer has all records of that time: partition {} begins with offset {}, which was written "
+    "later. Use --to-beginning to read from the first offset that exists."
 )
-_BACK: Final = "The table is already about to continue from there."
+_BACK: Final = "The table already continues from the requested offset, so nothing would be read again."
 
 
 def refuse_meanwhile(config: Config, table: TableId, *, loads: bool) -> None:
@@ -67,15 +71,16 @@ def refuse_meanwhile(config: Config, table: TableId, *, loads: bool) -> None:
 
 
 def refuse_mode(settings: TableConfig) -> None:
-    """Raise ConfigError if a table cannot apply a record twice."""
+    """Raise ConfigError if the mode is ``append``, because a record that is read again would be doubled."""
     if settings.mode == "append":
         raise ConfigError(_APPEND, table=str(settings.table))
 
 
 def steps_back(settings: TableConfig) -> bool:
-    """Returns True if rows become older until everything is read again.
+    """Returns True if a rewind of the table makes its rows older until everything is read again.
 
-    In other modes existing rows stay, because no change that is read again is newer than them.
+    This holds in ``mode: upsert`` with ``sequence_by: kafka``. Otherwise no change that is read again
+    replaces a newer row.
     """
     return settings.mode == "upsert" and settings.sequence_by == "kafka"
 
@@ -89,12 +94,20 @@ def rewound_offsets(
     topic_id: str | None = None,
     grown: Sequence[Ends] = (),
 ) -> dict[int, int]:
-    """Returns the wanted offsets that are before the applied ones, if the table may be rewound to them.
+    """Check a requested rewind. Returns the requested offsets, by partition, that are before the applied
+    ones.
 
-    ``topic_id``: id of the topic in the request. ``grown``: the ends at each growth (``TopicGrowth``).
+    Args:
+        progress: The table's progress in the topic.
+        found: The topic's current offsets.
+        wanted: The requested offset of each partition.
+        settings: The table's settings.
+        topic_id: The topic's id when the rewind was requested. None: not known.
+        grown: For each time partitions were added, the end offsets of the earlier partitions
+            (``TopicGrowth``).
 
     Raises:
-        ConfigError: The table may not be rewound, or no offset is earlier.
+        ConfigError: The table may not be rewound to these offsets, or no offset is before the applied ones.
     """
     where = {"table": str(settings.table), "topic": found.topic}
     refuse_mode(settings)
@@ -135,16 +148,16 @@ def _growth_refusal(grown: Sequence[Ends], number: int, offset: int) -> str | No
 
 
 def beginning(progress: TopicProgress | None, found: TopicOffsets) -> dict[int, int]:
-    """Returns the first offsets that Kafka has of the partitions that a table has read."""
+    """Returns the first offset that Kafka still has of each partition that the table has read."""
     return {n: found.partitions[n].earliest for n in _read(progress, found)}
 
 
 def offsets_at(
     progress: TopicProgress | None, found: TopicOffsets, brokers: KafkaOffsets, seconds: float
 ) -> dict[int, int]:
-    """Returns the offset of each partition's first record with Kafka's timestamp ``seconds`` or later.
+    """Returns the offset of each partition's first record whose Kafka timestamp is ``seconds`` or later.
 
-    ``seconds`` since 1970. A partition without such a record among the applied ones is absent.
+    ``seconds`` counts since 1970. A partition is absent if none of its applied records is that new.
 
     Raises:
         ConfigError: Records of that time may have expired.
@@ -165,20 +178,25 @@ def _read(progress: TopicProgress | None, found: TopicOffsets) -> list[int]:
 
 
 def time_of_commit(commit_ts: int, applied: int | None) -> float:
-    """Returns the time, in seconds since 1970, from which a topic may have changes at a TSO or later.
+    """Returns the Kafka timestamp, in seconds since 1970, from which a topic may have changes of this
+    commit_ts or later.
 
-    A change is sent after its commit. Its Kafka timestamp is from that moment, by another clock than the
-    source's. ``applied``: the greatest commit_ts that the table has.
+    A change gets its Kafka timestamp after its commit, from another clock than TiDB's. So ten minutes are
+    subtracted. ``applied``: the greatest commit_ts among the table's applied changes.
 
     Raises:
-        ConfigError: The TSO is later than all applied changes, or is not a TSO.
+        ConfigError: ``commit_ts`` is later than all applied changes, or is not a TSO.
     """
     if applied is None:
         raise ConfigError(
-            "No change of the table has a commit_ts. Specify a time (--to-time) or offsets (--to-offset)."
+            "The table's changes have no commit_ts. Specify a time (--to-time) or offsets (--to-offset) "
+            "instead."
         )
     if commit_ts > applied:
-        raise ConfigError(f"The newest applied change has commit_ts {applied}, which is older.")
+        raise ConfigError(
+            f"The newest applied change has commit_ts {applied}, which is older than the "
+            f"requested one. Specify an earlier commit_ts."
+        )
     if commit_ts < _FIRST_TSO:
         raise ConfigError(
             f"{commit_ts} is not a commit_ts (TiDB's TSO: milliseconds since 1970 times 2^18). Use --to-time "

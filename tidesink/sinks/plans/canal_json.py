@@ -1,7 +1,8 @@
-"""Decode plans of canal-json tables. They come from the table's known columns: messages have bare types.
+"""Builds decode plans of canal-json tables from the table's known columns, because messages have only type
+names.
 
-The bytes are TiCDC's (tiflow c7b2588, new architecture b813e76). The plan decides types and keys: DDL in a
-message changes none of them, and a row that contradicts them is a bad record (``DefinedShapes``).
+The messages are TiCDC's (tiflow c7b2588, new architecture b813e76). The plan decides types and keys. DDL in a
+message does not change them, and a row that contradicts them is a bad record (``DefinedShapes``).
 """
 
 from __future__ import annotations
@@ -59,13 +60,14 @@ class CanalJsonDecoder(TableDecoder):
     """Decodes the canal-json records of one table.
 
     Attributes:
-        schema: The table's columns, in the form in which rows are read, also under their earlier names.
+        schema: The table's columns in the form in which rows are read, also under their earlier names.
         keys: Columns that identify a row.
-        own_keys: True if the source defines the keys. Then a row with another key is bad.
-        by_row_key: True if TiDB's row keys identify rows. Then a row without a row key is bad.
-        options: Includes the location of rows that were too large for Kafka.
-        topic: Separates the table's records from others. None: a record of another table is bad.
-        unread: Columns whose texts are not read by a type, as in ``TargetRows``.
+        own_keys: True if the source defines the key. A row with another key is then a bad record.
+        by_row_key: True if TiDB's row keys identify rows. A row without a row key is then a bad record.
+        options: Options of the codec, with the claim-check storage of rows that were too large for Kafka.
+        topic: Finds the table that a record belongs to. None: the topic has one table, and a record of
+            another table is a bad record.
+        unread: Columns that the target does not have, so that their texts are not converted.
     """
 
     table: TableId
@@ -82,30 +84,31 @@ class CanalJsonDecoder(TableDecoder):
 
     @property
     def uses_timestamps(self) -> bool:
-        """True: DDL events are common, and each is kept with Kafka's timestamp."""
+        """True, because each DDL event is stored with Kafka's timestamp."""
         return True
 
     def usable(self, records: pa.RecordBatch) -> Flags | None:
-        """Returns True for each record that names this table; None if all records are decoded."""
+        """Returns True for each record that names this table. Returns None if all records belong to it."""
         found = self._named_by(records)
         return None if found is None else found.own(self.table)
 
     def strangers(self, records: pa.RecordBatch) -> int:
-        """Returns the number of rows of unknown tables."""
+        """Returns the number of rows that belong to unknown tables."""
         found = self._named_by(records)
         return 0 if found is None else int(found.strangers.sum())
 
     def ddl(self, records: pa.RecordBatch) -> int:
-        """Returns the number of DDL events of any table."""
+        """Returns the number of DDL events, of this and other tables."""
         found = self._named_by(records)
         return 0 if found is None else int(found.ddl.sum())
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """Returns the events of the records.
+        """Returns the events of the records, and the records that cannot be decoded.
 
         Raises:
-            SourceUnavailableError: Claim-check storage or the upstream do not answer.
-            ConfigError: Claim-check storage or the upstream cannot be opened with this configuration.
+            SourceUnavailableError: The claim-check storage or the upstream TiDB does not answer.
+            ConfigError: The claim-check storage or the upstream TiDB cannot be opened with this
+                configuration.
         """
         if self.by_row_key:
             return rows_from_events(records, self.decode, self.values)
@@ -116,7 +119,9 @@ class CanalJsonDecoder(TableDecoder):
 
         Raises:
             DecodeError: The record cannot be decoded.
-            SourceUnavailableError, ConfigError: For the same reasons as ``decode_batch``.
+            SourceUnavailableError: The claim-check storage or the upstream TiDB does not answer.
+            ConfigError: The claim-check storage or the upstream TiDB cannot be opened with this
+                configuration.
         """
         events = super().decode(message)
         if not self.by_row_key:
@@ -124,7 +129,11 @@ class CanalJsonDecoder(TableDecoder):
         return tuple(self._named(event) if isinstance(event, ChangeEvent) else event for event in events)
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
-        """Decodes with only the row codec. An update's old row keeps only the columns of ``keys``."""
+        """Decode records with the row codec, without values of old rows.
+
+        An update's old row keeps only its key columns (``keys``). So an invalid value in an old row is no
+        error.
+        """
         named = {fold_name(name) for name in keys}
 
         def decode(message: Message) -> tuple[Event, ...]:
@@ -133,7 +142,7 @@ class CanalJsonDecoder(TableDecoder):
         return rows_from_events(records, decode, self.values)
 
     def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
-        """Returns the rows before the changes; null for a delete whose record has only the key."""
+        """Returns the rows before the changes. A delete whose record has only the key has null."""
         before, _ = super().old_rows(changes)
         whole = changes.rows["before"].combine_chunks()
         if before.null_count == whole.null_count:
@@ -142,9 +151,9 @@ class CanalJsonDecoder(TableDecoder):
         return pc.if_else(deleted, before, whole), None
 
     def moments(self, changes: ChangeTable, records: pa.RecordBatch) -> pa.Array:
-        """Returns the commit time of each change.
+        """Returns the commit time of each change as a TSO.
 
-        Without the TiDB extension it is the end of its millisecond.
+        Without the TiDB extension, it is the last TSO of the record's millisecond.
         """
         known = super().moments(changes, records)
         if not known.null_count:
@@ -154,10 +163,10 @@ class CanalJsonDecoder(TableDecoder):
         return pc.replace_with_mask(known, lacking, _moments(self._es(rows, records)))
 
     def _es(self, rows: pa.Table, records: pa.RecordBatch) -> pa.Array:
-        """Returns the member ``es`` of each row's record."""
+        """Returns the member ``es`` (commit time in ms since 1970) of each row's record."""
         record = rows["record"].combine_chunks()
         stamped = stamped_es(records.column("value").take(record))
-        # A record may hold several messages. The first stamp belongs to the first one.
+        # A record may hold several messages. The first ``es`` belongs to the first message.
         first = pc.equal(rows["index"].combine_chunks(), 0)
         found = pc.if_else(first, stamped, pa.scalar(None, pa.int64()))
         if not found.null_count:
@@ -168,26 +177,26 @@ class CanalJsonDecoder(TableDecoder):
         return pc.replace_with_mask(found, odd, pa.array(others, pa.int64()))
 
     def _odd_es(self, record: pa.RecordBatch, index: int) -> int | None:
-        """Returns ``es`` of an event in a record that is compressed, or not in TiCDC's usual form."""
+        """Returns ``es`` of one event in a record that is compressed or does not have TiCDC's usual form."""
         topic, partition, offset, value = (
             record.column(name)[0].as_py() for name in ("topic", "partition", "offset", "value")
         )
         try:
             event = self.decode(Message(topic, partition, offset, None, value))[index]
-        except DecodeError:  # only the old row's value is bad, otherwise there would be no row
+        except DecodeError:  # only the old row's value can be bad, because the new row was decoded
             return None
         es = (event.extension or {}).get("es") if isinstance(event, ChangeEvent) else None
         return es if type(es) is int and 0 < es <= LAST_MS else None
 
     @property
     def values(self) -> ValueOptions:
-        """The policies for dates and times, and the time zone."""
+        """Policies for dates and times, and the time zone."""
         return ValueOptions(self.zero_date, self.time_zone, ambiguous_time=self.ambiguous_time)
 
     def _named_by(self, records: pa.RecordBatch) -> NamedRecords | None:
         if self.topic is None:
             return None
-        # ``usable``, ``strangers`` and ``ddl`` use the same records.
+        # ``usable``, ``strangers`` and ``ddl`` are called for the same records, so the last result is cached.
         if not self._last or self._last[0][0] is not records:
             self._last[:] = [(records, self.topic.of(records))]
         return self._last[0][1]
@@ -197,13 +206,13 @@ class CanalJsonDecoder(TableDecoder):
         return []
 
     def _named(self, event: ChangeEvent) -> ChangeEvent:
-        """Returns the event with its row key as key."""
+        """Returns the event with TiDB's row key as the key."""
         assert event.schema is not None  # noqa: S101  (canal-json's events have one)
         found = self._row_keyed.get(id(event.schema))
         if found is None or found[0] is not event.schema:
             own = (Column(one.name, one.type, handle=True) for one in ROW_KEY_COLUMNS)
             columns = (*own, *event.schema.columns)
-            # The original schema is kept with it, so that its id() is not reused.
+            # The original schema is stored with it, so that the schema's id() is not reused.
             found = self._row_keyed[id(event.schema)] = event.schema, replace(event.schema, columns=columns)
         return keyed_by_row(event)._replace(schema=found[1])
 
@@ -230,7 +239,7 @@ class CanalJsonDecoder(TableDecoder):
 
 
 def _moments(es: pa.Array) -> pa.Array:
-    """Returns ``row_moment`` of rows by their ``es``; null if it is null or not a valid time."""
+    """Returns the last TSO of each millisecond in ``es``; null if ``es`` is null or not a valid time."""
     sound = pc.and_(pc.greater(es, 0), pc.less_equal(es, LAST_MS))
     known = pc.if_else(sound, es, pa.scalar(None, pa.int64()))
     return pc.bit_wise_or(pc.shift_left(known, LOGICAL_BITS), LOGICAL)
@@ -238,15 +247,17 @@ def _moments(es: pa.Array) -> pa.Array:
 
 @lru_cache(maxsize=8)
 def _large_messages(options: CodecOptions) -> LargeMessages:
-    # Keeps its connections as long as the executor's Python process lives.
+    # The connections of LargeMessages stay open as long as the executor's Python process.
     return (_PlainMessages if options.large_message_handle_compression == "none" else LargeMessages)(options)
 
 
 class _PlainMessages(LargeMessages):
-    """For topics that are configured as uncompressed: Spark finds tables and DDL in plain values."""
+    """Large messages of a topic that is configured as uncompressed, because tables and DDL are found in plain
+    values.
+    """
 
     def plain(self, value: bytes) -> None:
-        """Accept an uncompressed value.
+        """Check that a value is not compressed.
 
         Raises:
             FramingError: The value is compressed.
@@ -259,7 +270,7 @@ class _PlainMessages(LargeMessages):
 
 
 def _with_old_keys(value: bytes | None, keys: Collection[str]) -> bytes | None:
-    """Reduce a message's old rows to their keys. A value that is not a plain JSON object stays unchanged."""
+    """Remove all columns except the key from a message's old rows. Any other value is returned unchanged."""
     try:
         parsed: Any = orjson.loads(value or b"")
         old = [{name: one[name] for name in one if fold_name(name) in keys} for one in parsed["old"]]
@@ -282,21 +293,25 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     renamed: Mapping[str, str] | None = None,
     left_out: LeftOut = needs_all,
 ) -> DecodePlan:
-    """Returns the decode plan of a table with these columns.
+    """Build the decode plan of a table with these columns.
 
     Args:
         schema: The table's current columns.
-        base: The target's shape, to which columns are only added. A column that ``schema`` lacks was dropped.
-        keys: Key columns from the config; None to use the schema's handle key.
-        options: Options for reading messages.
-        logs: See ``DecodePlan``. If True, the table needs no key.
-        by_row_key: If the table has no key, its rows are identified by their row keys.
-        renamed: See ``TargetRows``.
-        left_out: See ``merge_shape``.
+        base: The target's current schema, to which columns are only added. A column that ``schema`` lacks was
+            dropped.
+        keys: Key columns from the config. None: the schema's handle key.
+        zero_date: Policy for impossible dates.
+        ambiguous_time: Policy for local times that occur twice.
+        time_zone: Time zone in which TIMESTAMP texts are read.
+        options: Options of the codec.
+        logs: True if the table keeps every change (``mode: append``). Then it needs no key.
+        by_row_key: True if TiDB's row keys identify the rows of a table without a key.
+        renamed: New names of renamed columns, by old name.
+        left_out: Returns True for a column that the target does not have.
 
     Raises:
         ConfigError: ``keys`` has a column that the table does not have.
-        SchemaRefusedError: A column's type cannot be combined with the base shape's, or the keys differ.
+        SchemaRefusedError: A column's type cannot be combined with its type in ``base``, or the keys differ.
     """
     shape = shape_of(
         schema, keys=keys, zero_date=zero_date, time_zone=time_zone, ambiguous_time=ambiguous_time
@@ -325,7 +340,9 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
 
 
 def _columns(shape: TableShape, renamed: Mapping[str, str]) -> Iterator[Column]:
-    """Yields the columns as rows are read: those of the shape, and each under its earlier names."""
+    """Yields the columns with which rows are read: the columns of the schema, then renamed columns under
+    their old names.
+    """
     for column in shape.columns:
         yield _column(column)
     for old, new in renamed.items():
@@ -335,7 +352,10 @@ def _columns(shape: TableShape, renamed: Mapping[str, str]) -> Iterator[Column]:
 
 
 def _column(column: ShapeColumn) -> Column:
-    """Returns a column as rows are read. Earlier types that are read the same are replaced by the new one."""
+    """Returns a column with which rows are read.
+
+    Its earlier types are left out if they are read in the same way.
+    """
     types = [was.type for was in column.earlier]
     earlier = tuple(
         was._replace(type=column.type) if reads_same(column.type, was.type) else was for was in column.earlier

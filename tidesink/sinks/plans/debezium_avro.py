@@ -1,8 +1,8 @@
-"""Decode plans of debezium-avro tables, from the texts of the schemas in the registry.
+"""Builds decode plans of debezium-avro tables from the schemas in the registry.
 
-The records are Debezium's (3.5.0.Final, Confluent's and Apicurio's converters) or TiCDC's (b813e76). Key and
-value each have a Confluent header and an Avro record. Rows that ExtractNewRecordState flattened and documents
-of MongoDB are bad records here.
+The records are Debezium's (3.5.0.Final, with Confluent's or Apicurio's converters) or TiCDC's (b813e76). Key
+and value each have a Confluent header and an Avro record. Rows that the transform ExtractNewRecordState
+flattened and documents of MongoDB are bad records here.
 """
 
 from __future__ import annotations
@@ -70,10 +70,12 @@ _SOURCE: Final = "source"
 _COMMIT_TS: Final = "commit_ts"
 _SOURCE_NAME: Final = re.compile(r"io\.debezium\.connector\.([a-z0-9]+)\.Source", re.ASCII)
 _FLATTENED: Final = (
-    "The records are rows that were flattened by ExtractNewRecordState, which a worker does not read. Remove "
-    "the transform from the connector, or decode the topic with the Python codec."
+    "The transform ExtractNewRecordState flattened these records, and a worker cannot read flattened "
+    "records. Remove the transform from the connector, or decode the topic with tidesink's Python codec."
 )
-_DOCUMENTS: Final = "The records are MongoDB documents, which a worker does not read. Use the Python codec."
+_DOCUMENTS: Final = (
+    "The records are MongoDB documents, which a worker cannot read. Use tidesink's Python codec."
+)
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,9 @@ class DebeziumAvroDecoder(DebeziumDecoder):
 
     Attributes:
         uses_headers: True if some records have their schema ids in headers, or need another header.
-        control: Ids of value schemas whose records change no row. The keys of these records are not read.
-        added: Columns that only keys have.
+        schemas: The key and value schemas, by registry id.
+        control: Ids of value schemas whose records change no row. The keys of such records are not read.
+        added: Columns that only key records have.
     """
 
     schemas: RegisteredSchemas = field(kw_only=True)
@@ -92,24 +95,27 @@ class DebeziumAvroDecoder(DebeziumDecoder):
 
     @property
     def rows_tell_dropped(self) -> bool:
-        """True: no DDL is read, so only a later row shows that a column was dropped."""
+        """True, because no DDL is read. So only a later row shows that a column was dropped."""
         return True
 
     def key_only(self, changes: ChangeTable) -> frozenset[str]:
         return self.added & {member.name for member in changes.rows.schema.field("key").type}
 
     def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
-        """Returns records with a new or unusable id. Null values and keys of control records do not count."""
+        """Returns the records whose schema id is new or cannot be used.
+
+        Null values, and the keys of records that change no row, have no schema id to check.
+        """
         asked = (schema_ids(records.column("value")) >= 0) & ~self._is_control(records)
         found = self.schemas.unplanned(records, first="value")
         return tuple(named_unplanned(records, (one for one in found if asked[one.record])))
 
     def schema_id(self, part: bytes | None) -> int | None:
-        """Returns the id in the Confluent header."""
+        """Returns the schema id in the Confluent header of a key or a value."""
         return schema_id_of(part)
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """Returns the events of the records."""
+        """Returns the events of the records, and the records that cannot be decoded."""
         found = super().decode_batch(self._usable(records))
         return replace(found, faults=tuple(named_faults(records, found.faults, self._codec.name)))
 
@@ -120,7 +126,7 @@ class DebeziumAvroDecoder(DebeziumDecoder):
         return np.isin(schema_ids(records.column("value")), list(self.control))
 
     def _usable(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the records without headers, and with null keys for control records."""
+        """Returns the records without unneeded headers, and with null keys for records that change no row."""
         records, control = without_headers(records), self._is_control(records)
         if not control.any():
             return records
@@ -139,11 +145,14 @@ class DebeziumAvroDecoder(DebeziumDecoder):
 
 
 class ValueSchema(NamedTuple):
-    """The content of a value schema.
+    """The facts that a value schema contains.
 
     Attributes:
-        row: Schema of an envelope's before and after.
-        connector: The connector in the source block's name (``io.debezium.connector.postgresql.Source``).
+        kind: The kind of its records.
+        row: Schema of an envelope's before and after images; None for other kinds.
+        is_ticdc: True if TiCDC wrote the records.
+        connector: Name of the connector, from the source block's name
+            (``io.debezium.connector.postgresql.Source``); empty if not known.
     """
 
     kind: Kind
@@ -153,10 +162,10 @@ class ValueSchema(NamedTuple):
 
 
 def read_value_schema(text: str) -> ValueSchema:
-    """Parse a value schema, which is an envelope's, or of records that change no row.
+    """Parse the schema of values that are envelopes, or of records that change no row.
 
     Raises:
-        SchemaMismatchError: A worker cannot read such records, for the reason in the message.
+        SchemaMismatchError: A worker cannot read records with this schema, for the reason in the message.
     """
     schema = _parsed(text)
     names = {one.name for one in schema.fields}
@@ -172,7 +181,10 @@ def read_value_schema(text: str) -> ValueSchema:
     if "after" not in names:
         return ValueSchema("watermark" if is_ticdc else "message", is_ticdc=is_ticdc)
     if after is None or source is None:
-        raise SchemaMismatchError("The envelope's schema has no after field or no source field.")
+        raise SchemaMismatchError(
+            "The envelope's schema has no after field or no source field. Check that "
+            "Debezium writes this topic."
+        )
     if after.type != "struct":
         raise SchemaMismatchError(_DOCUMENTS)
     named = _SOURCE_NAME.fullmatch(source.name or "")
@@ -180,7 +192,9 @@ def read_value_schema(text: str) -> ValueSchema:
 
 
 def names_no_row(text: str) -> bool:
-    """Returns True if a schema belongs to no table: that of a message or a watermark, or its empty key."""
+    """Returns True if a schema's records change no row of a table: messages, watermarks, and their empty
+    keys.
+    """
     try:
         if not json.loads(text).get("fields"):
             return True
@@ -224,30 +238,34 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     connector: str = "",
     left_out: LeftOut = needs_all,
 ) -> DecodePlan:
-    """Returns the decode plan of a table from the texts of its writer schemas.
+    """Build the decode plan of a table from the texts of its writer schemas.
 
-    Pass every known schema of the subjects: a column that a writer lacks gets its default if only later
-    schemas have it, and null if an earlier schema had it.
+    Pass every known schema of the subjects. If a writer's schema lacks a column, its rows get the column's
+    default if only later schemas have the column. They get null if an earlier schema had it.
 
     Args:
+        table: The table.
         key_schemas: Texts of the key schemas by registry id.
         value_schemas: Texts of the value schemas by registry id.
-        history: Ids in the order in which the schemas were in use, with returned schemas listed again. Other
-            ids follow in their own order.
-        first_rows: The first known rows of each value schema, by id.
-        unknown_ids: Ids that the registry does not have, with reasons. Their records are bad.
-        base: The target's shape, to which columns are only added.
-        definition: Types that replace those of the schemas.
+        history: Registry ids in the order in which their schemas were in use. A schema that came back into
+            use is listed again. Other ids follow in ascending order.
+        first_rows: The first known rows of each value schema, by registry id.
+        unknown_ids: Ids that the registry does not have, with reasons. Their records are bad records.
+        base: The target's current schema, to which columns are only added.
+        definition: Column types from the config, which replace those of the schemas.
         keys: Key columns that replace those of the key record.
-        logs: See ``DecodePlan``. If True, the table needs no key.
-        identity: The table's replica identity in ``source.database``.
-        connector: The connector according to ``source.database``, or empty. It decides about the case of
-            names if schemas do not name their connector.
-        left_out: See ``merge_shape``.
+        zero_date: Policy for impossible dates.
+        time_zone: Time zone in which local times are read.
+        modes: The connector's modes for values, such as ``decimal.handling.mode``.
+        logs: True if the table keeps every change (``mode: append``). Then it needs no key.
+        identity: The table's replica identity in the source database.
+        connector: The connector for the source database, or empty. If schemas do not name their connector, it
+            decides whether names that differ in case are different.
+        left_out: Returns True for a column that the target does not have.
 
     Raises:
         ConfigError: The table has no key, or ``keys`` has a column that the table does not have.
-        SchemaRefusedError: A column's types in two schemas cannot be combined.
+        SchemaRefusedError: A column has types in two schemas that cannot be combined.
     """
     options = CodecOptions(debezium=modes, time_zone=time_zone)
     needed = needed_definition(definition, left_out)
@@ -264,7 +282,11 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         for columns in known
     ]
     if not shapes:
-        raise ConfigError(f"{table} has no schema of a row yet, so it cannot be read.", table=str(table))
+        raise ConfigError(
+            f"{table} has no schema of a row in the registry yet, so it cannot be read. Check "
+            f"that the connector has sent a row.",
+            table=str(table),
+        )
     shape = replace(merged_in_order(shapes, base, left_out=left_out), exact_names=is_exact)
     for name in keys or ():
         check_spelling("keys", name, shape)
@@ -312,7 +334,18 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
 
 @dataclass(frozen=True)
 class _Schemas:
-    """Columns of keys and rows by schema id, unusable schemas, and schemas whose records change no row."""
+    """The facts from all key and value schemas, by registry id.
+
+    Attributes:
+        keys: Columns of the key schemas.
+        rows: Columns of the value schemas whose records are rows.
+        key_refused: Reasons why key schemas cannot be used.
+        value_refused: Reasons why value schemas cannot be used.
+        control: Ids of value schemas whose records change no row.
+        is_ticdc: True if TiCDC wrote the records.
+        connector: Name of the connector; empty if not known.
+        key_only: Names of columns that only key records have.
+    """
 
     keys: dict[int, tuple[Column, ...]]
     rows: dict[int, tuple[Column, ...]]
@@ -345,7 +378,7 @@ class _Schemas:
                     rows[schema_id] = codec.columns_of(one.row, table, is_ticdc=one.is_ticdc)
             except DecodeError as error:
                 value_refused[schema_id] = error.message
-        # A key record does not name its writer.
+        # A key's schema does not show who wrote it.
         is_ticdc = any(values[schema_id].is_ticdc for schema_id in rows)
         for schema_id, text in sorted(key_texts.items()):
             try:
@@ -363,7 +396,9 @@ class _Schemas:
 def _key_only(
     keys: Mapping[int, Sequence[Column]], rows: Mapping[int, Sequence[Column]]
 ) -> tuple[Column, ...]:
-    """Returns columns that only keys have. The codec adds them to rows (``ByLogicalTableRouter``)."""
+    """Returns the columns that only key records have, and that the codec adds to rows
+    (``ByLogicalTableRouter``).
+    """
     there = {column.name for columns in rows.values() for column in columns}
     found = {one.name: one for _, key in sorted(keys.items()) for one in key if one.name not in there}
     return tuple(found.values())
@@ -387,7 +422,7 @@ def _key_names(
         found = found or tuple(column.name for column in columns)
     if not found and needed:
         raise ConfigError(
-            f"{table} has no key record in its topic, so it is unknown which row a change belongs to. "
+            f"The records of {table} have no key, so it is unknown which row a change belongs to. "
             "Name its key columns under tables: keys, set message.key.columns at the connector, or set "
             f"mode: append to keep its changes; {IDENTITIES['debezium-avro']}",
             table=str(table),

@@ -1,4 +1,4 @@
-"""Shared base of the decoders of debezium-avro and debezium-json tables."""
+"""The common base class of the decoders of debezium-avro and debezium-json tables."""
 
 from __future__ import annotations
 
@@ -40,52 +40,54 @@ if TYPE_CHECKING:
 
 
 _OTHER_TABLE: Final = (
-    "The change belongs to table {}, but this topic is read as {}. A debezium topic must hold one table: "
-    "name it under tables. If a transform routes several tables into the topic (ByLogicalTableRouter), let "
-    "its keys have the field that separates the tables (key.enforce.uniqueness=true; {}), and "
-    "keep that column among the table's keys (tables: keys). Or configure a topic for each table, and "
-    "combine the tables with route and shard-column. Two tables that have the same name in Kafka need "
-    "different topic names."
+    "The change belongs to table {}, but this topic is read as table {}. A Debezium topic must hold only "
+    "one table: name that table under tables. If a transform routes several tables into the topic "
+    "(ByLogicalTableRouter), configure it so that the keys have a field that separates the tables "
+    "(key.enforce.uniqueness=true; {}), and keep that column among the table's keys (tables: keys). Or "
+    "configure a topic for each table, and combine the tables with route and shard-column. Two tables that "
+    "have the same name in Kafka need different topic names."
 )
 _UNSURE: Final = (
-    "The delete's key ({0}) has a value that Debezium writes for a column that Postgres did not send, and "
-    "its old row does not confirm the value. So the key may identify another row than the deleted one: "
-    "message.key.columns may name columns that are not in the replica identity. "
+    "The key of a delete ({0}) has a value that Debezium also writes for a column that Postgres did not "
+    "send, and the delete's old row does not confirm the value. So the key may identify another row than "
+    "the deleted one: message.key.columns may name columns that are not in the replica identity. "
 )
 _UNSURE_KEY: Final = _UNSURE + (
-    "If so, set REPLICA IDENTITY FULL on the table, or remove these columns from message.key.columns. If the "
-    "columns are the table's primary key or its replica identity, or if REPLICA IDENTITY FULL was set when "
-    "the row was deleted, confirm it under tables: keys: [{0}]. If they are the primary key, a definition of "
-    "the table that has it, or the URL of the database under source.database, confirms it too."
+    "In this case set REPLICA IDENTITY FULL on the table, or remove these columns from "
+    "message.key.columns. If the columns are the table's primary key or its replica identity, or if "
+    "REPLICA IDENTITY FULL was set when the row was deleted, confirm the key under tables: keys: [{0}]. If "
+    "they are the primary key, a definition of the table that has it, or the URL of the database under "
+    "source.database, confirms it too."
 )
 _DOUBTED: Final = (
-    "A delete was applied by its key ({0}), whose column {1} has a value that Debezium writes for a column "
-    "that Postgres did not send. This is right if the columns are the primary key or the replica identity, "
-    "or if the table has REPLICA IDENTITY FULL: confirm it under tables: keys: [{0}]. Otherwise the deleted "
-    "row still exists: repair the table with tidesink resync, and remove the column from message.key.columns."
+    "A delete was applied by its key ({0}), whose column {1} has a value that Debezium also writes for a "
+    "column that Postgres did not send. This is correct if the columns are the primary key or the replica "
+    "identity, or if the table has REPLICA IDENTITY FULL. Then confirm the key under tables: keys: [{0}]. "
+    "Otherwise the deleted row still exists: repair the table with tidesink resync, and remove the column "
+    "from message.key.columns."
 )
 _UNSURE_ROW: Final = _UNSURE + (
-    "The table in source.database has REPLICA IDENTITY FULL now. If it had it when the row was deleted, "
-    "confirm it under tables: keys: [{0}]. If it was set later, repair the table with tidesink resync, and "
-    "skip this delete."
+    "The table in the source database has REPLICA IDENTITY FULL now. If this was set before the row was "
+    "deleted, confirm the key under tables: keys: [{0}]. If it was set after the delete, repair the table "
+    "with tidesink resync, and skip this delete."
 )
 _UNSENT_KEY: Final = (
-    "The delete's key is ({0}), and the replica identity in source.database lacks a column of it, so "
-    "Postgres did not send that column of the deleted row. The key may identify another row than the deleted "
-    "one. Set REPLICA IDENTITY FULL on the table, or name only columns of the replica identity in "
-    "message.key.columns. If the replica identity had these columns when the row was deleted, confirm it "
-    "under tables: keys: [{0}]."
+    "The key of a delete is ({0}), but the table's replica identity in the source database lacks one of "
+    "these columns. So Postgres did not send that column of the deleted row. The key may identify another "
+    "row than the deleted one. Set REPLICA IDENTITY FULL on the table, or name only columns of the replica "
+    "identity in message.key.columns. If the replica identity had these columns when the row was deleted, "
+    "confirm the key under tables: keys: [{0}]."
 )
 
 
 @dataclass(frozen=True)
 class KeyFacts:
-    """Facts from outside of the records about the columns that Postgres sends for a deleted row.
+    """Known facts, other than from records, about the columns that Postgres sends for a deleted row.
 
     Attributes:
-        stated: True if the config has the key.
-        primary: The primary key in the config's definition.
-        identity: The replica identity in ``source.database``; None if it is not known.
+        stated: True if the config has the table's key.
+        primary: The primary key columns in the config's definition.
+        identity: The table's replica identity in the source database; None if not known.
     """
 
     stated: bool = False
@@ -99,19 +101,24 @@ class KeyFacts:
         definition: TableSchema | None = None,
         identity: ReplicaIdentity | None = None,
     ) -> KeyFacts:
-        """Build the facts of a table. ``keys`` and ``definition`` are the config's."""
+        """Build the facts of a table from the config's ``keys`` and ``definition``, and the replica
+        identity.
+        """
         columns = definition.columns if definition is not None else ()
         primary = frozenset(column.name for column in columns if column.primary_key)
         return cls(keys is not None, primary, identity)
 
     def are_sent(self, keys: Collection[str]) -> bool | None:
-        """Returns True if Postgres sends all columns of a key of records; None if only old rows may show it.
+        """Returns True if Postgres sends all columns of a key for deleted rows, and False if it does not send
+        one.
 
-        Primary key columns are sent under ``REPLICA IDENTITY DEFAULT`` and under ``FULL``. For other columns
-        ``FULL`` does not count, because it may be newer than the record: if a delete was refused without it,
-        setting it must not cause the delete to be applied. An index used as identity need not contain the
-        primary key, so the database overrides the ``definition``. The database does not decide about a column
-        that the table does not have, because a transform renamed it.
+        Returns None if this is not known. Then only the old row of a delete may show it.
+
+        Primary key columns are sent with ``REPLICA IDENTITY DEFAULT`` and with ``FULL``. For other columns
+        ``FULL`` proves nothing, because it may have been set after the record was written: if a delete was
+        rejected, setting ``FULL`` must not apply it. An index that is the replica identity may lack primary
+        key columns, so the database takes precedence over the ``definition``. A column that the table does
+        not have in the database was renamed by a transform, so the database does not decide about it.
         """
         known, named = self.identity, frozenset(keys)
         if self.stated:
@@ -125,7 +132,7 @@ class KeyFacts:
         return named <= known.sent
 
     def confirm(self, keys: Collection[str]) -> bool:
-        """Returns True if it is confirmed that a key's columns are sent, now and in later deletes."""
+        """Returns True if Postgres is known to send all columns of a key now, and so for later deletes."""
         is_full = self.identity is not None and self.identity.is_full
         return is_full or bool(self.are_sent(keys))
 
@@ -135,17 +142,17 @@ _NO_FACTS: Final = KeyFacts()
 
 @dataclass(frozen=True)
 class DebeziumDecoder(TableDecoder):
-    """Decodes one table's records.
+    """Decodes the Debezium records of one table.
 
     Attributes:
-        definition: The types in the config, or None.
-        tells_old_keys: True if an update may have another key in its old row. Debezium sends a changed key
-            as a delete and an insert.
-        row_keys: See ``ValueOptions.keys``.
+        definition: The column types in the config, or None.
+        tells_old_keys: True if an update's old row may have another key. Debezium's connectors write a
+            changed key as a delete and an insert.
+        row_keys: The key columns in lower case; None: those of the key records.
         is_ticdc: True if TiCDC wrote some of the records.
-        key_facts: Decides whether the key columns of deletes were sent.
-        uses_headers: True if a header is needed, such as the one that marks inserts that may have a
-            placeholder for a geometry.
+        key_facts: Facts about the key columns that Postgres sends for deleted rows.
+        uses_headers: True if record headers are needed, for example the header that marks an insert after a
+            changed key, which may have a placeholder for a geometry.
     """
 
     table: TableId
@@ -161,10 +168,10 @@ class DebeziumDecoder(TableDecoder):
     @property
     @abstractmethod
     def _codec(self) -> DebeziumCodec:
-        """The row codec. It has caches, so each process makes its own."""
+        """The row codec. It has caches, so each process opens its own."""
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """Returns one record's event."""
+        """Returns the event of one record, decoded by the row codec."""
         return self._noting(self._codec.decode(message))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
@@ -176,7 +183,10 @@ class DebeziumDecoder(TableDecoder):
         return rows_from_events(records, decode, self.values)
 
     def _noting(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
-        """Returns the events. Records deletes whose key is in doubt, for ``warnings``."""
+        """Returns the events unchanged.
+
+        Deletes whose key columns may not have been sent are noted for ``warnings``.
+        """
         for event in events if self.warns else ():
             doubted = isinstance(event, ChangeEvent) and (event.extension or {}).get(DOUBTED_KEY)
             if isinstance(doubted, tuple):
@@ -186,11 +196,11 @@ class DebeziumDecoder(TableDecoder):
 
     @property
     def warns(self) -> bool:
-        """True if the keys of deletes may be in doubt."""
+        """True if deletes may have key columns that were not sent, which is a warning."""
         return not (self.key_facts.stated or self.is_ticdc)
 
     def warnings(self, changes: ChangeTable) -> pa.Array | None:
-        """Returns warnings for deletes that are applied although a key column may not have been sent."""
+        """Returns a warning for each delete that is applied although a key column may not have been sent."""
         if not self._doubts:
             return None
         places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
@@ -203,12 +213,12 @@ class DebeziumDecoder(TableDecoder):
 
     @cached_property
     def _doubts(self) -> dict[tuple[str, int, int], tuple[str, ...]]:
-        """The doubtful key columns of deletes, by topic, partition and offset."""
+        """The key columns of deletes that may not have been sent, by topic, partition and offset."""
         return {}
 
     @property
     def values(self) -> ValueOptions:
-        """The policy for zero dates, the time zone, and the table's key."""
+        """Policy for zero dates, the time zone, and the table's key."""
         return ValueOptions(self.zero_date, self.options.time_zone, self.row_keys)
 
     @property
@@ -217,11 +227,11 @@ class DebeziumDecoder(TableDecoder):
 
     @property
     def old_keys(self) -> bool:
-        """True if an update's old row has its key."""
+        """True if an update's old row has its own key."""
         return self.tells_old_keys
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
-        """Returns the conversion for the connector's modes."""
+        """Returns the function that converts a database value of a column to the value that records have."""
         modes, bare = self.options.debezium, self.is_bare
         return recorded_value(stored, column_type, modes, is_ticdc=self.is_ticdc, bare=bare)
 
@@ -232,12 +242,18 @@ class DebeziumDecoder(TableDecoder):
 
     @property
     def has_generated_columns(self) -> bool:
-        """True if records have schemas. A definition may list columns that are not sent."""
+        """True if records have schemas: they contain the values of generated columns in their schema.
+
+        A definition may list generated columns that are not sent.
+        """
         return not self.is_bare
 
     @property
     def has_virtual_columns(self) -> bool:
-        """False for TiCDC, which lists virtual columns but omits their values."""
+        """True if records have values of virtual columns.
+
+        TiCDC lists virtual columns, but omits their values.
+        """
         return not self.is_ticdc
 
     @abstractmethod
@@ -245,9 +261,10 @@ class DebeziumDecoder(TableDecoder):
         """Returns the columns that only the keys of these changes have (``ByLogicalTableRouter``)."""
 
     def holds(self, changes: ChangeTable) -> bool:
-        """Returns True for rows of the table.
+        """Returns True if the changes belong to this table.
 
-        In a routed topic, a field that only keys have separates the rows.
+        If a transform routes several tables into the topic, a field that only the keys have separates their
+        rows.
         """
         key = changes.rows.schema.field("key").type
         names = (ROUTED, *self.key_only(changes))
@@ -255,7 +272,9 @@ class DebeziumDecoder(TableDecoder):
         return not apart.isdisjoint(self.row_keys or ()) or super().holds(changes)
 
     def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
-        """Yields deletes whose key may have a placeholder for a value that the source did not send."""
+        """Yields the number and the error of each delete whose key may have a placeholder for a value that
+        was not sent.
+        """
         key, names = self._key_names(changes)
         are_sent = self.key_facts.are_sent(names)
         if are_sent or not names:
@@ -271,17 +290,17 @@ class DebeziumDecoder(TableDecoder):
             yield at, UnnamedRowError(reason.format(", ".join(key)))
 
     def _key_names(self, changes: ChangeTable) -> tuple[list[str], list[str]]:
-        """Returns the columns of the changes' key, and those among them that rows have too."""
+        """Returns the columns of the changes' key, and those of them that rows have too."""
         key, added = [member.name for member in changes.rows.schema.field("key").type], self.key_only(changes)
         return key, [name for name in key if name not in added]
 
     def other_table(self, changes: ChangeTable) -> TidesinkError:
-        """Returns the error for changes of another table, with remedies."""
+        """Returns the error for changes of another table."""
         field = routed_field(self.key_only(changes))
         return SchemaMismatchError(_OTHER_TABLE.format(changes.table, self.table, field))
 
     def unnamed(self, keys: Sequence[str]) -> UnnamedRowError:
-        """Returns the error for a change without a key, with remedies at the connector."""
+        """Returns the error for a change without a value in a key column."""
         return UnnamedRowError(
             f"A key column ({', '.join(keys)}) is null or missing in the record, so the change does not "
             "identify a row. Set keys to columns that every record has. A delete needs them in its key or, "
@@ -289,7 +308,10 @@ class DebeziumDecoder(TableDecoder):
         )
 
     def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
-        """Returns the old rows; null if the source sent only their key."""
+        """Returns the old rows of changes, and the columns that the source did not send of each.
+
+        An old row is null if the source sent only its key.
+        """
         before, _ = super().old_rows(changes)
         unsent = changes.rows["unavailable_before"].combine_chunks()
         if unsent.null_count == len(unsent):
@@ -299,7 +321,7 @@ class DebeziumDecoder(TableDecoder):
         return rows, pc.if_else(alone, pa.scalar(None, unsent.type), unsent)
 
     def _key_alone(self, changes: ChangeTable) -> pa.Array:
-        """Returns True for each old row that has only its key."""
+        """Returns True for each old row of which the source sent only the key."""
         keys = {member.name for member in changes.rows.schema.field("key").type}
         others = [c.name for c in changes.schema.columns if not c.virtual and c.name not in keys]
         unsent = changes.rows["unavailable_before"].combine_chunks()
@@ -307,24 +329,25 @@ class DebeziumDecoder(TableDecoder):
 
 
 def _listed(unsent: pa.ListArray, names: Collection[str]) -> npt.NDArray[np.int64]:
-    """Returns the number of these columns that each old row lacks."""
+    """Returns, for each old row, how many of the columns ``names`` the source did not send."""
     among = pc.is_in(pc.list_flatten(unsent), pa.array([*names], pa.string()))
     rows = pc.list_parent_indices(unsent).filter(among)
     return np.bincount(rows.to_numpy(), minlength=len(unsent))
 
 
 def needs_old_keys(lists: Iterable[Iterable[Column]], connector: str) -> bool:
-    """Returns True if the header of a changed key is needed: an insert may have a placeholder geometry.
+    """Returns True if the header that marks a changed key is needed, because an insert may have a placeholder
+    geometry.
 
-    ``lists``: the columns of each writer. ``connector``: empty if it is not known.
+    ``lists``: the columns of each writer. ``connector``: name of the connector; empty if not known.
     """
     return connector in (POSTGRES, "") and any(map(has_required_shapes, lists))
 
 
 def without_headers(records: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the records with only the header of a changed key, which few have.
+    """Remove all record headers, except the header that marks a changed key, which few records have.
 
-    Other headers are not needed: it is known per topic whether a null value is a delete.
+    No other header is needed, because it is known for the whole topic whether a null value is a delete.
     """
     if "headers" not in records.schema.names:
         return records

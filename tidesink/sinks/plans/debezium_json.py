@@ -1,9 +1,10 @@
-"""Decode plans of debezium-json tables, from schemas in the records, a definition, and the rows' columns.
+"""Builds decode plans of debezium-json tables from schemas in records, a definition, and the columns of rows.
 
-The bytes are Debezium's (3.5.0.Final with Kafka Connect 4.3's JsonConverter) or TiCDC's (b813e76). The
-schemas are in no registry, so the plan has the schemas of earlier records. A record with another schema is
-unplanned, and reports its writer's columns. Columns without a type in a schema, a definition and the source
-database are text in the plan. The table decides whether such columns are allowed (``untyped_refusal``).
+The records are Debezium's (3.5.0.Final with Kafka Connect 4.3's JsonConverter) or TiCDC's (b813e76). Schemas
+are not in a registry, so the plan has the schemas of earlier records. A record with another schema is
+reported as unplanned, with its writer's columns. A column whose type is neither in a schema, nor in a
+definition, nor in the source database is text in the plan. The caller decides whether such columns are
+allowed (``untyped_refusal``).
 """
 
 from __future__ import annotations
@@ -57,32 +58,35 @@ from tidesink.typemap.values import Convert
 
 _NO_OPTIONS: Final = CodecOptions()
 _NO_KEY: Final = (
-    "{} has no key record in its topic, so it is unknown which row a change belongs to. Name its key columns "
+    "The records of {} have no key, so it is unknown which row a change belongs to. Name its key columns "
     "under tables: keys, set message.key.columns at the connector, or set mode: append to keep its changes; "
     f"{IDENTITIES['debezium-json']}"
 )
 _UNTYPED_SNAPSHOT: Final = (
-    "The type of column {!r} is unknown, because the records have no schema. So the form of its values in "
-    "the records is unknown too. To read rows from the database, add a definition under tables, and the "
-    "connector's modes under source.debezium."
+    "The type of column {!r} is unknown, because the records have no schema, and so is the form of its "
+    "values in the records. To read rows from the source database, add a definition of the table under "
+    "tables, and set the connector's modes under source.debezium."
 )
 _UNTYPED: Final = (
-    "The records of topic {} have no schemas, and the types of {} are unknown: a DECIMAL may be base64 "
-    "there, and a DATETIME a number. {}Add a definition of the table (tables: [{{name: {}, definition: "
-    "CREATE TABLE …}}]), {}or {}: records with schemas also supply the types of earlier records. To store "
-    "such columns as text instead, set source.debezium.untyped-columns: text."
+    "The records of topic {} have no schemas, so the types of {} are unknown: a DECIMAL may be base64 text "
+    "in the records, and a DATETIME a number. {}Add a definition of the table (tables: [{{name: {}, "
+    "definition: CREATE TABLE …}}]), {}or {}. Records with schemas also supply the types of earlier "
+    "records. To store such columns as text instead, set source.debezium.untyped-columns: text."
 )
 _SCHEMAS_ON: Final = "set value.converter.schemas.enable=true at the connector"
 _SCHEMAS_OF_TICDC: Final = "remove debezium-disable-schema from the changefeed's sink URI"
-_DATABASE: Final = "set source.database to read the types from there, "
-_NOT_THERE: Final = "source.database has no table {}. "
-# The refusal names at most so many columns.
+_DATABASE: Final = "set source.database to read the types from the database, "
+_NOT_THERE: Final = "The source database has no table {}. "
+# Maximum number of columns that the message names.
 _NAMED: Final = 2
 _MOST_SCHEMAS: Final = 1024
 
 
 class Place(NamedTuple):
-    """Location of a writer's first record. ``timestamp``: the record's, in ms, or None if it is not known."""
+    """The location of the first record with a writer's schema.
+
+    ``timestamp``: Kafka's, in ms, or None if not known.
+    """
 
     timestamp: int | None
     offset: int
@@ -94,15 +98,18 @@ _NOWHERE: Final = Place(None, 0, 0)
 
 @dataclass(frozen=True)
 class JsonWriter:
-    """The columns in the rows of one writer's schema.
+    """The columns of rows that have the same writer's schema.
 
     Attributes:
+        columns: The columns, and for each whether its type was guessed from a value.
+        keys: Names of the key columns.
         bare: True if the rows have no schema. Then columns differ from row to row, and a delete may have only
             its key.
-        flattened: True if ExtractNewRecordState made the rows.
+        flattened: True if the transform ExtractNewRecordState made the rows.
         is_ticdc: True if TiCDC wrote the rows.
-        connector: The connector in the source block; empty if it is not known.
-        source: The least source position of the first rows, or None if it is not known.
+        connector: Name of the connector in the source block; empty if not known.
+        place: Location of the first record.
+        source: The smallest source position of the first rows, or None if not known.
     """
 
     columns: tuple[InferredColumn, ...]
@@ -116,12 +123,12 @@ class JsonWriter:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Equal for all writers with these columns."""
+        """Identifies the schema. All writers with the same columns have the same identity."""
         return tuple(sorted(one.text for one in self.columns))
 
     @property
     def text(self) -> str:
-        """The writer as text, for ``writer_of``."""
+        """The writer as JSON text, which ``writer_of`` restores."""
         found = dict(self.__dict__)
         return json.dumps({**found, "columns": [one.text for one in self.columns]}, sort_keys=True)
 
@@ -139,7 +146,7 @@ def writer_of(text: str) -> JsonWriter:
 
 
 def first_writer(row: FirstRow) -> JsonWriter:
-    """Returns the writer of the first row that was read."""
+    """Returns the writer of a row, which is the first row that was read with this schema."""
     message = row.message
     place = Place(message.timestamp, message.offset, message.partition)
     return JsonWriter(row.columns, row.keys, row.bare, row.flattened, row.is_ticdc, row.connector, place)
@@ -150,13 +157,14 @@ class Writers:
     """The known writers of a topic.
 
     Attributes:
-        with_schema: Writers with a schema, in the order in which they were found.
+        with_schema: Writers with a schema, oldest first.
         reported: Columns of all rows without a schema, by name.
-        reported_keys: Columns of the keys of these rows.
-        reported_later: Names of columns of these rows that were found after the first plan was built.
-        reported_ticdc: True if TiCDC wrote some of these rows.
-        connector: The connector of the newest writer whose source block was read.
-        newest: The identity of the writer in use; None: the writer that was found last.
+        reported_keys: Key columns of rows without a schema.
+        reported_later: Columns of rows without a schema that appeared after the first plan was built.
+        reported_ticdc: True if TiCDC wrote rows without a schema.
+        flattened: True if the transform ExtractNewRecordState made some rows.
+        connector: The connector of the newest writer whose source block was read; empty if not known.
+        newest: Identity of the writer in use. None: the last one in ``with_schema``.
     """
 
     with_schema: tuple[JsonWriter, ...] = ()
@@ -170,12 +178,12 @@ class Writers:
 
     @property
     def in_use(self) -> JsonWriter:
-        """The writer with a schema that is in use."""
+        """The writer with a schema that is in use now."""
         found = (one for one in self.with_schema if one.identity == self.newest)
         return next(found, self.with_schema[-1])
 
     def with_new(self, new: Iterable[JsonWriter], *, later: bool = False) -> Writers:
-        """Returns these writers with new ones added. ``later``: True if a plan was already built."""
+        """Returns the writers with new writers added. ``later``: True if the first plan was already built."""
         found, known = self, {one.identity: one for one in self.with_schema}
         for one in sorted(new, key=_age):
             if one.bare:
@@ -207,7 +215,7 @@ def _age(one: JsonWriter) -> tuple[bool, int, int, int]:
 
 
 def _joined(known: JsonWriter | None, one: JsonWriter) -> JsonWriter:
-    """Combine two descriptions of rows with the same columns."""
+    """Combine two descriptions of the same writer's schema."""
     if known is None:
         return one
     return replace(
@@ -222,7 +230,7 @@ def _joined(known: JsonWriter | None, one: JsonWriter) -> JsonWriter:
 
 @dataclass(frozen=True)
 class DroppedByColumns(DroppedByWriter[frozenset[str]]):
-    """Dropped columns by the columns that a writer has."""
+    """Finds dropped columns by comparing the columns of writers' schemas."""
 
     def _writer(self, changes: ChangeTable) -> frozenset[str]:
         return _names(changes.schema.columns, self.fold)
@@ -237,11 +245,11 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     """Decodes the debezium-json records of one table.
 
     Attributes:
-        shape: The known columns.
-        unread: See ``TargetRows``.
-        known: Identities of the writers' schemas.
+        shape: The table's known columns in the target.
+        unread: Columns that the target does not have, so that their values are not converted.
+        known: Identities of the known writers with a schema.
         keyed: True if rows with a schema have keys.
-        knows_newest: True if the newest writer's schema is known.
+        knows_newest: True if the schema of the newest writer is known.
     """
 
     shape: TableShape = field(kw_only=True)
@@ -251,7 +259,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     knows_newest: bool = False
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """Returns the events of the records."""
+        """Returns the events of the records, and the records that cannot be decoded."""
         self._codec.forget()
         self._batch["timestamp"] = _timestamps(records)
         return super().decode_batch(without_headers(records))
@@ -262,11 +270,14 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     @property
     def uses_timestamps(self) -> bool:
-        """True: timestamps decide which of two writers was first."""
+        """True, because timestamps decide which of two writers is older."""
         return True
 
     def lacking(self, changes: ChangeTable, _rows: TargetRows) -> tuple[str, ...]:
-        """Returns the writer as text if the plan lacks its schema or its columns, else nothing."""
+        """Returns the writer of these changes as text if the plan does not cover it; otherwise nothing.
+
+        The plan does not cover a writer if its schema or one of its columns is new.
+        """
         facts = self._codec.facts_of(changes.schema)
         keys = tuple(member.name for member in changes.rows.schema.field("key").type)
         bare = facts.bare or {column.name for column in changes.schema.columns} <= {*keys}
@@ -290,7 +301,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return self._codec.facts_of(changes.schema).key_only
 
     def recorded_value(self, stored: Column, column_type: ColumnType) -> Convert | None:
-        """Returns the conversion; see ``TableDecoder``.
+        """Returns the function that converts a database value of a column to the value that records have.
 
         Raises:
             ConfigError: The column's type is not known, so the form of its values in records is not known.
@@ -302,12 +313,13 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     @property
     def is_bare(self) -> bool:
-        """True if no writer with a schema is known."""
+        """True if no writer with a schema is known, so all rows have no schema."""
         return not self.known
 
     @property
     def tells_dropped(self) -> bool:
-        """True if the newest schema is known.
+        """True if a row without a column shows that the column was dropped, because the newest schema is
+        known.
 
         A record without a schema may lack a column that still exists.
         """
@@ -315,23 +327,25 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     @property
     def rows_tell_dropped(self) -> bool:
-        """True: no DDL is read, so only a later row shows that a column was dropped."""
+        """True, because no DDL is read. So only a later row shows that a column was dropped."""
         return True
 
     def refusal(self, changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
-        """Returns the error for a column without a type in these records that is not text in the target."""
+        """Returns an error if records without a schema have a column that is not text in the target."""
         facts = self._codec.facts_of(changes.schema)
         for name in sorted(facts.guessed):
             column = self.shape.find(name)
             if column is not None and column.spark != "string" and column.name not in self.unread:
                 return SchemaMismatchError(
-                    f"Column {name!r} is {column.spark}, but a record without a schema has another value in "
-                    "it. Add a definition of the table."
+                    f"Column {name!r} is {column.spark} in the target, but the record has no schema from "
+                    "which its type is known. Add a definition of the table under tables."
                 )
         return None
 
     def _looked_up(self, schema: TableSchema) -> tuple[tuple[str, ...], bool]:
-        """Returns the identity of a schema's writer, and True if the plan's shape holds its columns."""
+        """Returns the identity of a schema's writer, and True if the plan has all its columns with sufficient
+        types.
+        """
         found = self._schemas.get(id(schema))
         if found is None or found[0] is not schema:
             if len(self._schemas) >= _MOST_SCHEMAS:
@@ -345,7 +359,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return found[1], found[2]
 
     def _holds(self, schema: TableSchema) -> bool:
-        """Returns True if the plan's shape holds all columns without a change."""
+        """Returns True if the plan has all columns of a schema with types that hold their values."""
         shape, names = self.shape, _names(schema.columns, self.shape.fold)
         keys = tuple(name for name in shape.keys if shape.fold(name) in names)
         new = shape_of(schema, keys=keys, zero_date=shape.zero_date, time_zone=shape.time_zone)
@@ -363,7 +377,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         return [(c.name, "" if c.name in self.unread else c.spark) for c in shape.columns]
 
     def _first_place(self, changes: ChangeTable) -> Place:
-        """Returns the location of the first change."""
+        """Returns the location of the earliest of these changes."""
         rows = changes.rows.select(["record", "offset", "partition"])
         times = self._batch["timestamp"]
         found = pa.table(
@@ -387,7 +401,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     @cached_property
     def _batch(self) -> dict[str, pa.Array | None]:
-        """The timestamps of the records that were last decoded, in ms."""
+        """The Kafka timestamps of the records that are being decoded, in ms."""
         return {"timestamp": None}
 
 
@@ -419,25 +433,30 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     connector: str = "",
     left_out: LeftOut = needs_all,
 ) -> DecodePlan:
-    """Returns the decode plan of a table from the columns of its records so far.
+    """Build the decode plan of a table from the writers of its records so far.
 
-    A column that a writer's schema lacks gets its default if only later schemas have it, and null if an
-    earlier schema had it.
+    If a writer's schema lacks a column, its rows get the column's default if only later schemas have the
+    column. They get null if an earlier schema had it.
 
     Args:
-        base: The target's shape, to which columns are only added.
-        definition: Types that replace those of the records.
-        stored: Columns in ``source.database``, for columns without another type.
+        table: The table.
+        writers: The known writers of the topic.
+        base: The target's current schema, to which columns are only added.
+        definition: Column types from the config, which replace those of the records.
+        stored: Columns in the source database, for columns without any other type.
         keys: Key columns that replace those of the key record.
-        logs: See ``DecodePlan``. If True, the table needs no key.
-        identity: The table's replica identity in ``source.database``.
-        connector: The connector according to ``source.database``, or empty. It decides about the case of
-            names if records do not name their connector.
-        left_out: See ``merge_shape``.
+        zero_date: Policy for impossible dates.
+        time_zone: Time zone in which local times are read.
+        options: Options of the codec.
+        logs: True if the table keeps every change (``mode: append``). Then it needs no key.
+        identity: The table's replica identity in the source database.
+        connector: The connector for the source database, or empty. If records do not name their connector, it
+            decides whether names that differ in case are different.
+        left_out: Returns True for a column that the target does not have.
 
     Raises:
         ConfigError: The table has no key, or ``keys`` has a column that the table does not have.
-        SchemaRefusedError: A column's types in two schemas cannot be combined.
+        SchemaRefusedError: A column has types in two schemas that cannot be combined.
     """
     named = keys or (base.keys if base else None) or _key_names(writers, definition)
     types = joined_types(definition, stored)
@@ -446,7 +465,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         raise ConfigError(_NO_KEY.format(table), table=str(table))
     is_ticdc = _is_ticdc(writers)
     told = TICDC if is_ticdc else writers.connector
-    # Only known once a record with a row was read.
+    # The case of names is only known once a record with a row was read.
     is_exact = bool(writers.with_schema or writers.reported) and has_exact_names(told or connector)
     shapes = [
         replace(
@@ -503,7 +522,9 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
 
 
 def _key_names(writers: Writers, definition: TableSchema | None) -> tuple[str, ...]:
-    """Returns the key columns: of records with a schema, else of those without one, else as defined."""
+    """Returns the key columns: of records with a schema, else of records without one, else of the
+    definition.
+    """
     for one in writers.with_schema:
         if one.keys:
             return one.keys
@@ -513,7 +534,10 @@ def _key_names(writers: Writers, definition: TableSchema | None) -> tuple[str, .
 
 
 def joined_types(*schemas: TableSchema | None) -> TableSchema | None:
-    """Returns the columns of all schemas; the first schema with a name counts. None without schemas."""
+    """Returns the columns of all schemas together. If several schemas have a column, the first one is used.
+
+    Returns None without any schema.
+    """
     given = [one for one in schemas if one is not None]
     columns = {column.name: column for one in reversed(given) for column in one.columns}
     return TableSchema(given[0].table, tuple(columns.values())) if len(given) > 1 else next(iter(given), None)
@@ -522,9 +546,10 @@ def joined_types(*schemas: TableSchema | None) -> TableSchema | None:
 def untyped_columns(
     writers: Writers, types: TableSchema | None, left_out: LeftOut = needs_all
 ) -> tuple[str, ...]:
-    """Returns columns of rows without a schema that neither ``types`` nor a writer's schema has.
+    """Returns the columns of rows without a schema whose types are in neither ``types`` nor a writer's
+    schema.
 
-    Columns that are ``left_out`` need no type, unless they belong to the key.
+    Columns that the target does not have (``left_out``) need no type, unless they belong to the key.
     """
     typed = typed_names(writers) | (types.by_name.keys() if types is not None else set())
     found = [name for name, one in writers.reported.items() if one.guessed and name not in typed]
@@ -533,14 +558,17 @@ def untyped_columns(
 
 
 def typed_names(writers: Writers) -> frozenset[str]:
-    """Returns the columns that some writer's schema has."""
+    """Returns the columns that at least one writer's schema has."""
     return frozenset(reported.column.name for one in writers.with_schema for reported in one.columns)
 
 
 def untyped_refusal(
     topic: str, table: TableId, names: Sequence[str], *, asked: bool, is_ticdc: bool = False
 ) -> ConfigError:
-    """Returns the reason why a table waits for column types. ``asked``: the database was queried too."""
+    """Returns the error for columns without a type, because of which a table waits.
+
+    ``asked``: True if the source database was queried too. ``is_ticdc``: True if TiCDC writes the topic.
+    """
     more = len(names) - _NAMED
     listed = [*map(repr, names[:_NAMED]), *([f"{more} more"] if more > 0 else [])]
     named = " and ".join([part for part in (", ".join(listed[:-1]), listed[-1]) if part])
@@ -554,7 +582,9 @@ def untyped_refusal(
 def _column_lists(
     table: TableId, writers: Writers, definition: TableSchema | None, types: TableSchema | None
 ) -> list[tuple[Column, ...]]:
-    """Returns the columns of each writer, oldest first, then the columns of rows without a schema."""
+    """Returns the columns of each writer with a schema, oldest first, then the columns of rows without a
+    schema.
+    """
     defined = types.by_name if types is not None else {}
     lists, typed = [one.columns for one in writers.with_schema], typed_names(writers)
     known = [one for name, one in writers.reported.items() if not (one.guessed and name in typed)]
@@ -563,12 +593,16 @@ def _column_lists(
     if not lists and definition is not None:
         found.insert(0, definition.columns)
     if not found:
-        raise ConfigError(f"{table} has no record of a row yet, so it cannot be read.", table=str(table))
+        raise ConfigError(
+            f"The topic has no record with a row of {table} yet, so it cannot be read. Check "
+            f"that the connector has sent a row.",
+            table=str(table),
+        )
     return found
 
 
 def _doubted(shape: TableShape, later: Container[str]) -> TableShape:
-    """Returns the shape. A column that rows without a schema got later may have replaced any other column."""
+    """Mark the columns that rows without a schema had later: each of them may be a renamed other column."""
     columns = (
         replace(c, instead_of=frozenset(shape.by_name) - {shape.fold(c.name)}) if c.name in later else c
         for c in shape.columns
@@ -577,7 +611,7 @@ def _doubted(shape: TableShape, later: Container[str]) -> TableShape:
 
 
 def _dropped(writers: Writers, fold: NameFold) -> DroppedByColumns:
-    """Returns the columns that writers lack. A writer's first row is known by its offset and position."""
+    """Returns what is known about columns that writers lack, with the first row of each writer."""
     names = [_names((reported.column for reported in one.columns), fold) for one in writers.with_schema]
     columns = {one: one for one in names}
     first_rows: dict[frozenset[str], FirstRows] = {}
@@ -591,14 +625,15 @@ def _dropped(writers: Writers, fold: NameFold) -> DroppedByColumns:
     if names:
         newest = _names((reported.column for reported in writers.in_use.columns), fold)
         history += [newest] if newest != history[-1] else []
-    # The writer in use is not known in time, because later rows of a known writer are not reported.
+    # A change of the writer in use is not noticed in time, because later rows of a known writer are not
+    # reported.
     return DroppedByColumns(
         *dropped_in_order(columns, history, fold), first_rows_by_column(columns, first_rows, fold), fold
     )
 
 
 def _started_again(writers: Sequence[JsonWriter]) -> bool:
-    """Returns True if a later writer's rows have lower positions. Then two servers wrote them."""
+    """Returns True if a later writer's rows have lower positions, so that two servers wrote them."""
     placed = [one for one in writers if one.place != _NOWHERE and one.source is not None]
     return any(
         a.source > b.source and _is_earlier(a.place, b.place)
@@ -608,7 +643,9 @@ def _started_again(writers: Sequence[JsonWriter]) -> bool:
 
 
 def _is_earlier(one: Place, other: Place) -> bool:
-    """Returns True if ``one`` is earlier: by offset in one partition, else by Kafka's timestamps."""
+    """Returns True if ``one`` is earlier than ``other``: by offset in one partition, otherwise by Kafka's
+    timestamps.
+    """
     if one.partition == other.partition:
         return one.offset < other.offset
     times = one.timestamp, other.timestamp
@@ -624,9 +661,9 @@ def _knows_newest(writers: Writers, definition: TableSchema | None) -> bool:
 
 
 def _gone(shape: TableShape, writers: Writers, definition: TableSchema | None) -> frozenset[str]:
-    """Returns the shape's columns, in lower case, that the newest writer does not have.
+    """Returns the columns, in lower case, that the target has but the newest writer's schema does not.
 
-    Empty for rows without a schema, whose columns are not known before they are read.
+    Returns nothing for rows without a schema, because their columns are not known before they are read.
     """
     if not _knows_newest(writers, definition):
         return frozenset()

@@ -1,4 +1,4 @@
-"""Decode plans of flat-avro tables, from the texts of the schemas in the registry.
+"""Builds decode plans of flat-avro tables from the schemas in the registry.
 
 TiCDC's subjects follow TopicNameStrategy (tiflow c7b2588, ticdc b813e76). Records with AWS Glue's header are
 bad records, because schemas are requested by Confluent's ids.
@@ -51,9 +51,13 @@ class FlatAvroDecoder(TableDecoder):
     """Decodes the flat-avro records of one table.
 
     Attributes:
-        checksum: The handling of rows that do not match their checksum.
-        keys: See ``ValueOptions``.
-        ambiguous_time: See ``ValueOptions``.
+        table: The table.
+        schemas: The key and value schemas, by registry id.
+        time_zone: Time zone in which TIMESTAMP texts are read.
+        zero_date: Policy for impossible dates.
+        checksum: Handling of rows that do not match their checksum.
+        keys: The key columns in lower case; None: those of the key records.
+        ambiguous_time: Policy for local times that occur twice.
         uses_headers: True if some records have their schema ids in headers.
     """
 
@@ -67,15 +71,15 @@ class FlatAvroDecoder(TableDecoder):
     uses_headers: bool = False
 
     def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
-        """Returns records with a new or unusable id."""
+        """Returns the records whose schema id is new or cannot be used."""
         return tuple(named_unplanned(records, self.schemas.unplanned(records)))
 
     def schema_id(self, part: bytes | None) -> int | None:
-        """Returns the id in the Confluent header."""
+        """Returns the schema id in the Confluent header of a key or a value."""
         return schema_id_of(part)
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """Returns the events of the records."""
+        """Returns the events of the records, and the records that cannot be decoded."""
         if self._sums:
             found = rows_from_events(records, self.decode, self.values)
         else:
@@ -83,7 +87,9 @@ class FlatAvroDecoder(TableDecoder):
         return replace(found, faults=tuple(named_faults(records, found.faults, "flat-avro")))
 
     def warnings(self, changes: ChangeTable) -> pa.Array | None:
-        """Returns a warning for each row that is applied although it does not match its checksum."""
+        """Returns a warning for each row that is applied although it does not match its checksum; null for
+        other rows.
+        """
         if not self._doubts:
             return None
         places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
@@ -92,22 +98,22 @@ class FlatAvroDecoder(TableDecoder):
 
     @property
     def values(self) -> ValueOptions:
-        """The policies for dates and times, the time zone, and the table's key."""
+        """Policies for dates and times, the time zone, and the table's key."""
         return ValueOptions(self.zero_date, self.time_zone, self.keys, self.ambiguous_time)
 
     @property
     def rows_tell_dropped(self) -> bool:
-        """True: no DDL is read, so only a later row shows that a column was dropped."""
+        """True, because no DDL is read. So only a later row shows that a column was dropped."""
         return True
 
     @property
     def columnar_events(self) -> tuple[type, ...]:
-        """Watermarks are decoded by the columnar step."""
+        """Watermarks, because the columnar step decodes them too."""
         return (WatermarkEvent,)
 
     @property
     def warns(self) -> bool:
-        """True if checksums are compared."""
+        """True if rows are compared with their checksums, because a mismatch may be a warning."""
         return self._sums
 
     @cached_property
@@ -120,7 +126,7 @@ class FlatAvroDecoder(TableDecoder):
 
     @cached_property
     def _sums(self) -> bool:
-        """True if rows are compared with their checksums, which at least one schema must have."""
+        """True if rows are compared with their checksums: it is configured, and a schema has a checksum."""
         has = any(CHECKSUM in text for text in self.schemas.values.texts.values())
         return self.checksum != "off" and has
 
@@ -129,7 +135,12 @@ class FlatAvroDecoder(TableDecoder):
         return {}
 
     def decode(self, message: Message) -> tuple[Event, ...]:
-        """Returns one record's event. Compares the row with its checksum if this is configured."""
+        """Returns the event of one record, decoded by the row codec.
+
+        Raises:
+            ChecksumError: The row does not match its checksum, and such rows are rejected.
+            DecodeError: The record cannot be decoded.
+        """
         events = self._codec.decode(message)
         for event in events if self._sums else ():
             fault = isinstance(event, ChangeEvent) and checksum_fault(event, time_zone=self.time_zone)
@@ -157,28 +168,33 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     logs: bool = False,
     left_out: LeftOut = needs_all,
 ) -> DecodePlan:
-    """Returns the decode plan of a table from the texts of its writer schemas.
+    """Build the decode plan of a table from the texts of its writer schemas.
 
-    Pass every known schema of the subjects, and not only the batch's: a column that a writer lacks gets its
-    default if only later schemas have it, and null if an earlier schema had it, because it was dropped.
+    Pass every known schema of the subjects, not only those of a batch. If a writer's schema lacks a column,
+    its rows get the column's default if only later schemas have the column. They get null if an earlier
+    schema had it, because the column was dropped.
 
     Args:
+        table: The table.
         key_schemas: Texts of the key schemas by registry id.
         value_schemas: Texts of the value schemas by registry id.
-        history: Ids in the order in which the schemas were in use, with returned schemas listed again. Other
-            ids follow in their own order.
-        first_rows: The first known rows of each value schema, by id.
-        unknown_ids: Ids that the registry does not have, with reasons. Their records are bad.
-        base: The target's shape, to which columns are only added.
+        history: Registry ids in the order in which their schemas were in use. A schema that came back into
+            use is listed again. Other ids follow in ascending order.
+        first_rows: The first known rows of each value schema, by registry id.
+        unknown_ids: Ids that the registry does not have, with reasons. Their records are bad records.
+        base: The target's current schema, to which columns are only added.
         keys: Key columns that replace those of the key record.
-        checksum: The handling of rows that do not match their checksum: ``warn`` adds a ``_reason``,
-            ``reject`` makes them bad. For checksums, TIMESTAMP texts are read in ``time_zone``.
-        logs: See ``DecodePlan``. If True, the table needs no key.
-        left_out: See ``merge_shape``.
+        zero_date: Policy for impossible dates.
+        ambiguous_time: Policy for local times that occur twice.
+        time_zone: Time zone of TIMESTAMP texts, also for checksums.
+        checksum: Handling of rows that do not match their checksum: ``warn`` adds a ``_reason``, ``reject``
+            makes them bad records.
+        logs: True if the table keeps every change (``mode: append``). Then it needs no key.
+        left_out: Returns True for a column that the target does not have.
 
     Raises:
         ConfigError: The table has no key, or ``keys`` has a column that the table does not have.
-        SchemaRefusedError: A column's types in two schemas cannot be combined.
+        SchemaRefusedError: A column has types in two schemas that cannot be combined.
     """
     key_read, key_refused = _read_schemas(key_schemas)
     value_read, value_refused = _read_schemas(value_schemas)
@@ -189,7 +205,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     used = in_order(history, value_read)
     shape = _shape(
         table,
-        # A topic with only deletes has the key columns and no others.
+        # A topic that has only deletes so far has only the key columns.
         [value_read[one] for one in dict.fromkeys(used)] or list(key_read.values()),
         named,
         base=base,
@@ -223,7 +239,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
 
 
 def lacks_checksums(value_schemas: Iterable[str]) -> bool:
-    """Returns True if there are schemas, but none has a checksum."""
+    """Returns True if the table has schemas, but no schema has a checksum."""
     texts = list(value_schemas)
     return bool(texts) and not any(CHECKSUM in text for text in texts)
 
@@ -251,7 +267,7 @@ def _key_names(
         found = found or record.column_names
     if not found and needed:
         raise ConfigError(
-            f"{table} has no key record in its topic, so it is unknown which row a change belongs to. "
+            f"The records of {table} have no key, so it is unknown which row a change belongs to. "
             "Name its key columns under tables: keys, or set mode: append to keep its changes; "
             f"{IDENTITIES['flat-avro']}",
             table=str(table),
@@ -262,9 +278,9 @@ def _key_names(
 def _of_other_keys(
     schemas: dict[int, WriterRecord], named: tuple[str, ...]
 ) -> tuple[dict[int, WriterRecord], dict[int, str]]:
-    """Returns the key schemas with the key ``named``, and reasons against the others.
+    """Divide key schemas into those with the key columns ``named``, and reasons against all others.
 
-    Rows with one key cannot be compared with rows of another.
+    Rows with a different key cannot be merged with the table's rows.
     """
     folded = {fold_name(name) for name in named}
     same, others = {}, {}
@@ -274,9 +290,9 @@ def _of_other_keys(
             same[schema_id] = record
         else:
             others[schema_id] = (
-                f"Its schema {schema_id} has the columns ({', '.join(columns)}), but the table's key is "
-                f"({', '.join(named)}). The source's key was changed. Name the key to use under "
-                "tables: keys."
+                f"The record's key schema {schema_id} has the columns ({', '.join(columns)}), but the "
+                f"table's key is ({', '.join(named)}). The key of the source table was changed. Name the "
+                "key to use under tables: keys."
             )
     return same, others
 
@@ -303,6 +319,10 @@ def _shape(  # noqa: PLR0913  (all that a shape rests on)
             )
         )
     if not shapes:
-        raise ConfigError(f"{table} has no schema yet, so it cannot be read.", table=str(table))
-    # A schema that is older than the base may be known by now. It decides a column's first default.
+        raise ConfigError(
+            f"{table} has no schema in the registry yet, so it cannot be read. Check that the "
+            f"changefeed has sent a row.",
+            table=str(table),
+        )
+    # A schema from before the base may have become known. It decides the first default of a column.
     return merged_in_order(shapes, base, left_out=left_out)

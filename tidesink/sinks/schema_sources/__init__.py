@@ -1,1 +1,1 @@
-"""Sources of a table's columns and types, with one module per protocol. They run in the driver."""
+"""Sources of a table's columns and types in the driver, with one module per protocol."""

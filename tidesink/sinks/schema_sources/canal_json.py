@@ -1,9 +1,9 @@
-"""Decoding of a canal-json table, and the sources of its column types: messages have only type names.
+"""The column types of canal-json tables. Messages have only type names, so types have several sources.
 
-Types come from, in this order: the definition in the config; the topic's own CREATE and ALTER events, which
-are read ahead to the end of partition 0 and compared with the time of each row; the ``mysqlType`` words of
-the rows; the source database (``database_types``), if a word omits what decides the type. Otherwise the
-column is text, with a warning.
+A column's type comes from the first of these sources that has it: the definition in the config; the topic's
+own CREATE and ALTER events, which are read ahead to the end of partition 0 and compared with the time of each
+row; the type names in rows (``mysqlType``); the source database (``database_types``), if a type name lacks
+digits or a length. A column without a type is text, with a warning.
 """
 
 from __future__ import annotations
@@ -47,22 +47,23 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# If no DDL defines a table, so many records are read first to find a row with its type names.
+# Number of records that are read first to find a row with type names, if no DDL defines the table.
 _PEEKED_RECORDS = 10_000
 
 
 _ABSENT: Final = (
-    "Topic {} does not exist yet. It is read from its beginning once the changefeed creates it. If the "
-    "source table is altered meanwhile, check source.topics."
+    "Topic {} does not exist yet. It will be read from its beginning once the changefeed creates it. If the "
+    "source table was already changed, check source.topics."
 )
 _NO_KEY: Final = (
-    "The table has no key: its rows have no pkNames, and no definition names a key. Name the columns that "
-    f"identify a row under tables: keys, or set mode: append to keep its changes; {IDENTITIES['canal-json']}"
+    "The table has no key, because its rows have no pkNames and no definition names a key. Name the "
+    "columns that identify a row under tables: keys, or set mode: append to keep its changes; "
+    f"{IDENTITIES['canal-json']}"
 )
 
 
 class CanalJsonDecoding(PlannedDecoding):
-    """The column types of one table, and the decode plan that is built from them."""
+    """The column types of one canal-json table, and the decode plan that is built from them."""
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
         super().__init__(context, topic, table, session=session)
@@ -72,7 +73,7 @@ class CanalJsonDecoding(PlannedDecoding):
         self._options = context.config.source.codec_options()
         look = look_into(context.config.source.database)
         self._database = DatabaseTypes(context.config.pipeline, table, context.store, look)
-        # Columns that are known only from rows, by their type words.
+        # Columns that are known only from rows, with the type names of the rows.
         self._untold: tuple[Column, ...] = ()
         self._words: list[RowWords] = []
         self._renamed: dict[str, str] = {}
@@ -82,9 +83,12 @@ class CanalJsonDecoding(PlannedDecoding):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose target type is not the nearest one, with the reason; DDL that was not understood."""
+        """Warnings: columns that are stored in another type than the nearest one, and DDL that was not
+        understood.
+        """
         texts = [
-            f"Column {name}: its type is unknown, so it is stored as text. Add a table definition."
+            f"Column {name}: its type is unknown, so it is stored as text. Add a definition of the table "
+            f"under tables."
             for name in self._text_columns
         ]
         reported = self._ddl.warnings(self._table, defined=self._declared is not None)
@@ -96,13 +100,14 @@ class CanalJsonDecoding(PlannedDecoding):
 
     @property
     def _is_unreported(self) -> bool:
-        """True if the table is known only from its rows."""
+        """True if the table is known only from its rows: neither a definition nor DDL defines it."""
         return self._declared is None and self._ddl.get(self._table) is None
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Read the topic's DDL. If it does not define this table, read the table's first rows.
+        """Read the topic's DDL and build the decode plan. If no DDL defines the table, its first rows are
+        read.
 
-        DDL from before the table's start defines its columns, and changes none of its rows.
+        DDL from before the table's start defines columns, but changes none of the table's rows.
         """
         self._starts = starts
         self._ddl.recall(found)
@@ -115,7 +120,9 @@ class CanalJsonDecoding(PlannedDecoding):
         self._make()
 
     def _look_elsewhere(self, found: TopicOffsets) -> None:
-        """Find the columns of a table without DDL in its rows, or, without rows, in the source database."""
+        """Find the columns of a table without DDL: in its rows, or in the source database if it has no rows
+        yet.
+        """
         database = self._context.config.source.database
         if database is None or self._table not in self._tables.unmet:
             self._peek(found)
@@ -123,7 +130,7 @@ class CanalJsonDecoding(PlannedDecoding):
             self._ddl.define(found, statement)
 
     def _peek(self, found: TopicOffsets) -> None:
-        """Look for the table's first rows, in ever larger parts of the topic."""
+        """Read parts of the topic that double in size, until one has a row of the table."""
         parts = self._of_table(found).partitions
         everything = [OffsetRange(self._topic, n, *at) for n, at in parts.items()]
         for part in growing_parts(everything, _PEEKED_RECORDS):
@@ -133,19 +140,21 @@ class CanalJsonDecoding(PlannedDecoding):
             self._read_words(part)
 
     def _ends_now(self, found: TopicOffsets) -> TopicOffsets:
-        """Returns the topic's current ends.
+        """Returns the topic's current end offsets.
 
-        Brokers answer partition by partition. So a DDL event can arrive after partition 0 was looked up, and
-        a row that needs it before the row's own partition was.
+        Brokers report the end of each partition separately. So a DDL event may be written after the end of
+        partition 0 was requested, and a row that needs this DDL before the end of its own partition was
+        requested.
         """
         return self._context.topics.ends_now(found)
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
-        """Read DDL that may precede rows of the ranges, if the rows cannot show that it is missing.
+        """Read DDL that may precede rows of the ranges, if the rows themselves cannot show that it is
+        missing.
 
-        A row of another partition can be read before the earlier DDL in partition 0. Rows with other columns
-        or types are reported as missed, which leads to reading the DDL. Rows do not show that an ENUM or SET
-        has other members, or that the table was emptied before them.
+        A row in another partition may be read before an earlier DDL event in partition 0. If the row has
+        other columns or types, its task reports it, and the DDL is read then. But a row does not show that
+        the members of an ENUM or SET changed, or that the table was emptied before the row.
         """
         others = (part.records for part in ranges or () if part.partition != DDL_PARTITION)
         beyond = ranges is None or any(others)
@@ -154,7 +163,7 @@ class CanalJsonDecoding(PlannedDecoding):
 
     @property
     def _follows_rows(self) -> bool:
-        """True if the target applies DDL that changes rows, or waits for it."""
+        """True if the target applies DDL that changes rows (such as TRUNCATE), or waits for it."""
         return "rows" in self._context.config.target.features and self._settings.mode != "append"
 
     def _numbers_members(self) -> bool:
@@ -162,12 +171,15 @@ class CanalJsonDecoding(PlannedDecoding):
         return any(column.type.members is not None for column in columns)
 
     def row_ddl(self) -> tuple[RowDdl, ...]:
-        """Returns the DDL read so far that changes rows of the table, beginning at the table's start."""
+        """Returns the DDL that was read so far and changes rows of the table, from the table's start on."""
         begin = self._starts.get(DDL_PARTITION, 0)
         return tuple(one for one in self._ddl.row_ddl(self._table) if one.offset >= begin)
 
     def reported(self) -> SourceColumns | None:
-        """Returns the columns from the topic's DDL, or None if the config has a definition of the table."""
+        """Returns the table's columns by the topic's DDL.
+
+        Returns None without DDL, or if the config has a definition.
+        """
         known = self._ddl.reported(self._table)
         if self._declared is not None or known is None:
             return None
@@ -186,7 +198,11 @@ class CanalJsonDecoding(PlannedDecoding):
         )
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
-        """Plan again if the old names of columns, or the dropped columns that the target holds, changed."""
+        """Build a new decode plan if the renamed columns changed, or if the target still has dropped columns.
+
+        ``renamed``: new names of columns, by old name. ``held``: types of the target's columns, by lower-case
+        name.
+        """
         there = {*map(fold_name, self._known_columns()), *map(fold_name, renamed)}
         lacking = {name: found for name, found in held.items() if name not in there}
         zero_date = self._settings.zero_date
@@ -196,13 +212,14 @@ class CanalJsonDecoding(PlannedDecoding):
             self._make(kept)
 
     def meet_others(self, missed: Missed) -> None:
-        """Record the other tables of a batch. They get tasks of their own."""
+        """Note the other tables in a batch's records. They get tasks of their own."""
         self._tables.census(self._session, missed.ranges)
 
     def learn(self, missed: Missed) -> bool:
-        """Read DDL ahead to partition 0's end, then the type words of rows.
+        """Read DDL up to the end of partition 0, then the type names in rows. Returns True if a new plan was
+        built.
 
-        A record may be bad because a type changed. So DDL is also read for bad records.
+        DDL is also read for bad records, because a record may be bad only because a column's type changed.
         """
         before = self._known_columns()
         changed = self._declared is None and self._newer_ddl(missed.found)
@@ -217,7 +234,9 @@ class CanalJsonDecoding(PlannedDecoding):
         return self._known_columns() != before
 
     def columns(self) -> DecodePlan:
-        """Returns the plan, with the topic's known tables, so that it separates this table's records."""
+        """Returns the plan, with the names of the topic's known tables, which separate this table's records
+        from others.
+        """
         plan, known = super().columns(), frozenset((self._table, *self._tables.known()))
         if self._shared is None or self._shared[0] is not plan or self._shared[1] != known:
             assert isinstance(plan.decoder, CanalJsonDecoder)  # noqa: S101  (``canal_json_plan`` makes it)
@@ -226,25 +245,35 @@ class CanalJsonDecoding(PlannedDecoding):
         return self._shared[2]
 
     def take_ddl(self, missed: Missed) -> bool:
-        """Read DDL ahead if the batch has DDL events that were not read yet."""
+        """Read the DDL events of a batch, if they were not read yet.
+
+        Returns True if a new decode plan was built.
+        """
         if self._declared is not None:
-            # Read only for its warnings: the types are known.
+            # DDL is only read for its warnings, because the types are known from the definition.
             self._ddl.scan(self._session, missed.found)
             return False
         return self._newer_ddl(missed.found)
 
     def _newer_ddl(self, found: TopicOffsets) -> bool:
-        """Plan again if the topic's DDL differs from the plan, no matter which task read the DDL."""
+        """Read new DDL, and build a new decode plan if the table's columns differ from the plan's. Returns
+        True in this case.
+
+        Another task may have read the DDL already.
+        """
         self._ddl.scan(self._session, found)
         schema = self._schema()
-        # A table that was dropped or renamed no longer has columns: its remaining rows have the old ones.
+        # A table that was dropped or renamed has no columns any longer. Its remaining rows have the columns
+        # of the plan.
         if schema is None or schema == self._planned:
             return False
         self._make()
         return True
 
     def _looked_again(self, summary: BatchSummary) -> bool:
-        """Plan again if the database now has a wider type for a column that is known only from rows."""
+        """Build a new decode plan if the source database has a wider type now for a column that is known only
+        from rows.
+        """
         misfit = any(bad.error == ValueOutOfRangeError.__name__ for bad in summary.bad_records)
         if not self._database.look_again(self._untold, misfit=misfit):
             return False
@@ -255,7 +284,7 @@ class CanalJsonDecoding(PlannedDecoding):
         return frozenset(self._plan.shape.by_name) if self._plan else frozenset()
 
     def _read_words(self, ranges: Sequence[OffsetRange]) -> None:
-        """Read the distinct forms of this table's rows in the ranges, with one job and one row per form."""
+        """Read the distinct sets of column and type names in this table's rows, with one Spark job."""
         if not any(part.records for part in ranges):
             return
         found = self._context.source.ask(self._session, ranges, partial(row_forms, self._table))
@@ -263,10 +292,12 @@ class CanalJsonDecoding(PlannedDecoding):
         self._words.sort(key=lambda words: -len(words.names))
 
     def _schema(self) -> TableSchema | None:
-        """Returns the table from its definition, followed by columns that are known only from rows."""
+        """Returns the table's columns: those of its definition or DDL, then columns that are known only from
+        rows.
+        """
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         columns: dict[str, Column] = {fold_name(c.name): c for c in defined.columns} if defined else {}
-        # Columns of rows from before a DROP or RENAME. The DDL has their types.
+        # Columns of rows from before a DROP or RENAME. DDL reported their types.
         former = self._former()
         rows = self._row_columns((*columns.values(), *former))
         past = {fold_name(column.name) for column in former}
@@ -283,7 +314,10 @@ class CanalJsonDecoding(PlannedDecoding):
         return TableSchema(self._table, tuple(columns.values())) if columns else None
 
     def _row_columns(self, reported: tuple[Column, ...]) -> dict[str, Column]:
-        """Returns columns from the rows' forms, by folded name. ``reported``: columns that DDL defines."""
+        """Returns the columns that the type names in rows describe, by lower-case name.
+
+        ``reported``: columns that DDL defines.
+        """
         definitions = TableDefinitions([TableSchema(self._table, reported)] if reported else [])
         shapes, found = RowShapes(definitions, None), dict[str, Column]()
         for words in self._words:
@@ -295,16 +329,19 @@ class CanalJsonDecoding(PlannedDecoding):
         return found
 
     def _former(self) -> tuple[Column, ...]:
-        """Returns the columns that were dropped from the table, as reported by DDL."""
+        """Returns the columns that were dropped from the table, by the topic's DDL."""
         return () if self._declared is not None else self._ddl.former(self._table)
 
     def _make(self, kept: Sequence[Column] = ()) -> None:
-        """Build the plan. ``kept``: columns that the source dropped and that stay in the shape."""
+        """Build the decode plan.
+
+        ``kept``: dropped columns that the target still has, and that stay in the plan.
+        """
         schema, settings = self._schema(), self._settings
         if schema is None:
             raise ConfigError(
-                "The columns of the table are unknown: the topic has neither a CREATE TABLE nor a row of it. "
-                "Add a definition under tables.",
+                "The columns of the table are unknown, because the topic has neither its CREATE TABLE nor "
+                "a row of it. Add a definition of the table under tables.",
                 table=str(self._table),
             )
         logs = settings.mode == "append"
@@ -330,24 +367,32 @@ class CanalJsonDecoding(PlannedDecoding):
         self._plan = plan.with_rows_in(_with_replaced(plan.shape, self._words, reported))
 
     def _by_row_key(self, schema: TableSchema) -> bool:
-        """Whether rows are identified by TiDB's row key: no keys are configured, and the table has none."""
+        """Returns True if TiDB's row key identifies rows, because the config names no keys and the table has
+        none.
+        """
         keyed = self._settings.keys or schema.handle_columns or self._settings.mode == "append"
         return self._options.sends_row_keys and not keyed
 
     def _base(self, schema: TableSchema, kept: Sequence[Column]) -> TableShape | None:
-        """Returns the shape so far. A column that was read in rows before its DDL gets its default now."""
+        """Returns the last plan's schema as the base of the next plan.
+
+        A column that was found in rows before its DDL was read gets its default now.
+        """
         if self._plan is None:
             return None
         known = with_gone(without(self._plan.shape, self._renamed), kept)
         shape = with_defaults(known, shape_of(schema, keys=self._settings.keys))
-        # DDL that was read ahead may change a column's type and then drop it: rows lie between the two.
+        # DDL that was read ahead may change a column's type and then drop the column. Rows from between the
+        # two are still unread.
         former = self._former()
         names = {fold_name(column.name) for column in schema.columns}
         return with_former(shape, (column for column in former if fold_name(column.name) not in names))
 
 
 def _with_replaced(shape: TableShape, words: Iterable[RowWords], reported: Container[str]) -> TableShape:
-    """Returns the shape, where a column known only from rows may replace columns that never occur with it."""
+    """Mark columns that are known only from rows: each may be a renamed column that never occurs together
+    with it.
+    """
     forms = [{fold_name(name) for name in one.names} for one in words]
     columns = []
     for column in shape.columns:
@@ -359,14 +404,14 @@ def _with_replaced(shape: TableShape, words: Iterable[RowWords], reported: Conta
 
 
 def _reads_on(column: Column, was: Column | None) -> bool:
-    """Returns True if texts of a renamed column can be read with the new column's type."""
+    """Returns True if texts of a renamed column can be read with the type of its new name."""
     if was is None or was.earlier or column.earlier or not reads_same(column.type, was.type):
         return False
     return wider_ddl(spark_type(was.type).ddl, spark_type(column.type).ddl) is not None
 
 
 def _stays(column: Column, held: Mapping[str, str], zero_date: ZeroDate) -> bool:
-    """Returns True if a dropped column stays in the plan: the target has it, and its type fits.
+    """Returns True if a dropped column stays in the plan, because the target has it in a type that fits.
 
     Key columns and virtual columns do not stay.
     """
@@ -377,7 +422,9 @@ def _stays(column: Column, held: Mapping[str, str], zero_date: ZeroDate) -> bool
 
 
 def _with_earlier(column: Column, former: Sequence[Column]) -> Column:
-    """Returns a column of rows with its earlier types, if it is a dropped column with the same type."""
+    """Returns a column that was found in rows, with its earlier types if it is a dropped column of the same
+    type.
+    """
     for known in former:
         if fold_name(known.name) == fold_name(column.name) and known.type == column.type:
             return replace(column, earlier=known.earlier)
@@ -387,5 +434,5 @@ def _with_earlier(column: Column, former: Sequence[Column]) -> Column:
 def open_decoding(
     context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> CanalJsonDecoding:
-    """Returns the decoding of one table of a topic."""
+    """Open the source of column types and plans for one canal-json table of a topic."""
     return CanalJsonDecoding(context, topic, table, session=session)

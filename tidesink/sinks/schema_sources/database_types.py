@@ -1,15 +1,16 @@
-"""Column types from the source database, for columns whose types are not known from the topic.
+"""Column types from the source database, for columns whose types the topic does not contain.
 
-A word such as ``decimal`` omits what decides how values are stored: the digits of a DECIMAL, the length of a
-BIT. For a column that no DDL defines, the database is queried once: before the table's first batch, or when
-rows first have the column. The answer is kept in the state store, so that a restart makes the same plan. A
-table that has batches but no stored answer keeps the types of its words, because its target has them already.
+A type name such as ``decimal`` does not show how values are stored: it lacks the digits of a DECIMAL or the
+length of a BIT. If no DDL defines such a column, the database is queried once: before the table's first
+batch, or when rows first have the column. The answer is stored in the state store, so that a restart makes
+the same plan. If a table already has batches but no stored answer, its columns keep the types of their names,
+because the target has these types already.
 
-The database has the present types, and a record may be older or newer. So an answer only completes a word
-that it agrees with, and never supplies the members of an ENUM or SET. If a record does not fit, the database
-is queried again. The column then gets a type that holds the values of both.
+The database reports the current types, but a record may be older or newer. So an answer only completes a type
+name that it agrees with, and never supplies the members of an ENUM or SET. If a record does not fit, the
+database is queried again, and the column gets a type that holds the values of both types.
 
-Records without schemas (debezium-json) do not even have type words. Their columns are the table's columns in
+Records without schemas (debezium-json) do not even have type names. Their columns are the table's columns in
 the database, as if they were in a definition (``DatabaseColumns``).
 """
 
@@ -35,24 +36,24 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.topic_ddl import DdlStatement
     from tidesink.source_database.base import ReplicaIdentity
 
-# Returns the current types of a table's columns by folded name; empty if there is no such table.
+# Returns the current types of a table's columns, by lower-case name. Empty if there is no such table.
 Look = Callable[[TableId], Mapping[str, ColumnType]]
-# Returns the current definition of a table in the database; None if there is no such table.
+# Returns the current definition of a table in the database, or None if there is no such table.
 LookUpTable = Callable[[TableId], TableSchema | None]
 _KIND: Final = "looked-up-types"
 _COLUMNS: Final = "looked-up-columns"
 _MISFIT: Final = (
-    "A record does not fit its column. The types of {columns} are the current ones of the database. They "
-    "were others if the table was altered after the record was written. Add a definition under tables that "
-    "holds both."
+    "A record has a value that does not fit its column. The types of {columns} are the current types in "
+    "the source database. They differ from the record's if the table was altered after the record was "
+    "written. Add a definition under tables whose types hold both."
 )
 
 
 class DatabaseTypes:
-    """Types of one table's columns from the database. Used by one thread at a time.
+    """Types from the source database for one table's columns. Used by one thread at a time.
 
-    ``look``: queries the database, or None without a database. ``store``: keeps the answers, or None to keep
-    nothing.
+    ``look``: queries the database; None if no database is configured. ``store``: stores the answers; None to
+    store nothing.
     """
 
     def __init__(self, pipeline: str, table: TableId, store: StateStore | None, look: Look | None) -> None:
@@ -61,19 +62,21 @@ class DatabaseTypes:
         self._store = store
         self._look = look
         self._name = json.dumps([pipeline, *table], ensure_ascii=False)
-        # SQL types by folded name; None keeps the word's own type. None as a whole: nothing was decided yet.
+        # SQL types by lower-case column name. A column with None keeps the type of its name. If the whole is
+        # None, nothing was decided yet.
         self._known: dict[str, str | None] | None = None
         self._read = False
         self._misfit = False
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The remedy for a record that does not fit its column."""
+        """A warning with the next step, if a record did not fit its column."""
         found = [f"{name} ({sql})" for name, sql in (self._known or {}).items() if sql is not None]
         return (_MISFIT.format(columns=", ".join(found)),) if self._misfit else ()
 
     def decide(self, columns: Iterable[Column]) -> None:
-        """Decide the types of columns that rows have as words. Queries the database for new columns.
+        """Decide the types of columns of which rows have only type names. The database is queried for new
+        columns.
 
         Raises:
             ConfigError: The database refuses the user.
@@ -90,7 +93,9 @@ class DatabaseTypes:
         self._keep({**known, **{fold_name(one.name): _sql_of(one, found) for one in new}})
 
     def refined(self, column: Column) -> Column:
-        """Returns a column of rows with its type from the database, if known."""
+        """Returns a column with its type from the database, if that type is known and agrees with the type
+        name.
+        """
         sql = (self._recalled() or {}).get(fold_name(column.name))
         if sql is None or not lacks_digits(column.type):
             return column
@@ -98,13 +103,15 @@ class DatabaseTypes:
         return replace(column, type=found) if _agrees(found, column.type) else column
 
     def look_again(self, columns: Iterable[Column], *, misfit: bool) -> bool:
-        """Query the database again after a bad record. Returns True if a type is wider now.
+        """Query the database again after a bad record. Returns True if a column's type is wider now.
 
-        ``columns``: the columns as rows have them. ``misfit``: True if a value of the record does not fit its
-        column.
+        ``columns``: the columns with the types of their names. ``misfit``: True if a value of the record did
+        not fit its column.
 
         Raises:
-            ConfigError, SourceUnavailableError, StateStoreError: For the same reasons as ``decide``.
+            ConfigError: The database refuses the user.
+            SourceUnavailableError: The database does not answer.
+            StateStoreError: The state store does not answer.
         """
         known = self._recalled() or {}
         looked_up = [one for one in columns if known.get(fold_name(one.name)) is not None]
@@ -142,15 +149,17 @@ def _has_batches(store: StateStore | None, pipeline: str, table: TableId) -> boo
 class DatabaseColumns:
     """The columns of one table as the source database defines them. Used by one thread at a time.
 
-    The database is queried when rows have a column whose type has no other source. The answer is kept for all
+    The database is queried when rows have a column whose type has no other source. The answer is used for all
     later plans.
 
     Args:
-        look: Queries the database; None without a database.
-        store: Keeps the answers; None to keep nothing.
-        keeps: False to only read the store.
-        was_text: True if columns without a type were text before a database was configured. If the table has
-            batches from that time, such columns stay text.
+        pipeline: Name of the pipeline.
+        table: The table.
+        store: Stores the answers; None to store nothing.
+        look: Queries the database; None if no database is configured.
+        keeps: False: stored answers are used, but new answers are not stored.
+        was_text: True if columns without a type were stored as text before a database was configured. If the
+            table has batches from that time, such columns stay text.
     """
 
     def __init__(
@@ -170,29 +179,33 @@ class DatabaseColumns:
         self._keeps = keeps
         self._was_text = was_text
         self._name = json.dumps([pipeline, *table], ensure_ascii=False)
-        # Columns by name; None: the table does not have the column. None as a whole: nothing is known yet.
+        # Columns by name. None: the table does not have the column. If the whole is None, nothing is known
+        # yet.
         self._known: dict[str, Column | None] | None = None
         self._read = False
 
     @property
     def can_ask(self) -> bool:
-        """True if a database is configured."""
+        """True if a source database is configured."""
         return self._look is not None
 
     @property
     def schema(self) -> TableSchema | None:
-        """The columns that were found in the database, or None."""
+        """The columns that were found in the source database, or None."""
         found = tuple(column for column in (self._recalled() or {}).values() if column is not None)
         return TableSchema(self._table, found) if found else None
 
     def covers(self, name: str) -> bool:
-        """Returns True if the database was queried for a column and had the table, with or without it."""
+        """Returns True if the database was queried for a column and has the table, with or without the
+        column.
+        """
         return name in (self._recalled() or {})
 
     def decide(self, names: Iterable[str], typed: Collection[str] = ()) -> None:
-        """Decide the types of columns by name. Queries the database for new names.
+        """Decide the types of columns by name. The database is queried for new names.
 
-        ``typed``: columns whose types are known from records with a schema, and not taken from the database.
+        ``typed``: columns whose types are known from records with a schema. The database's types are not used
+        for them.
 
         Raises:
             ConfigError: The database refuses the user.
@@ -228,28 +241,29 @@ class DatabaseColumns:
 
 
 def _column_of(stored: Mapping[str, Any]) -> Column:
-    """Restore a column from its document."""
+    """Restore a column from its stored mapping."""
     members = stored["type"]["members"]
     kind = ColumnType(**{**stored["type"], "members": None if members is None else tuple(members)})
     return Column(**{**stored, "type": kind, "earlier": ()})
 
 
 def look_up_in(settings: DatabaseSettings | None) -> LookUpTable | None:
-    """Returns a function that looks up a table in the config's source database; None without a database.
+    """Returns a function that reads a table's definition from the config's source database.
 
-    The function raises the same errors as that of ``look_into``.
+    Returns None if no database is configured. The function raises ConfigError if the database refuses the
+    user, and SourceUnavailableError if it does not answer.
     """
     return None if settings is None else partial(_defined_table, settings)
 
 
 def _defined_table(settings: DatabaseSettings, table: TableId) -> TableSchema | None:
     if not table.schema:
-        return None  # a flattened row does not name its database
+        return None  # a flattened row does not name its database, so the table cannot be found
     from tidesink.sinks.batch.source_rows import OPTION, connected
     from tidesink.source_database import mysql, postgres
     from tidesink.source_database.database import translated
 
-    # A replica is allowed: only definitions are read.
+    # A replica is allowed, because only definitions are read.
     url = settings.url.get_secret_value()
     with connected(url, replica=True) as connection, translated(OPTION):
         if connection.dialect.name == "postgresql":
@@ -264,20 +278,20 @@ def _defined_table(settings: DatabaseSettings, table: TableId) -> TableSchema | 
 
 
 def look_into(settings: DatabaseSettings | None) -> Look | None:
-    """Returns a function that reads column types from the config's source database; None without a database.
+    """Returns a function that reads a table's column types from the config's source database.
 
-    The function raises ConfigError if the database refuses the user, and SourceUnavailableError if it does
-    not answer.
+    Returns None if no database is configured. The function raises ConfigError if the database refuses the
+    user, and SourceUnavailableError if it does not answer.
     """
     return None if settings is None else partial(_stored_types, settings)
 
 
 def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, ColumnType]:
-    # Imported here: these modules import what Spark's tasks need, and need a second to load.
+    # Imported here, because these modules import what Spark's tasks need, and take a second to load.
     from tidesink.sinks.batch.source_rows import OPTION, connected
     from tidesink.source_database.database import stored_table, translated
 
-    # A replica is allowed: only definitions are read.
+    # A replica is allowed, because only definitions are read.
     url = settings.url.get_secret_value()
     with connected(url, replica=True) as connection, translated(OPTION):
         found = stored_table(connection, table)
@@ -285,7 +299,10 @@ def _stored_types(settings: DatabaseSettings, table: TableId) -> Mapping[str, Co
 
 
 def database_connector(settings: DatabaseSettings | None) -> str:
-    """Returns the Debezium connector for a database; empty if its URL fits several, or without a database."""
+    """Returns the name of the Debezium connector for a database.
+
+    Empty if several connectors fit, or without a database.
+    """
     return POSTGRES if settings is not None and _is_postgres(settings) else ""
 
 
@@ -294,10 +311,10 @@ def _is_postgres(settings: DatabaseSettings) -> bool:
 
 
 def replica_identity(settings: DatabaseSettings | None, table: TableId) -> ReplicaIdentity | None:
-    """Returns the columns that Postgres sends for a deleted row of a table; None if this is not known.
+    """Returns the columns that Postgres sends for deleted rows of a table, or None if they are not known.
 
-    It is not known for other databases, for a missing table, and for a partitioned table, whose partitions
-    have their own identities.
+    They are not known for other databases, for a missing table, and for a partitioned table, whose partitions
+    have their own replica identities.
 
     Raises:
         ConfigError: The database refuses the user.
@@ -315,11 +332,11 @@ def replica_identity(settings: DatabaseSettings | None, table: TableId) -> Repli
 
 
 class AskedIdentity:
-    """A table's replica identity. The database is queried until it answers.
+    """A table's replica identity, which the source database is asked for until it answers.
 
-    ``ask``: ``replica_identity`` with its arguments bound. A result of None is an answer. A refusal is an
-    answer too, because only another config or other privileges would change it. Without an identity, records
-    are read by what they show themselves.
+    ``ask`` is ``replica_identity`` with its arguments bound. None is an answer too. If the database refuses
+    the user, this counts as an answer, because only another config or other privileges would change it.
+    Without a replica identity, only the records themselves show which columns Postgres sent.
     """
 
     def __init__(self, ask: Callable[[], ReplicaIdentity | None]) -> None:
@@ -328,7 +345,10 @@ class AskedIdentity:
         self._is_answered = False
 
     def get(self) -> ReplicaIdentity | None:
-        """Returns the identity; None if it is not known, or if the database does not answer."""
+        """Returns the replica identity.
+
+        Returns None if it is not known, or if the database does not answer.
+        """
         if not self._is_answered:
             try:
                 self._answer = self._ask()
@@ -341,7 +361,7 @@ class AskedIdentity:
 
 
 def created_by(settings: DatabaseSettings, table: TableId) -> DdlStatement | None:
-    """Returns a table's current CREATE TABLE in TiDB, MySQL or MariaDB as a DDL statement, or None.
+    """Returns a table's current CREATE TABLE in TiDB, MySQL or MariaDB, or None if there is no such table.
 
     Raises:
         ConfigError: The database refuses the user.
@@ -352,7 +372,7 @@ def created_by(settings: DatabaseSettings, table: TableId) -> DdlStatement | Non
     from tidesink.source_database.database import translated
     from tidesink.source_database.mysql import create_statement
 
-    # A replica is allowed: only definitions are read.
+    # A replica is allowed, because only definitions are read.
     url = settings.url.get_secret_value()
     with connected(url, replica=True) as connection, translated(OPTION):
         found = create_statement(connection, table)
@@ -360,14 +380,17 @@ def created_by(settings: DatabaseSettings, table: TableId) -> DdlStatement | Non
 
 
 def lacks_digits(column_type: ColumnType) -> bool:
-    """Returns True if a type is a bare word that omits the digits or the length of its values."""
+    """Returns True if a type is only a name, without the digits of a DECIMAL or the length of a BIT."""
     return (row_of(column_type).reader == "decimal" and column_type.precision is None) or (
         row_of(column_type).reader == "bit" and column_type.length is None
     )
 
 
 def _sql_of(column: Column, found: Mapping[str, ColumnType]) -> str | None:
-    """Returns a column's SQL type in the database; None without the column, or if it disagrees with rows."""
+    """Returns a column's SQL type in the database.
+
+    Returns None without the column, or if it disagrees with rows.
+    """
     kind = found.get(fold_name(column.name))
     return kind.sql if kind is not None and _agrees(kind, column.type) else None
 
@@ -381,7 +404,10 @@ def _is_unsigned(column_type: ColumnType) -> bool:
 
 
 def _holding_both(before: str, now: str) -> str:
-    """Returns a SQL type that holds the values of two types of the same name; ``before`` if it holds both."""
+    """Returns a SQL type that holds the values of two types with the same name.
+
+    Returns ``before`` if it holds both.
+    """
     old, new = parse_sql_type(before), parse_sql_type(now)
     rest = " unsigned" if _is_unsigned(new) else ""
     if old.precision is not None and new.precision is not None:

@@ -1,4 +1,7 @@
-"""Opens a table's schema source by protocol (``DECODINGS``), and base classes of sources with a plan."""
+"""Opens the source of a table's schemas by protocol (``DECODINGS``), and has base classes of such sources.
+
+A source of schemas builds and updates a table's decode plan.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# protocol in the config -> "module:function"; the function takes (context, topic, table, session)
+# By protocol in the config: "module:function". The function has the parameters (context, topic, table,
+# session).
 DECODINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "flat-avro": "tidesink.sinks.schema_sources.writer_schemas:open_flat_avro",
@@ -32,11 +36,12 @@ DECODINGS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def open_decoding(context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> Decoding:
-    """Returns the decoding of one table by the config's protocol, projected into the target's columns.
+    """Open the source of schemas and plans for a table, by the config's protocol. Its plans have only the
+    target's columns.
 
     Raises:
-        ConfigError: The table's filter cannot be read, its settings contradict each other, or its route
-            results in no name.
+        ConfigError: The table's filter cannot be parsed, its settings contradict each other, or its route
+            results in an empty name.
     """
     settings = context.config.table_config(table)
     check_merged(settings)
@@ -46,7 +51,7 @@ def open_decoding(context: WorkerContext, topic: str, table: TableId, *, session
 
 
 class PlannedDecoding:
-    """One table's settings, and the plan that is built from them and from its records."""
+    """The settings of one table, and the decode plan that is built from them and from the table's records."""
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
         self._context = context
@@ -59,12 +64,14 @@ class PlannedDecoding:
         self._starts: Starts = NO_STARTS
 
     def _of_table(self, found: TopicOffsets) -> TopicOffsets:
-        """Returns the topic's offsets, beginning at the table's start."""
+        """Returns the topic's offsets as if all records before the table's start had expired."""
         return started_at(found, self._starts)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose target type is not the nearest one, and facts that the topic does not contain."""
+        """Columns whose type in the target is not the nearest one, with the reason, and facts that the topic
+        does not contain.
+        """
         if self._plan is None:
             return ()
         unread = self._plan.rows.unread
@@ -76,43 +83,45 @@ class PlannedDecoding:
         return (*reasons, *self._plan.warnings)
 
     def columns(self) -> DecodePlan:
-        """Returns the current plan.
+        """Returns the current decode plan.
 
         Raises:
-            ConfigError: ``prepare`` was not called.
+            ConfigError: ``prepare`` was not called before.
         """
         if self._plan is None:
-            raise ConfigError("Prepare the table first.", table=str(self._table))
+            raise ConfigError(
+                "The table's columns are not known yet. Prepare the table first.", table=str(self._table)
+            )
         return self._plan
 
 
 class LoneDecoding(PlannedDecoding, ABC):
-    """A table in a topic of its own, whose types come with its records. No DDL is read."""
+    """Source of schemas for a table with its own topic, whose records contain the types. No DDL is read."""
 
     @abstractmethod
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Build the plan."""
+        """Build the first decode plan."""
 
     @abstractmethod
     def learn(self, missed: Missed) -> bool:
-        """Look up what a batch lacked. Returns True if the plan changed."""
+        """Look up the schemas that a batch lacked. Returns True if a new decode plan was built."""
 
     def catch_up(self, _ranges: Sequence[OffsetRange] | None, _found: TopicOffsets) -> None:
-        """Does nothing: a record that needs more than the plan has is reported."""
+        """Does nothing, because tasks report records that the plan does not cover."""
 
     def reported(self) -> SourceColumns | None:
-        """Returns None: no DDL is read."""
+        """Returns None, because no DDL is read."""
         return None
 
     def row_ddl(self) -> None:
-        """Returns None: no DDL is read."""
+        """Returns None, because no DDL is read."""
 
     def read_as(self, _renamed: Mapping[str, str], _held: Mapping[str, str]) -> None:
-        """Never called, because no DDL reports a rename."""
+        """Does nothing, because no DDL is read that could report a rename."""
 
     def meet_others(self, _missed: Missed) -> None:
-        """Never called: the topic has no other tables, and a row of another table is a bad record."""
+        """Does nothing, because the topic has only one table. A row of another table is a bad record."""
 
     def take_ddl(self, _missed: Missed) -> bool:
-        """Returns False: DDL events change no known type."""
+        """Returns False, because DDL events do not change the plan."""
         return False

@@ -1,11 +1,12 @@
-"""Column types of debezium-json records without schemas, and the reason for which a table waits for them.
+"""Column types of debezium-json records without schemas, and the error if a table must wait for types.
 
 Kafka Connect's JsonConverter without schemas (``schemas.enable: false``) and TiCDC with
-``debezium-disable-schema`` write values with JSON's own types. A DECIMAL is base64 there, and a DATETIME a
-number: neither is useful as text. A column's type comes from, in this order: the definition in the config;
-schemas of other records; the source database. If none of them has it, the newest records are searched for
-schemas. After that the table waits, unless the config accepts text, or has a definition or a database with
-the table. In these cases a column without a type is text, with a warning.
+``debezium-disable-schema`` write values with JSON's own types. A DECIMAL is then base64 text and a DATETIME a
+number, and neither is useful in a text column. A column's type comes from the first of these sources that has
+it: the definition in the config; schemas of other records; the source database. If none has it, the newest
+records are searched for schemas. If they have none either, the table waits, unless the config accepts text,
+has a definition, or names a database that has the table. In these cases a column without a type is text, with
+a warning.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
 
 
 class RecordTypes:
-    """Column types of one topic's table. Used by one thread at a time.
+    """The column types of one topic's table. Used by one thread at a time.
 
-    ``stores_text``: columns without a type are accepted as text. ``left_out``: columns that need no type.
+    ``stores_text``: True if columns without a type may be stored as text. ``left_out``: returns True for a
+    column that the target does not have, and that needs no type.
     """
 
     def __init__(
@@ -67,7 +69,10 @@ class RecordTypes:
         *,
         keeps: bool = True,
     ) -> RecordTypes:
-        """Build it from the config. ``store``: has the database's answers. ``keeps``: stores new ones."""
+        """Build the types of a table from the config.
+
+        ``store``: has the database's earlier answers. ``keeps``: False: new answers are not stored.
+        """
         is_text = config.source.debezium.untyped_columns == "text"
         look = look_up_in(config.source.database)
         database = DatabaseColumns(config.pipeline, table, store, look, keeps=keeps, was_text=is_text)
@@ -76,19 +81,19 @@ class RecordTypes:
 
     @property
     def stored(self) -> TableSchema | None:
-        """The columns from the database, or None."""
+        """The columns that were found in the source database, or None."""
         return self._database.schema
 
     @property
     def schema(self) -> TableSchema | None:
-        """The columns of the definition and of the database, in the form in which rows are read.
+        """The columns of the definition and of the source database, which decide how rows are read.
 
-        Columns that are left out are not included: their values may have any type.
+        Columns that the target does not have are left out, because their values may have any type.
         """
         return needed_definition(joined_types(self._declared, self.stored), self._left_out)
 
     def untyped(self, writers: Writers) -> tuple[str, ...]:
-        """Returns the columns that are text because their types are unknown."""
+        """Returns the columns that are stored as text because their types are unknown."""
         return untyped_columns(writers, self.schema, self._left_out)
 
     def settled(
@@ -97,12 +102,15 @@ class RecordTypes:
         newest: Callable[[], Iterable[JsonWriter]],
         joined: Callable[[Iterable[JsonWriter]], Writers] | None = None,
     ) -> Writers:
-        """Returns the writers, once each of their columns has a type or is accepted without one.
+        """Find the types of all columns. Returns the writers, with newer writers that were read to find
+        types.
 
-        ``newest``: reads the newest writers with a schema. ``joined``: adds them to ``writers``.
+        ``newest``: reads the newest writers with a schema from the topic. ``joined``: adds them to
+        ``writers``.
 
         Raises:
-            ConfigError: A column has no type, so the table waits. Or the database refuses the user.
+            ConfigError: A column has no type and may not be text, so the table waits. Or the database refuses
+                the user.
             SourceUnavailableError: The database does not answer.
             StateStoreError: The state store does not answer.
         """
@@ -110,7 +118,7 @@ class RecordTypes:
         if names:
             self._database.decide(names, typed_names(writers))
         if self._refused(writers):
-            # The connector may send schemas by now: they type its earlier records too.
+            # The connector may send schemas by now. They supply the types of earlier records too.
             found = [*newest()]
             writers = writers.with_new(found) if joined is None else joined(found)
         if refused := self._refused(writers):
@@ -119,13 +127,13 @@ class RecordTypes:
         return writers
 
     def _refused(self, writers: Writers) -> tuple[str, ...]:
-        """Returns the columns without a type for which the table waits."""
+        """Returns the columns without a type because of which the table waits."""
         if self._stores_text or self._declared is not None:
             return ()
         return tuple(name for name in self.untyped(writers) if not self._database.covers(name))
 
 
 def newest_typed(messages: Sequence[Message], options: CodecOptions) -> JsonWriter | None:
-    """Returns the writer of the newest record that has a schema and all columns, or None."""
+    """Returns the writer of the newest record that has both a schema and all columns, or None."""
     rows = (first_row([message], options) for message in reversed(messages))
     return next((first_writer(row) for row in rows if row is not None and not row.bare), None)

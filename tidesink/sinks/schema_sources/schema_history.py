@@ -1,8 +1,9 @@
-"""The value schema of a topic that is in use, and the first rows of each schema.
+"""The order in which a topic's value schemas were in use, and the first rows of each schema.
 
-A subject lists its schemas by version. A table that returns to an earlier schema (``ADD COLUMN c; DROP
-COLUMN c``) creates no new version: a registry answers the registration with the first id (Confluent's and
-Apicurio's). So the newest version is not always the schema in use. The rows of each schema show which one is.
+A subject lists its schemas by version. If a table returns to an earlier schema (``ADD COLUMN c; DROP COLUMN
+c``), no new version is created, because a registry answers the registration with the first id (Confluent's
+and Apicurio's). So the newest version is not always the schema in use. The rows of each schema show which
+schema is.
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ from typing import Any, Final, Generic, TypeVar
 
 from tidesink.sinks.batch.schema_rows import FirstRows, RowPosition, RowSpan, extreme
 
-# Rows are tracked for so many of the newest schemas: 200 schemas in 100 partitions took 1 MB.
+# Number of the newest schemas whose rows are tracked. 200 schemas in 100 partitions took 1 MB.
 MOST_SCHEMAS: Final = 50
 
 W = TypeVar("W", bound=Hashable)
 
 
 class SchemaUse(Generic[W]):
-    """The span of observed rows of each schema, per partition.
+    """The first and the last observed row of each schema, per partition.
 
-    ``W`` identifies a schema: its registry id, or the identity of a debezium-json writer.
-
-    The result depends only on the set of observed rows. Their order, their batches and rows that are read
-    again make no difference.
+    ``W`` identifies a schema: by its registry id, or by the identity of a debezium-json writer. The results
+    depend only on which rows were observed. It makes no difference in which order or batches they were read,
+    or whether some were read again.
     """
 
     def __init__(self, spans: Mapping[W, Mapping[int, RowSpan]] | None = None) -> None:
@@ -34,7 +34,10 @@ class SchemaUse(Generic[W]):
 
     @staticmethod
     def from_document(found: Any) -> SchemaUse[int]:
-        """Restore from ``document``. Earlier versions stored only last rows; they count as first rows too."""
+        """Restore the rows from ``document``.
+
+        Earlier versions stored only last rows, which are used as first rows too.
+        """
         return SchemaUse(
             {
                 int(one): {int(n): _span(*values) for n, values in rows.items()}
@@ -44,16 +47,16 @@ class SchemaUse(Generic[W]):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The spans as JSON."""
+        """The rows as a mapping that can be written as JSON."""
         return {
             str(one): {str(n): [*_values(span.last), _values(span.first)] for n, span in rows.items()}
             for one, rows in self._spans.items()
         }
 
     def saw(self, schema_id: W, partition: int, rows: RowSpan) -> bool:
-        """Record rows of one schema in one partition. Returns False if they cannot change ``order``.
+        """Record observed rows of one schema in one partition. Returns True if they may change ``order``.
 
-        They cannot change it if no first row changes, and the schema had the last rows already.
+        They cannot change it if no first row changes, and the schema already had the last rows.
         """
         spans = self._spans.setdefault(schema_id, {})
         known, (_, last_id) = spans.get(partition), self._last.get(partition, (0, schema_id))
@@ -73,8 +76,8 @@ class SchemaUse(Generic[W]):
     def forget_old(self, versions: Sequence[W]) -> None:
         """Forget the rows of all but the newest versions, which limits the size of the stored document.
 
-        A schema that has the last row of some partition stays. Any other forgotten schema can come into use
-        again only with rows that are still to be read.
+        A schema that has the last row of a partition is kept. Any other forgotten schema can only come back
+        into use with rows that are still unread.
         """
         kept = {*versions[-MOST_SCHEMAS:], *(schema_id for _, schema_id in self._last.values())}
         if self._spans.keys() - kept:
@@ -82,7 +85,9 @@ class SchemaUse(Generic[W]):
             self._make_index()
 
     def _make_index(self) -> None:
-        """Index the last offset and schema of each partition, and the greatest values of each schema."""
+        """Index the last offset and schema of each partition, and the greatest position and time of each
+        schema.
+        """
         self._last: dict[int, tuple[int, W]] = {}
         for one, rows in self._spans.items():
             for n, span in rows.items():
@@ -97,18 +102,21 @@ class SchemaUse(Generic[W]):
             self._greatest[member] = {one: value for one, value in best.items() if value is not None}
 
     def first_rows_in(self, versions: Sequence[W]) -> dict[W, FirstRows]:
-        """Returns ``first_rows``, with a flag for comparable positions (``started_again``)."""
+        """Returns the first observed rows by schema, with a flag that shows if source positions can be
+        compared.
+        """
         comparable = not self.started_again(versions)
         return {one: rows._replace(are_comparable=comparable) for one, rows in self.first_rows.items()}
 
     def started_again(self, versions: Sequence[W]) -> bool:
-        """Returns True if source positions started again. Two servers wrote them, without a common order.
+        """Returns True if source positions restarted, because two servers wrote them without a common order.
 
-        A position does not name its server. The sign is a pair of versions with rows in one partition, where
-        the first row of the newer version has a lower position than an earlier row of the older version: its
-        first row, or its last row if all its rows are earlier. Rows that are sent again do not look like
-        this, if the partition was read from the first of these rows on: the first copies of rows are in the
-        order of positions, and other copies have higher offsets.
+        A position does not name its server. The sign of a restart is a pair of versions with rows in the same
+        partition, where the first row of the newer version has a lower position than an earlier row of the
+        older version. That earlier row is the older version's first row, or its last row if all its rows are
+        earlier. Rows that a producer sends again do not look like this if the partition was read from the
+        first of them on: the first copies of rows are in the order of positions, and later copies have higher
+        offsets.
         """
         seen = [self._spans[one] for one in dict.fromkeys(versions) if one in self._spans]
         numbers = {n for rows in seen for n in rows}
@@ -123,7 +131,7 @@ class SchemaUse(Generic[W]):
     def order(self) -> Any:
         """All values that decide the order of the schemas.
 
-        A stored copy is current while this is unchanged.
+        A stored copy of the rows is current until they change.
         """
         numbers = {n for rows in self._spans.values() for n in rows}
         by_offset = [
@@ -136,18 +144,18 @@ class SchemaUse(Generic[W]):
     def newest(self, versions: Sequence[W]) -> W:
         """Returns the schema in use.
 
-        Two schemas are compared by their last rows. The following values decide, in this order:
+        Two schemas are compared by their last rows. The first of these values that decides is used:
 
         1. their greatest source positions, if both have one, because a restarted producer sends rows a second
-           time; not used if positions started again (``started_again``);
+           time; not used if positions restarted (``started_again``);
         2. their offsets, in partitions with rows of both, if all these partitions agree;
         3. their greatest Kafka timestamps, if both have one;
         4. their versions.
 
-        The schema in use is later than all others. A schema with the last row of every partition is in use
-        too. If the comparisons form a circle, the schema that is later than most others is in use, and among
-        several the newest version. The newest version is in use as long as none of its rows was observed,
-        because a schema may be registered before its DDL.
+        The schema in use is later than all others. So is a schema with the last row of every partition. If
+        the comparisons form a cycle, the schema that is later than most others is used; among several of
+        these, the newest version. As long as no row of the newest version was observed, the newest version is
+        the schema in use, because a schema may be registered before its DDL.
 
         Args:
             versions: The schemas, oldest version first; at least one.
@@ -162,7 +170,9 @@ class SchemaUse(Generic[W]):
         return max(reversed(seen), key=lambda one: wins[one])
 
     def _is_later(self, new: W, old: W, sources: Mapping[W, Any]) -> bool:
-        """Returns True if a schema is later than an older version's, by the rules of ``newest``."""
+        """Returns True if schema ``new`` is later than the older version ``old``, by the rules of
+        ``newest``.
+        """
         if (found := _is_greater(sources, new, old)) is not None:
             return found
         rows, others = self._spans[new], self._spans[old]
@@ -174,13 +184,19 @@ class SchemaUse(Generic[W]):
 
 
 def _is_greater(values: Mapping[W, Any], one: W, other: W) -> bool | None:
-    """Returns None if one of the two has no value, or both have the same."""
+    """Returns True if ``one`` has a greater value than ``other``.
+
+    Returns None if a value is missing or both are equal.
+    """
     mine, theirs = values.get(one), values.get(other)
     return None if mine is None or theirs is None or mine == theirs else bool(mine > theirs)
 
 
 def _started_again(spans: Sequence[RowSpan]) -> bool:
-    """Returns True if versions, oldest first, contradict each other in one partition."""
+    """Returns True if positions of versions in one partition show a restart.
+
+    ``spans``: the versions' rows, oldest first.
+    """
     placed = [span for span in spans if span.first.source is not None]
     greatest: tuple[int, ...] | None = None
     for at, span in enumerate(placed):
@@ -192,7 +208,9 @@ def _started_again(spans: Sequence[RowSpan]) -> bool:
 
 
 def _contradicts(old: RowSpan, new: RowSpan) -> bool:
-    """Returns True if an old version's row has a lower offset than all newer rows and a greater position."""
+    """Returns True if a row of the old version has a lower offset, but a greater position than the new
+    version's first row.
+    """
     limit = new.first.source
     if limit is None or old.first.source is None or old.last.source is None:
         return False

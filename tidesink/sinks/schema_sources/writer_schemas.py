@@ -1,12 +1,13 @@
-"""Decoding by writer schemas, from the registry (both Avro codecs) or from the records (debezium-json).
+"""The schemas of a table's writers, from the registry (both Avro codecs) or from the records (debezium-json).
 
-First every version of the topic's two subjects is requested, so that a column's history is known. A schema
-id without a version is requested separately. Subjects follow TopicNameStrategy, which is the default of
-Confluent's and Apicurio's converters and of TiCDC (b813e76).
+For the Avro codecs, every version of the topic's two subjects is requested first, so that a column's history
+is known. A schema id that no version has is requested separately. Subjects follow TopicNameStrategy, which is
+the default of Confluent's and Apicurio's converters and of TiCDC (b813e76).
 
-The first plan of a debezium-json topic comes from its first record with a row. Tasks that decode report the
-writers of other records. Types that neither a definition nor a schema has come from the source database. If
-it does not have the table, the table waits, or its columns are text (``source.debezium.untyped-columns``).
+The first plan of a debezium-json topic comes from its first record with a row. Tasks that decode other
+records report their writers. Column types that are neither in a definition nor in a schema come from the
+source database. If the database does not have the table, the table waits, or such columns become text
+(``source.debezium.untyped-columns``).
 """
 
 from __future__ import annotations
@@ -77,17 +78,17 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("tidesink.worker")
 
-# First bytes of AWS Glue's header: 03, then whether the payload is compressed.
+# First bytes of AWS Glue's header: 03, then 00 or 05, which shows if the payload is compressed.
 _GLUE_HEADS: Final = (b"\3\0", b"\3\5")
-# Records read at the end of each partition to find the schema in use.
+# Number of records at the end of each partition that are read to find the schema in use.
 _LAST_RECORDS: Final = 100
 _USE_KIND: Final = "schema-use"
-# If the registry has no subject of the topic, so many records are read for their schema ids.
+# Number of records that are read for their schema ids if the registry has no subject of the topic.
 _PEEKED_RECORDS: Final = 10_000
 
 
 class RegisteredDecoding(LoneDecoding):
-    """The writer schemas of one table, and the plan that is built from them."""
+    """The writer schemas of one table with its own topic, and the decode plan that is built from them."""
 
     def __init__(
         self,
@@ -101,29 +102,32 @@ class RegisteredDecoding(LoneDecoding):
         super().__init__(context, topic, table, session=session)
         self._schemas = schemas
         self._use = SchemaUse[int]()
-        # The order of the schemas when it was last checked, and the facts from which the plan was built.
+        # The order of the schemas at the last check, and the facts from which the plan was built.
         self._order: Any = None
         self._planned_by: Any = None
         # True if some records have their schema ids in headers.
         self._uses_headers = False
-        # Schema ids in the bytes of records without ids in headers; None: no id in the bytes either.
+        # Unknown schema ids from the bytes of records that have no ids in headers. None: the bytes have no id
+        # either.
         self._without_headers: set[int | None] = set()
-        # The ends of partitions up to which last records were read to find the schema in use.
+        # The end offsets up to which last records were read to find the schema in use.
         self._looked_to: Mapping[int, int] = {}
 
     @abstractmethod
     def _planned(self) -> DecodePlan:
-        """Build the plan from all known schemas. Only adds to the shape of the last plan."""
+        """Build the decode plan from all known schemas. It only adds columns to the last plan's schema."""
 
     @abstractmethod
     def _found_subjects(self) -> bool:
-        """Returns True if the topic's subjects suffice for a plan."""
+        """Returns True if the schemas that are known from the topic's subjects suffice for a plan."""
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Read the topic's subjects, or the schema ids in its first records if it has no subjects.
+        """Read the topic's subjects and build the decode plan. Without subjects, schema ids are read from the
+        first records.
 
-        A table that does not begin at the topic's beginning has the schemas of its own first records. Before
-        it has records, it has the newest schemas: versions that only earlier records use do not count.
+        If the table does not start at the topic's beginning, only the schemas of records from its start on
+        are used, because other versions may belong to earlier records only. If there are no such records yet,
+        the newest version of each subject is used.
         """
         self._starts = starts
         if starts:
@@ -144,37 +148,47 @@ class RegisteredDecoding(LoneDecoding):
             self._make()
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
-        """Find out which schema is in use, if rows follow after all records, as in a snapshot."""
+        """Find the schema in use, if rows are written that follow all records of the topic, as in a
+        snapshot.
+        """
         if ranges is None and self._can_return and self._look_at_ends(found):
             self._use_changed(found)
 
     @property
     def _history(self) -> tuple[int, ...]:
-        """Ids of the value schemas, in the order of their use."""
+        """Registry ids of the value schemas in the order in which they were in use."""
         versions = self._schemas.versions("value")
         newest = (self._use.newest(versions),) if versions else ()
         return versions if newest == versions[-1:] else versions + newest
 
     @property
     def _can_return(self) -> bool:
-        """True if the return of an earlier schema would change values in rows that lack a column."""
+        """True if it matters that an earlier schema comes back into use, because rows that lack a column
+        would change.
+        """
         dropped = self._plan.rows.dropped if self._plan else None
         return isinstance(dropped, DroppedById) and dropped.can_return
 
     @property
     def _first_rows(self) -> dict[int, FirstRows]:
-        """The first known rows of each value schema, by id."""
+        """The first known rows of each value schema, by registry id."""
         return self._use.first_rows_in(self._schemas.versions("value"))
 
     @property
     def _newest_order(self) -> Any:
-        """All facts that decide the order of the newest schemas. Older schemas are forgotten."""
+        """All facts that decide the order of the newest schemas.
+
+        Reading it forgets the rows of older schemas.
+        """
         versions = self._schemas.versions("value")
         self._use.forget_old(versions)
         return self._use.order, self._use.started_again(versions)
 
     def _look_at_ends(self, found: TopicOffsets) -> bool:
-        """Record the schemas of each partition's last rows. Returns False if their order is unchanged."""
+        """Note the schemas of each partition's last rows.
+
+        Returns True if the order of the schemas may have changed.
+        """
         plan, changed = self.columns(), False
         for message in self._context.source.messages_here(
             last_records(self._topic, self._of_table(found), self._looked_to, most=_LAST_RECORDS)
@@ -187,9 +201,10 @@ class RegisteredDecoding(LoneDecoding):
         return changed
 
     def _met_rows(self, summary: BatchSummary, found: TopicOffsets) -> bool:
-        """Record a batch's rows by schema. Returns True if the new facts may change rows of the batch.
+        """Note a batch's rows by schema. Returns True if a new decode plan was built that may change rows of
+        the batch.
 
-        A range's own first offsets are known in the task that decodes it.
+        The first offset of each schema within a range is known in the task that decodes the range.
         """
         changed = [
             self._use.saw(schema_id, place.partition, rows)
@@ -202,7 +217,9 @@ class RegisteredDecoding(LoneDecoding):
 
     @property
     def _basis(self) -> Any:
-        """Facts that decide the values of rows without a column, except for a range's own rows."""
+        """Facts that decide the values of rows without a column, except the facts about a range's
+        own rows.
+        """
         first_rows = self._first_rows.items()
         return self._history, {one: (rows.source, rows.are_comparable) for one, rows in first_rows}
 
@@ -214,7 +231,10 @@ class RegisteredDecoding(LoneDecoding):
         self._plan, self._planned_by = plan, self._basis
 
     def _use_changed(self, found: TopicOffsets) -> bool:
-        """Plan again and store the use, if the schemas' order changed. Returns True if rows may change."""
+        """If the order of the schemas changed, build a new plan and store the order.
+
+        Returns True if the new plan may give other values to rows.
+        """
         order = self._newest_order
         if order == self._order:
             return False
@@ -230,7 +250,10 @@ class RegisteredDecoding(LoneDecoding):
         return bool(self._planned_by != before)
 
     def _stored_use(self, found: TopicOffsets) -> SchemaUse[int]:
-        """Returns the use that was stored before the worker started; empty if the topic was recreated."""
+        """Returns the order in which schemas were in use, as an earlier run of the worker stored it.
+
+        Empty if the topic was recreated since.
+        """
         store, name = self._context.store, self._use_name
         stored = self._context.noted(
             self._table,
@@ -246,7 +269,7 @@ class RegisteredDecoding(LoneDecoding):
         return f"{self._context.config.pipeline}/{self._topic}"
 
     def _last_ids(self, found: TopicOffsets) -> Ids:
-        """Returns the schema ids in each partition's last records, beginning at the table's start."""
+        """Returns the schema ids in the last records of each partition, from the table's start on."""
         ids: dict[SubjectPart, set[int]] = {part: set() for part in PARTS}
         parts = last_records(self._topic, self._of_table(found), {}, most=_LAST_RECORDS)
         for message in self._context.source.messages_here(parts):
@@ -260,49 +283,53 @@ class RegisteredDecoding(LoneDecoding):
         """Returns the schema ids in the topic's first records.
 
         Raises:
-            ConfigError: The records have AWS Glue's header, or schema ids in headers, so there is no id to
-                plan with.
+            ConfigError: The records have AWS Glue's header or have their schema ids in headers, so no id is
+                known.
         """
         heads, elsewhere = peeked_heads(self._context, found)
         ids: Ids = {part: _ids(heads[part]) for part in PARTS}
         under_glue = any(head.startswith(_GLUE_HEADS) for part in PARTS for head in heads[part])
         if under_glue and not any(ids.values()):
             raise ConfigError(
-                f"The records of {found.topic} have an AWS Glue schema registry header, but workers read "
-                f"only Confluent's header. {UNDER_CONFLUENT[self._context.config.source.protocol]}",
+                f"The records of topic {found.topic} have an AWS Glue schema registry header, but workers "
+                f"read only Confluent's header. {UNDER_CONFLUENT[self._context.config.source.protocol]}",
                 table=str(self._table),
             )
         if elsewhere is not None and not any(ids.values()):
             raise ConfigError(
-                f"The records of {found.topic} cannot be read: {elsewhere}.", table=str(self._table)
+                f"The records of topic {found.topic} cannot be read: {elsewhere}.", table=str(self._table)
             )
         return ids
 
     def learn(self, missed: Missed) -> bool:
-        """Look up ids that the batch's plan did not know, or request unknown ids of bad records again."""
+        """Look up the schema ids that a batch lacked, and build a new decode plan if necessary. Returns True
+        if a new plan was built.
+
+        Ids of bad records that the registry did not have are requested again.
+        """
         summary = missed.summary
         ids: Ids = {"key": summary.unplanned_key_ids, "value": summary.unplanned_value_ids}
         again, lacks = self._met_rows(summary, missed.found), self._schemas.lacks(ids)
         if not self._uses_headers and self._has_ids_in_headers(summary, lacks=lacks):
-            # Ids that were found in the bytes are no ids then, so they are not requested.
+            # In this case, numbers in the bytes are not ids, so they are not requested.
             self._uses_headers = True
         elif lacks:
             self._schemas.look_up(ids)
         elif again:
-            return True  # a new plan was built already
+            return True  # ``_met_rows`` has built a new plan
         elif not (summary.bad and self._schemas.look_again()):
             return False
         self._make()
         return True
 
     def _has_ids_in_headers(self, summary: BatchSummary, *, lacks: bool) -> bool:
-        """Returns True if a record of a batch has its schema id in a header. Headers are not fetched before.
+        """Returns True if a record of a batch has its schema id in a header.
 
-        One record is read again with its headers: one with an id that was not requested yet (``lacks``), else
-        the first bad record whose bytes have an unknown schema id or no id. Each unknown id is checked once,
-        and so is the case without an id, because a table may skip bad records in every batch. If a producer
-        starts to send ids in headers only later, its records are bad too, and their reason names the headers
-        after the worker's next start.
+        Headers are not fetched with batches, so one record is read again with its headers: a record with an
+        id that was not requested yet (``lacks``), otherwise the first bad record whose bytes have an unknown
+        id or no id. Each unknown id is checked only once, and so is the case without an id, because a table
+        may skip bad records in every batch. If a producer starts to send ids in headers later, its records
+        are bad records, and their reason names the headers after the worker's next start.
         """
         texts = self._schemas.texts
         known = texts["key"].keys() | texts["value"].keys() | self._without_headers
@@ -324,7 +351,10 @@ class RegisteredDecoding(LoneDecoding):
 
 
 def _source_of(plan: DecodePlan, message: Message) -> tuple[int, ...] | None:
-    """Returns a row's source position; None without a position, or if the record cannot be decoded."""
+    """Returns the source position of a record's row.
+
+    Returns None without a position, or if decoding fails.
+    """
     try:
         events = plan.decoder.decode(message)
     except TidesinkError:
@@ -337,8 +367,8 @@ def peeked_heads(
 ) -> tuple[dict[SubjectPart, frozenset[bytes]], str | None]:
     """Returns the first five bytes (Confluent's header) of keys and values in a topic's first records.
 
-    Records with schema ids in headers are left out. The second result is the reason why they cannot be read,
-    or None.
+    Records with schema ids in headers are left out. The second result is the reason why such records cannot
+    be read, or None if there are none.
     """
     everything = [OffsetRange(found.topic, n, *at) for n, at in found.partitions.items()]
     heads: dict[SubjectPart, set[bytes]] = {part: set() for part in PARTS}
@@ -355,37 +385,41 @@ def peeked_heads(
 
 
 def _ids(heads: Iterable[bytes]) -> tuple[int, ...]:
-    """Returns the schema ids in headers (Confluent framing: 00, then 4 bytes, big-endian)."""
+    """Returns the schema ids in Confluent headers: a zero byte, then the id in 4 bytes, big-endian."""
     return tuple(sorted(one for head in heads if (one := schema_id_of(head)) is not None))
 
 
 Ids = Mapping[SubjectPart, Iterable[int]]
 
 PARTS: Final[tuple[SubjectPart, ...]] = ("key", "value")
-# An unknown id is requested from the registry for so long before its records are bad.
+# Seconds for which an unknown id is requested from the registry, before its records are bad records.
 LAG_SECONDS: Final = 5.0
-# After that time, a batch with bad records requests the id again.
+# Seconds after which a batch with bad records requests their unknown ids again.
 ASK_AGAIN_SECONDS: Final = 30.0
 
-_NO_SCHEMA: Final = "The registry has no schema id {}. Check that TiCDC writes to this registry."
+_NO_SCHEMA: Final = "The schema registry has no schema id {}. Check that the producer uses this registry."
 _OTHER_NOW: Final = (
-    "The registry now has a different schema under id {} than when the worker started, as after a restore "
-    "from an older backup. Which of the two wrote a record is not known. Restore the registry's newer state, "
-    "then start the worker again."
+    "The schema registry now has a different schema under id {} than when the worker started, for example "
+    "after a restore from an older backup. It is not known with which of the two a record was written. "
+    "Restore the registry's newer state, and then start the worker again."
 )
 _OTHERS_SCHEMA: Final = (
-    "Schema id {} belongs to {}, which is not a record of this topic's subjects. Two tables must not share a "
-    "topic."
+    "Schema id {} belongs to record {}, but this topic's subjects have another record. Two tables must not "
+    "share a topic."
 )
 
 
 def may_lag(error: BaseException) -> bool:
-    """Returns True if a registry replica may have the schema a little later."""
+    """Returns True if the registry does not have a schema, because a lagging replica may have it a little
+    later.
+    """
     return isinstance(error, SchemaNotFoundError)
 
 
 class _Unknown(NamedTuple):
-    """The reason why an id's records are bad, and the time at which it was last requested."""
+    """Why the records with a schema id are bad records, and the time in seconds at which the id was last
+    requested.
+    """
 
     reason: str
     asked: float
@@ -394,13 +428,16 @@ class _Unknown(NamedTuple):
 class WriterSchemas:
     """The known schemas of a topic's two subjects. Used by one thread at a time.
 
-    Every method that uses the registry raises RegistryError if it refuses or does not answer, and
-    StopRequestedError for a stop during the wait.
+    Methods that send requests raise RegistryError if the registry refuses or does not answer, and
+    StopRequestedError if a stop is requested during the wait.
 
     Args:
-        lag: Retries while the registry may lag (``may_lag``).
-        subject_of: Returns a subject's name.
-        of_no_table: Returns True for a schema that may occur in addition to the table's own.
+        registry: Reads schemas.
+        topic: The topic.
+        lag: Retries requests while the registry may lag (``may_lag``).
+        clock: Returns seconds and never runs backwards.
+        subject_of: Returns the name of a topic's subject.
+        of_no_table: Returns True for a schema that may occur in the topic but belongs to no table.
     """
 
     def __init__(
@@ -420,7 +457,8 @@ class WriterSchemas:
         self._subject_of = subject_of
         self._of_no_table = of_no_table
         self._unknown: dict[tuple[SubjectPart, int], _Unknown] = {}
-        # True if every version belongs to the table; else only versions that occur in records.
+        # True: all versions of the subjects belong to the table. False: only versions that occur in its
+        # records.
         self.takes_all = True
         self._offered: dict[SubjectPart, dict[int, str]] = {"key": {}, "value": {}}
         self._versions: dict[SubjectPart, list[int]] = {"key": [], "value": []}
@@ -428,14 +466,16 @@ class WriterSchemas:
 
     @property
     def unknown(self) -> dict[int, str]:
-        """Ids that the registry does not have, each with the reason why its records are bad."""
+        """The ids that the registry does not have or that cannot be used, with the reason why their records
+        are bad.
+        """
         return {schema_id: found.reason for (_, schema_id), found in self._unknown.items()}
 
     def versions(self, part: SubjectPart) -> tuple[int, ...]:
-        """Returns the ids in the order of the subject's versions.
+        """Returns the known schema ids in the order of the subject's versions.
 
-        Ids need not grow with versions: a registry reuses the id that a schema has under another subject. An
-        id without a version follows all smaller ids.
+        Ids do not always grow with versions, because a registry reuses the id that a schema has under another
+        subject. An id without a version is inserted after all smaller ids.
         """
         found = [one for one in self._versions[part] if one in self.texts[part]]
         for schema_id in sorted(self.texts[part].keys() - {*found}):
@@ -444,22 +484,25 @@ class WriterSchemas:
         return tuple(found)
 
     def read_subjects(self) -> None:
-        """Read every version of the topic's subjects: a column's history needs all of them."""
+        """Read all versions of the topic's subjects, because a column's history needs all of them."""
         self._lag.call(self._read_subjects)
 
     def take_newest(self) -> None:
-        """Use the newest version of each subject, for a table without records."""
+        """Use the newest version of each subject. This is for a table without records."""
         self.read_subjects()
         for part in PARTS:
             if self._versions[part]:
                 self._known(part, self._versions[part][-1])
 
     def lacks(self, ids: Ids) -> bool:
-        """Returns True if some of the ids were never looked up."""
+        """Returns True if some of the schema ids were never looked up."""
         return any(True for _ in self._lacking(ids))
 
     def look_up(self, ids: Ids) -> None:
-        """Read the schema of each id. If the registry lacks it for some seconds, its records are bad."""
+        """Read the schema of each id.
+
+        Records with an id that the registry does not have for some seconds are bad records.
+        """
         try:
             self._lag.call(lambda: self._ask(ids))
         except SchemaNotFoundError:
@@ -467,7 +510,7 @@ class WriterSchemas:
                 self._refuse(part, schema_id, _NO_SCHEMA.format(schema_id))
 
     def look_again(self) -> bool:
-        """Request once the ids that were unknown some time ago. Returns True if one is known now."""
+        """Request again the ids that were unknown some time ago. Returns True if one of them is known now."""
         late = self._clock() - ASK_AGAIN_SECONDS
         stale = [place for place, found in self._unknown.items() if found.asked <= late]
         if not stale:
@@ -485,17 +528,24 @@ class WriterSchemas:
                     yield part, schema_id
 
     def _ask(self, ids: Ids) -> None:
-        """Request the missing schemas once. Raises SchemaNotFoundError if the registry lacks one."""
+        """Request the missing schemas once.
+
+        Raises:
+            SchemaNotFoundError: The registry does not have one of them.
+        """
         self._read_subjects()
         missing = [(part, one) for part, one in list(self._lacking(ids)) if not self._known(part, one)]
         if missing:
             raise SchemaNotFoundError(
-                f"The registry does not have schema ids {sorted({one for _, one in missing})}.",
+                f"The schema registry does not have schema ids {sorted({one for _, one in missing})}.",
                 topic=self._topic,
             )
 
     def _known(self, part: SubjectPart, schema_id: int) -> bool:
-        """Request one id. Returns False if the registry does not have it."""
+        """Request one schema id, if its schema is not known yet.
+
+        Returns False if the registry does not have it.
+        """
         if schema_id in self.texts[part]:
             return True
         if schema_id in self._offered[part]:
@@ -516,7 +566,10 @@ class WriterSchemas:
         return True
 
     def _text_of(self, part: SubjectPart, schema_id: int) -> str:
-        """Returns the schema of a record of this topic. Its subject may be in another registry context."""
+        """Returns the schema text of an id in a record.
+
+        The record's subject may be in another registry context.
+        """
         if isinstance(self._registry, ContextReader):
             return self._registry.schema_of_subject(schema_id, self._subject_of(self._topic, part))
         return self._registry.schema_by_id(schema_id)
@@ -533,7 +586,8 @@ class WriterSchemas:
                 try:
                     found = self._registry.schema_by_version(name, version)
                 except UnusableSchemaError as error:
-                    # The log is the only report for a version without records. Records with it are bad.
+                    # A version without records is only reported in this log message. Records with the version
+                    # are bad records.
                     _log.warning("schema not used", subject=name, version=version, error=error.message)
                     continue
                 if self.takes_all or found.id in self.texts[part]:
@@ -561,7 +615,7 @@ def _parsed(text: str) -> object:
 
 
 def _full_name(text: str) -> str | None:
-    """Returns an Avro record's namespace and name; None for a schema that is not a record."""
+    """Returns the namespace and name of an Avro record schema. Returns None for any other schema."""
     try:
         record = json.loads(text)
     except ValueError:
@@ -570,18 +624,20 @@ def _full_name(text: str) -> str | None:
 
 
 _NO_SUMS: Final = (
-    "source.checksum is set, but no schema of this table has a checksum, so no row is checked. Set "
+    "source.checksum is set, but no schema of this table has a checksum field, so no row is checked. Set "
     'integrity-check-level = "correctness" in the changefeed (with enable-tidb-extension=true and both '
     "handling modes string), and tidb_enable_row_level_checksum in TiDB."
 )
 
 
 class FlatAvroDecoding(RegisteredDecoding):
-    """The writer schemas of one flat-avro table, and the plan that is built from them."""
+    """The writer schemas of one flat-avro table, and the decode plan that is built from them."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose target type is not the nearest one, with the reason; missing checksums."""
+        """Columns whose type in the target is not the nearest one, with the reason, and a warning about
+        missing checksums.
+        """
         asked = self._context.config.source.checksum != "off"
         lacking = asked and lacks_checksums(self._schemas.texts["value"].values())
         return (*super().warnings, _NO_SUMS) if lacking else super().warnings
@@ -612,25 +668,26 @@ class FlatAvroDecoding(RegisteredDecoding):
 def open_flat_avro(
     context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> FlatAvroDecoding:
-    """Returns the decoding of one topic's table.
+    """Open the source of schemas and plans for the flat-avro table of a topic.
 
     Raises:
         ConfigError: The config names no schema registry.
     """
     if context.registry is None:
-        raise ConfigError("flat-avro needs source.schema-registry, because the schemas are there.")
+        raise ConfigError("The protocol flat-avro needs a schema registry. Set source.schema-registry.")
     lag = context.retry(table, seconds=LAG_SECONDS, passes=may_lag)
     schemas = WriterSchemas(context.registry, topic, lag=lag)
     return FlatAvroDecoding(context, topic, table, schemas=schemas, session=session)
 
 
-_NO_REGISTRY: Final = "debezium-avro needs source.schema-registry, because the schemas are there."
+_NO_REGISTRY: Final = "The protocol debezium-avro needs a schema registry. Set source.schema-registry."
 
 
 class _WithIdentity(LoneDecoding):
-    """A decoding that asks the source database which columns Postgres sends for a deleted row.
+    """Asks the source database which columns Postgres sends for a table's deleted rows.
 
-    The database is queried before the first plan, and before later plans until it answers.
+    The database is queried before the first plan is built. If it does not answer, it is queried before each
+    later plan.
     """
 
     @cached_property
@@ -640,17 +697,20 @@ class _WithIdentity(LoneDecoding):
 
     @property
     def _identity(self) -> ReplicaIdentity | None:
-        """The table's replica identity; None if the config has the key."""
+        """The table's replica identity in the source database.
+
+        None if it is not known, or if the config has the key.
+        """
         return self._asked.get() if self._settings.keys is None else None
 
     @property
     def _connector(self) -> str:
-        """The connector according to the source database, for records that do not name their connector."""
+        """The connector that fits the source database, for records that do not name their connector."""
         return database_connector(self._context.config.source.database)
 
 
 class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
-    """The writer schemas of one debezium-avro table, and the plan that is built from them."""
+    """The writer schemas of one debezium-avro table, and the decode plan that is built from them."""
 
     def __init__(
         self,
@@ -690,14 +750,16 @@ class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
 
 
 def subject_of(topic: str, part: SubjectPart) -> str:
-    """Returns the subject of a topic's key or value under TopicNameStrategy, with the topic's own name."""
+    """Returns the subject of a topic's keys or values by TopicNameStrategy: the topic's name, then ``-key``
+    or ``-value``.
+    """
     return f"{topic}-{part}"
 
 
 def open_debezium_avro(
     context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> DebeziumAvroDecoding:
-    """Returns the decoding of one topic's table.
+    """Open the source of schemas and plans for the debezium-avro table of a topic.
 
     Raises:
         ConfigError: The config names no schema registry, or its definition describes another table.
@@ -709,20 +771,21 @@ def open_debezium_avro(
     return DebeziumAvroDecoding(context, topic, table, schemas=schemas, session=session)
 
 
-# The first read of a topic to find its columns has so many records.
+# Number of records in the first read of a topic to find its columns.
 _PEEKED_JSON_RECORDS: Final = 1_000
-# So many records at a partition's end are read for its newest columns: one of them is a whole row.
+# Number of records at a partition's end that are read to find its newest columns. One of them is assumed to
+# have a whole row.
 _LAST_JSON_RECORDS: Final = 100
 
 
 _NO_ROW: Final = (
-    "None of the records of {} that were read could be decoded, so the table's columns are unknown. "
+    "None of the first records of {} could be decoded, so the table's columns are unknown. "
     "The first error: {}"
 )
 
 
 class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
-    """The writers of one debezium-json table, and the plan that is built from them."""
+    """The writers (schemas of records) of one debezium-json table, and the decode plan built from them."""
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
         super().__init__(context, topic, table, session=session)
@@ -730,21 +793,24 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         self._options = context.config.source.codec_options()
         self._types = RecordTypes.of(context.config, topic, table, self._declared, context.store)
         self._writers = Writers()
-        # By the writers' identities. Rows without a schema are not included, because they may lack columns.
+        # Spans of rows by the identity of their writer. Rows without a schema are left out, because they may
+        # lack columns.
         self._use = SchemaUse[tuple[str, ...]]()
-        # The first undecodable record during the search for the table's columns.
+        # The first record that could not be decoded while the table's columns were searched.
         self._fault: DecodeError | None = None
-        # The ends of partitions up to which last records were read to find newer columns.
+        # The end offsets up to which last records were read to find newer columns.
         self._looked_to: Mapping[int, int] = {}
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose target type is not the nearest one, with the reason; columns without a type."""
+        """Columns whose type in the target is not the nearest one, with the reason, and columns without a
+        known type.
+        """
         untyped = self._types.untyped(self._writers)
         return (*super().warnings, *(f"column {name}: {UNTYPED}" for name in untyped))
 
     def prepare(self, found: TopicOffsets, starts: Starts = NO_STARTS) -> None:
-        """Read the topic's first records, beginning at the table's start, until one defines the columns."""
+        """Read records from the table's start on until one defines the columns, and build the decode plan."""
         self._starts = starts
         parts = self._of_table(found).partitions
         everything = [OffsetRange(self._topic, n, *at) for n, at in parts.items()]
@@ -756,33 +822,40 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
             self._look_at_ends(found)
 
     def _lacks_named(self) -> bool:
-        """Returns True if the config names a column that the first record lacks, but newer ones may have.
+        """Returns True if the config names a column that the first record lacks. Newer records may have it.
 
-        A column whose name has another case is not the same column: newer records may have both.
+        A column whose name differs in case is another column, because newer records may have both.
         """
         shape = self.columns().shape
         names = [name for _, name in named_columns(self._settings.layout)]
         return names != [None if (column := shape.find(name)) is None else column.name for name in names]
 
     def learn(self, missed: Missed) -> bool:
-        """Add the writers of a batch that the plan lacks."""
+        """Add the writers that a batch's plan did not cover. Returns True if a new decode plan was built."""
         new = [writer_of(text) for text in missed.summary.unplanned_columns]
         return self._take(new, missed.found)
 
     def catch_up(self, ranges: Sequence[OffsetRange] | None, found: TopicOffsets) -> None:
-        """Find the newest columns, if rows follow after all records. Other records report their columns."""
+        """Find the newest columns, if rows are written that follow all records of the topic, as in a
+        snapshot.
+
+        For other rows this is not needed, because tasks report new columns of the records that they decode.
+        """
         if ranges is None:
             self._look_at_ends(found)
 
     def _look_at_ends(self, found: TopicOffsets) -> None:
-        """Add the writers of each partition's last rows."""
+        """Add the writers of each partition's last records."""
         parts = last_records(self._topic, self._of_table(found), self._looked_to, most=_LAST_JSON_RECORDS)
         new = [writer for part in parts for writer in self._writers_in(part)]
         self._take(new, found)
         self._looked_to = {number: at.latest for number, at in found.partitions.items()}
 
     def _take(self, new: Sequence[JsonWriter], found: TopicOffsets) -> bool:
-        """Plan with the writers that were found. Returns True if some of them were new."""
+        """Add writers (schemas of records), and build a new decode plan if some of them are new.
+
+        Returns True if a new decode plan was built.
+        """
         before, writers = self._writers, self._with_new(new, later=True)
         if writers == before:
             return False
@@ -795,20 +868,20 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         return True
 
     def _settle(self, found: TopicOffsets) -> None:
-        """Build the plan, once all columns have a type or are accepted without one."""
+        """Build the decode plan, once all columns have a type or may be stored as text."""
         typed = partial(self._typed_at_ends, found)
         self._writers = self._types.settled(self._writers, typed, self._with_new)
         self._make()
 
     def _typed_at_ends(self, found: TopicOffsets) -> Iterator[JsonWriter]:
-        """Yields the newest writers with a schema among the last records of the partitions."""
+        """Yields the newest writers with a schema in the last records of each partition."""
         for part in last_records(self._topic, found, {}, most=_LAST_JSON_RECORDS):
             writer = newest_typed(self._messages_in(part), self._options)
             if writer is not None:
                 yield writer
 
     def _with_new(self, new: Iterable[JsonWriter], *, later: bool = False) -> Writers:
-        """Returns the known writers with those of some rows added, and the writer in use."""
+        """Returns the known writers with new writers added, and with the writer that is in use."""
         found = [*new]
         for one in found:
             if not one.bare:
@@ -819,7 +892,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         return replace(writers, newest=self._use.newest(known)) if known else writers
 
     def _writers_in(self, part: OffsetRange) -> Iterator[JsonWriter]:
-        """Yields the writer of a range's last record that has all columns, if there is such a record."""
+        """Yields the writer of the last record in a range that has all columns, if there is such a record."""
         found = first_row(reversed(self._messages_in(part)), self._options, self._types.schema)
         if found is not None:
             yield first_writer(found)
@@ -828,7 +901,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         return [*self._context.source.messages_here([part])]
 
     def _found_writer(self, ranges: Sequence[OffsetRange]) -> bool:
-        """Read some records. Returns True if one of them defines the table's columns."""
+        """Read records of the ranges. Returns True if one of them defines the table's columns."""
         faults: list[DecodeError] = []
         messages = self._context.source.messages_here(ranges)
         found = first_row(messages, self._options, self._types.schema, faults=faults)
@@ -861,7 +934,10 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
 def last_records(
     topic: str, found: TopicOffsets, known: Mapping[int, int], *, most: int
 ) -> list[OffsetRange]:
-    """Returns the last records of each partition after the ``known`` offsets. Empty ranges are left out."""
+    """Returns the offset ranges of each partition's last ``most`` records, without offsets before ``known``.
+
+    Empty ranges are left out.
+    """
     ends = (
         OffsetRange(topic, n, max(earliest, latest - most, known.get(n, 0)), latest)
         for n, (earliest, latest) in found.partitions.items()
@@ -872,7 +948,7 @@ def last_records(
 def open_debezium_json(
     context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> DebeziumJsonDecoding:
-    """Returns the decoding of one topic's table.
+    """Open the source of schemas and plans for the debezium-json table of a topic.
 
     Raises:
         ConfigError: The definition in the config describes another table.

@@ -1,1 +1,1 @@
-"""tidesink's read path as a Spark data source, and the Spark session of workers."""
+"""Spark: sessions of workers, the jars and the Java that they need, and a data source for users of Spark."""

@@ -1,12 +1,12 @@
-"""The process that forks Spark's Python workers, and their socket to the JVM.
+"""The daemon process that forks Spark's Python workers, and settings of the workers' sockets to the JVM.
 
-The process imports what tasks need before it forks. Otherwise each worker would import it again, in the first
-batch and whenever Spark starts one more: 0.4 s of CPU. ``session`` uses this module only for a local master,
-whose workers have this process's packages. An executor of a cluster starts ``pyspark.daemon``: there tasks
-import what they need, and report which package is missing.
+The daemon imports the modules that tasks need before it forks. Otherwise each worker would import them again,
+in the first batch and whenever Spark starts another worker, which takes 0.4 s of CPU. ``session`` uses this
+module only for a local master, whose workers have this process's packages. An executor of a cluster starts
+``pyspark.daemon``. There, tasks import what they need, and report a missing package.
 
-Only modules may exist before the fork: no Kafka client, whose threads the child would not have, and nothing
-of Arrow that starts its thread pools.
+Only modules may be loaded before the fork: no Kafka client, because a child process does not have its
+threads, and nothing of Arrow that starts thread pools.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
 from typing import Final
 
-# A codec without its optional package is imported by the task that needs it, and fails there.
+# The task that uses a codec imports the codec's optional packages, and fails if they are missing.
 MODULES: Final = (
     "pyarrow.compute",
     "tidesink.sinks.batch.tasks",
@@ -38,11 +38,11 @@ _ARCHIVES: Final = (".zip", ".jar")
 
 
 def leave_archives_out() -> None:
-    """Import PySpark from its installation, and not from the archives of it that Spark puts on the path.
+    """Import PySpark from its installation, not from the archives of it that Spark puts on the path.
 
-    A worker searches every archive on its path again before each task (``importlib.invalidate_caches``). This
-    takes 0.1 s of CPU per task, most of a small batch. Archives of another PySpark (``SPARK_HOME``) and
-    users' own archives stay on the path.
+    Before each task, a worker searches every archive on its path again (``importlib.invalidate_caches``).
+    This takes 0.1 s of CPU per task, which is most of a small batch. Archives of another PySpark
+    (``SPARK_HOME``) and of users stay on the path.
     """
     others = [place for place in sys.path if PurePath(place).suffix not in _ARCHIVES]
     installed = PathFinder.find_spec("pyspark", others)
@@ -56,17 +56,21 @@ def leave_archives_out() -> None:
 
 
 def import_modules(names: Iterable[str] = MODULES) -> None:
-    """Import what tasks use. A failed import is left to the task that needs the module."""
+    """Import modules that tasks use.
+
+    A module that cannot be imported is skipped, and fails in the task that needs it.
+    """
     for name in names:
         with suppress(ImportError):
             import_module(name)
 
 
 def answer_at_once() -> None:
-    """Remove delays of this worker's socket to the JVM. Called when a task starts.
+    """Remove delays on this worker's socket to the JVM. Called when a task starts.
 
     The JVM writes a task's code and then its rows. The kernel holds the rows back until the code is
-    acknowledged (Nagle), which the worker's kernel delays for 40 ms. Both options are Linux's.
+    acknowledged (Nagle's algorithm), and the worker's kernel delays that acknowledgement by 40 ms. Both
+    socket options exist on Linux.
     """
     quick = getattr(socket, "TCP_QUICKACK", None)
     if quick is None:
@@ -74,14 +78,16 @@ def answer_at_once() -> None:
     for number in _sockets():
         with suppress(OSError), _lent(number) as found:
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            found.setsockopt(socket.IPPROTO_TCP, quick, 1)  # until the kernel changes it back
+            found.setsockopt(socket.IPPROTO_TCP, quick, 1)  # until the kernel resets it
 
 
 @cache
 def _sockets() -> tuple[int, ...]:
-    """Returns the connections of this process at its first task: only Spark's, before tasks open others."""
+    """Returns the file descriptors of this process's connections at its first task, when only Spark has
+    opened any.
+    """
     found, numbers = list[int](), list[int]()
-    with suppress(OSError):  # the system may not have this folder
+    with suppress(OSError):  # not every system has this folder
         numbers += [int(place.name) for place in Path("/proc/self/fd").iterdir()]
     for number in numbers:
         with suppress(OSError), _lent(number) as one:
@@ -92,7 +98,11 @@ def _sockets() -> tuple[int, ...]:
 
 @contextmanager
 def _lent(number: int) -> Iterator[socket.socket]:
-    """Open the socket of a file descriptor, which stays open. Raises OSError if it is not a socket."""
+    """Yield a socket object for a file descriptor, which stays open.
+
+    Raises:
+        OSError: The descriptor is not a socket.
+    """
     found = socket.socket(fileno=number)
     try:
         yield found
@@ -101,13 +111,13 @@ def _lent(number: int) -> Iterator[socket.socket]:
 
 
 def main() -> None:
-    """Run Spark's own daemon."""
+    """Run PySpark's daemon, after importing the modules that tasks need."""
     leave_archives_out()
     from pyspark.daemon import manager
 
     import_modules()
-    # A worker collects all garbage after each task. Objects from before the fork are not garbage (0.1 s a
-    # task).
+    # A worker runs a full garbage collection after each task. Frozen objects from before the fork are skipped
+    # (0.1 s per task).
     gc.freeze()
     manager()  # type: ignore[no-untyped-call]
 

@@ -1,13 +1,13 @@
-"""A topic's typed change rows as a Spark data source, for batches and streams.
+"""A Spark data source with the typed change rows of a topic, for batches and streams.
 
-``spark.dataSource.register(TidesinkDataSource)``, then ``spark.read.format("tidesink")`` or
-``spark.readStream.format("tidesink")``. docs/how-to-spark.md lists the options and the columns. The driver
-requests offsets from Kafka. Python tasks read one range of offsets each with ``fetch`` and ``decode_batch``.
+Register it with ``spark.dataSource.register(TidesinkDataSource)``. Then use ``spark.read.format("tidesink")``
+or ``spark.readStream.format("tidesink")``. docs/how-to-spark.md lists the options and the columns. The driver
+requests offsets from Kafka. Each Python task reads one range of offsets with ``fetch`` and ``decode_batch``.
 Executors need tidesink installed.
 
 A row is a change of one table. Its columns are those of ``ChangeTable.rows`` without ``record``: ``op``,
 ``topic``, ``partition``, ``offset``, ``index``, ``commit_ts``, ``source``, ``key``, ``before``, ``after``,
-``unavailable``, ``unavailable_before``, ``zero_dates``, ``ambiguous_times``; ``codecs.batch`` describes them.
+``unavailable``, ``unavailable_before``, ``zero_dates``, ``ambiguous_times``. ``codecs.batch`` describes them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ Place = Callable[[int], dict[str, Any]]
 
 
 class RowColumns(NamedTuple):
-    """A table's columns and the names of its key columns. ``table`` is None if its name is not known."""
+    """A table's columns, and the names of its key columns.
+
+    ``table`` is None if the table's name is not known.
+    """
 
     table: TableId | None
     columns: tuple[Column, ...]
@@ -66,7 +69,7 @@ class RowColumns(NamedTuple):
         """Returns the Arrow schema of the table's change rows."""
         schema = TableSchema(self.table or TableId("", ""), self.columns)
         rows = RowTypes(schema, self.keys or None, options).table
-        # Spark does not read dictionaries, and does not see the batch that ``record`` refers to.
+        # Spark does not read dictionaries, and has no access to the record batch to which ``record`` refers.
         kinds = ((one.name, one.type) for one in rows if one.name != "record")
         return pa.schema([(n, k.value_type if pa.types.is_dictionary(k) else k) for n, k in kinds])
 
@@ -78,10 +81,10 @@ def registered_columns(
     protocol: str,
     definitions: TableDefinitions,
 ) -> RowColumns | None:
-    """Returns the columns in the latest schemas of a topic's subjects; None if they are not registered.
+    """Returns the columns in the latest registered schemas of a topic, or None if no schema is registered.
 
     Raises:
-        SchemaMismatchError: The schemas are not the protocol's.
+        SchemaMismatchError: The schemas are not of this protocol.
         RegistryError: The registry does not answer.
     """
     value, key = (_latest(registry, topic, part) for part in ("value", "key"))
@@ -94,11 +97,12 @@ def registered_columns(
     after = _struct(value).field("after")
     if after is None or after.type != "struct":
         raise SchemaMismatchError(
-            "The value's latest schema has no after field. Check that it is a Debezium envelope."
+            "The latest registered schema of the topic's values has no after field. Check that it is a "
+            "Debezium envelope."
         )
     known = [one for table in definitions if (one := definitions.get(table)) is not None]
     declared = known[0].by_name if len(known) == 1 else {}
-    # TiCDC lists a virtual column twice: the later one counts.
+    # TiCDC lists a virtual column twice. The second entry is used.
     named = {one.name: declared.get(one.name) or column_of(one) for one in after.fields}
     keys = tuple(one.name for one in _struct(key).fields) if key is not None else ()
     return RowColumns(None, tuple(named.values()), keys)
@@ -116,23 +120,29 @@ def _struct(text: str) -> ConnectSchema:
     try:
         found = connect_schema_of_avro(json.loads(text))
     except ValueError as error:
-        raise SchemaMismatchError(f"The latest schema is not Avro: {error!s:.200}") from error
+        raise SchemaMismatchError(
+            f"The latest registered schema of the topic is not Avro: {error!s:.200}"
+        ) from error
     if found.type != "struct":
         raise SchemaMismatchError(
-            "The latest schema is not an Avro record. Check that Debezium writes this topic."
+            "The latest registered schema of the topic is not an Avro record. Check that Debezium writes "
+            "this topic."
         )
     return found
 
 
 def defined_columns(definitions: TableDefinitions, table: TableId | None) -> RowColumns | None:
-    """Returns the columns in a definition; None if it does not define the table.
+    """Returns the columns of a table from the definitions. Returns None if they do not define the table.
 
     Raises:
         ConfigError: Several tables are defined, and ``table`` is None.
     """
     names = list(definitions)
     if table is None and len(names) > 1:
-        raise ConfigError(f"The definition has {len(names)} tables. Specify which one to read.", key="table")
+        raise ConfigError(
+            f"The option definition has {len(names)} tables. Set the option table to the one to read.",
+            key="table",
+        )
     wanted = table if table is not None else names[0] if names else None
     schema = definitions.get(wanted) if wanted is not None else None
     if schema is None:
@@ -142,10 +152,11 @@ def defined_columns(definitions: TableDefinitions, table: TableId | None) -> Row
 
 
 def columns_of_records(batches: Iterable[DecodedBatch], table: TableId | None) -> RowColumns:
-    """Returns the columns in the first records that change a row of the table.
+    """Returns the columns of the first record that changes a row of the table.
 
     Raises:
         ConfigError: There is no such record.
+        DecodeError: A record cannot be decoded.
     """
     for batch in batches:
         for found in batch.tables:
@@ -162,7 +173,7 @@ def columns_of_records(batches: Iterable[DecodedBatch], table: TableId | None) -
 
 
 def is_table(found: TableId, wanted: TableId) -> bool:
-    """Returns True if two names mean the same table. Case does not matter, as in TiDB."""
+    """Returns True if two names refer to the same table. Case does not matter, as in TiDB."""
     return fold_name(found.name) == fold_name(wanted.name) and (
         not wanted.schema or fold_name(found.schema) == fold_name(wanted.schema)
     )
@@ -201,7 +212,7 @@ def arrow_schema(schema: spark_types.StructType) -> pa.Schema:
     """Returns the Arrow schema for a Spark schema of change rows.
 
     Raises:
-        ConfigError: A column has a type that no change row has.
+        ConfigError: A column has a type that change rows cannot have.
     """
     return pa.schema([(one.name, _arrow(one.dataType, one.name)) for one in schema.fields])
 
@@ -217,16 +228,19 @@ def _arrow(kind: spark_types.DataType, name: str) -> pa.DataType:
         if spark == kind:
             return arrow
     raise ConfigError(
-        f"The schema's column {name} is {kind.simpleString()}, a type that no change row has.", key=name
+        f"Column {name} of the given schema has type {kind.simpleString()}, which change rows cannot have. "
+        f"Use another type.",
+        key=name,
     )
 
 
 class Projection:
-    """Converts the rows of any writer's schema into one schema of change rows.
+    """Converts change rows of different writer schemas to one schema.
 
-    A column that the writer lacks is null. A column that the schema lacks is an error, unless
-    ``ignore_extra``. Numbers of a narrower type are widened; any other difference of types is an error.
-    Rows of other tables than ``table`` are left out. If it is None, a second table is an error.
+    A column that is missing in the writer's schema becomes null. A column that is missing in the target
+    schema is an error, unless ``ignore_extra`` is True. Numbers of a narrower type are widened. Any other
+    difference of types is an error. Only rows of ``table`` are converted. If ``table`` is None, the topic
+    must have only one table.
     """
 
     def __init__(self, schema: pa.Schema, *, table: TableId | None, ignore_extra: bool = False) -> None:
@@ -235,10 +249,12 @@ class Projection:
         self._ignore_extra = ignore_extra
 
     def rows(self, batch: DecodedBatch, place: Place) -> Iterator[pa.RecordBatch]:
-        """Yields the table's rows of a batch in the order of its records. ``place``: returns a location.
+        """Yields the table's change rows in a decoded batch, in the order of the records.
+
+        ``place`` returns the location of a record by its number, for errors.
 
         Raises:
-            DecodeError: A record cannot be decoded, or a writer's schema does not fit.
+            DecodeError: A record cannot be decoded, or its writer's schema does not fit the schema.
             ConfigError: The topic has several tables, and no table is configured.
         """
         for fault in batch.faults:
@@ -259,7 +275,10 @@ class Projection:
             return True
         if self._table is not None:
             return False
-        raise ConfigError(f"The topic has {self._met} and {found.table}. Specify which to read.", key="table")
+        raise ConfigError(
+            f"The topic has tables {self._met} and {found.table}. Set the option table to the one to read.",
+            key="table",
+        )
 
     def _fitted(self, found: ChangeTable, place: Place) -> pa.Table:
         columns: dict[str, pa.ChunkedArray] = {"record": found.rows["record"]}
@@ -283,8 +302,8 @@ class Projection:
         extra = [one.name for one in array.type if kind.get_field_index(one.name) < 0]
         if extra and not self._ignore_extra:
             raise SchemaMismatchError(
-                f"{found.table} has columns that the schema lacks: {', '.join(extra)}. Read again with the "
-                "current schema, or set extra-columns: ignore."
+                f"Table {found.table} has columns that are missing in the schema: {', '.join(extra)}. Read "
+                "again with the current schema, or set extra-columns: ignore."
             )
         members = [self._member(array, one) for one in kind]
         if members:
@@ -316,12 +335,12 @@ def _is_number(kind: pa.DataType) -> bool:
 
 _KAFKA: Final = "kafka."
 _SERVERS: Final = "bootstrap.servers"
-# The data source's own options. All others are the settings of source in tidesink's config.
+# The data source's own options. All other options are settings of the source section in tidesink's config.
 _OFFSETS: Final = frozenset({"startingoffsets", "endingoffsets"})
 _OWN: Final = _OFFSETS | {"topic", "table", "definition", "zero-date", "ambiguous-time", "extra-columns"}
-# Sections of settings, whose members are written with a dot in options.
+# Sections of settings. An option of a section is written with a dot.
 _SECTIONS: Final = ("schema-registry.", "debezium.")
-# Config settings that have another form as options.
+# Settings of the config that are written differently as options, with the option to use.
 _ELSEWHERE: Final[Mapping[str, str]] = {
     "brokers": "kafka.bootstrap.servers",
     "topics": "topic",
@@ -330,14 +349,14 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "assign": "topic (one)",
     "subscribepattern": "topic (one)",
 }
-_EARLIEST, _LATEST = -2, -1  # as Spark's Kafka source writes them
-# So many records of a partition are read to find the columns, if they are not known otherwise.
+_EARLIEST, _LATEST = -2, -1  # the same numbers as in Spark's Kafka source
+# Number of records per partition that are read to find the table's columns, if nothing else has them.
 _SAMPLE: Final = 1_000
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The checked options of a read. They can be pickled, and have secrets."""
+    """The validated options of a read. They can be pickled, and may have secrets."""
 
     topic: str
     settings: SourceSettings
@@ -354,10 +373,10 @@ class ReadOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
-        """Parse the options as Spark passes them: names in lower case, values as text.
+        """Parse options as Spark passes them: names in lower case, values as text.
 
         Raises:
-            ConfigError: An option is unknown or missing, or has a wrong value.
+            ConfigError: An option is unknown, missing or invalid.
         """
         given = {name.lower(): str(value) for name, value in options.items()}
         kafka = {name[len(_KAFKA) :]: given.pop(name) for name in list(given) if name.startswith(_KAFKA)}
@@ -367,7 +386,7 @@ class ReadOptions:
                 raise ConfigError(f"The option {name} is required.", key=name)
         if _SERVERS not in kafka:
             raise ConfigError(f"The option {_KAFKA}{_SERVERS} is required.", key=f"{_KAFKA}{_SERVERS}")
-        librdkafka_settings(kafka)  # refuse now what tasks would refuse
+        librdkafka_settings(kafka)  # refuses invalid properties now, and not in the tasks
         if streaming and "endingoffsets" in own:
             raise ConfigError("endingOffsets has no effect on a stream. Remove it.", key="endingOffsets")
         return cls(
@@ -387,19 +406,19 @@ class ReadOptions:
 
     @property
     def protocol(self) -> str:
-        """The protocol's canonical name."""
+        """The protocol's name, without aliases."""
         return protocol_named(self.settings.protocol)
 
     @property
     def values(self) -> ValueOptions:
-        """Options for the conversion of values to Arrow."""
+        """Options for converting values to Arrow."""
         return ValueOptions(time_zone=self.settings.time_zone, **self.policies)
 
     def definitions(self) -> TableDefinitions:
-        """Returns the tables that ``definition`` declares.
+        """Returns the tables that the option ``definition`` declares.
 
         Raises:
-            ConfigError: The definition cannot be read.
+            ConfigError: The definition cannot be parsed.
         """
         found = TableDefinitions()
         if self.definition is not None:
@@ -411,13 +430,13 @@ def _settings(given: Mapping[str, str], servers: str, topic: str) -> SourceSetti
     tree: dict[str, Any] = {"brokers": servers, "topics": [topic]}
     for name, value in given.items():
         if name in _ELSEWHERE:
-            raise ConfigError(f"The option {name} is unknown here. Use {_ELSEWHERE[name]}.", key=name)
+            raise ConfigError(f"The data source has no option {name}. Use {_ELSEWHERE[name]}.", key=name)
         section = next((one for one in _SECTIONS if name.startswith(one)), None)
         _put(tree, name.split(".") if section else [name], value)
     try:
         return SourceSettings.model_validate(tree)
     except ValidationError as error:
-        # The values may be secrets, so only names and reasons are shown.
+        # Values may be secrets, so the message has only names and reasons.
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         name = ".".join(map(str, first["loc"]))
         raise ConfigError(f"The option {name} is invalid: {first['msg']}", key=name) from None
@@ -427,7 +446,9 @@ def _put(tree: dict[str, Any], path: list[str], value: str) -> None:
     for part in path[:-1]:
         tree = tree.setdefault(part, {})
         if not isinstance(tree, dict):
-            raise ConfigError(f"{'.'.join(path)} also needs {part}.urls.", key=".".join(path))
+            raise ConfigError(
+                f"The option {'.'.join(path)} also needs the option {part}.urls.", key=".".join(path)
+            )
     tree[path[-1]] = value
 
 
@@ -447,7 +468,7 @@ def _one_of(name: str, own: Mapping[str, str], allowed: tuple[Word, ...]) -> Wor
 
 
 class ChangeReader:
-    """Reads and decodes ranges of the topic in one process."""
+    """Reads and decodes offset ranges of the topic, in one process."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -465,7 +486,7 @@ class ChangeReader:
 
     @cached_property
     def codec(self) -> Codec:
-        """The protocol's codec, which uses the user's table name."""
+        """The codec of the protocol, with the configured table name."""
         options, named = self._options, self._options.table
         return open_codec(
             options.protocol,
@@ -476,19 +497,20 @@ class ChangeReader:
         )
 
     def batches(self, wanted: FetchRange) -> Iterator[tuple[pa.RecordBatch, DecodedBatch]]:
-        """Yields the records of a range with their decoded batches.
+        """Yields the records of an offset range, with their decoded batch.
 
         Raises:
-            TidesinkError: For the same reasons as ``fetch`` and ``decode_batch``.
+            TidesinkError: Kafka refuses or does not answer, or a schema cannot be read.
         """
         for records in fetch(wanted, self._options.kafka):
             yield records, self.codec.decode_batch(records, **self._options.policies)
 
     def columns(self) -> RowColumns:
-        """Returns the table's columns: of the registry, else the definition, else the topic's first records.
+        """Returns the table's columns: from the registry, else from the definition, else from the topic's
+        first records.
 
         Raises:
-            ConfigError: None of these has the columns.
+            ConfigError: The columns are not known from any of them.
         """
         options = self._options
         definitions = options.definitions()
@@ -512,7 +534,7 @@ class ChangeReader:
 
 
 def topic_offsets(options: ReadOptions, asked: KafkaOffsets | None = None) -> TopicOffsets:
-    """Returns the first and last offsets of the topic's partitions.
+    """Returns the first and end offsets of the topic's partitions.
 
     Raises:
         SourceError: The topic does not exist, or Kafka refuses the request.
@@ -521,17 +543,20 @@ def topic_offsets(options: ReadOptions, asked: KafkaOffsets | None = None) -> To
     asked = asked or KafkaOffsets(client_settings(options.kafka))
     found = asked.lookup([options.topic]).get(options.topic)
     if found is None:
-        raise SourceError("The topic does not exist. Check its name.", topic=options.topic)
+        raise SourceError(
+            "The topic does not exist. Check the data source's option topic.", topic=options.topic
+        )
     return found
 
 
 def parse_offsets(text: str, found: TopicOffsets, *, option: str) -> dict[int, int]:
-    """Parse the offset of each partition: ``earliest``, ``latest`` or ``{"topic": {"0": 23, "1": -2}}``.
+    """Parse the option ``startingOffsets`` or ``endingOffsets``. Returns the offset of each partition.
 
-    As in Spark's Kafka source, -2 is the earliest offset and -1 the latest, and every partition is listed.
+    The text is ``earliest``, ``latest`` or ``{"topic": {"0": 23, "1": -2}}``. As in Spark's Kafka source, -2
+    is the earliest offset, -1 the latest, and every partition must be listed.
 
     Raises:
-        ConfigError: The text has none of these forms.
+        ConfigError: The text has another form, or does not list every partition.
     """
     if text in ("earliest", "latest"):
         return {number: getattr(ends, text) for number, ends in found.partitions.items()}
@@ -543,14 +568,16 @@ def parse_offsets(text: str, found: TopicOffsets, *, option: str) -> dict[int, i
         ) from error
     if given.keys() != found.partitions.keys():
         raise ConfigError(
-            f"{option} must list the partitions {', '.join(map(str, sorted(found.partitions)))}.", key=option
+            f"{option} must list exactly the topic's partitions "
+            f"{', '.join(map(str, sorted(found.partitions)))}.",
+            key=option,
         )
     known = {n: {_EARLIEST: ends.earliest, _LATEST: ends.latest} for n, ends in found.partitions.items()}
     return {number: known[number].get(offset, offset) for number, offset in given.items()}
 
 
 class RangePartition(InputPartition):
-    """One task's range of offsets."""
+    """The offset range of one task."""
 
     def __init__(self, wanted: FetchRange) -> None:
         super().__init__(tuple(wanted))
@@ -558,14 +585,17 @@ class RangePartition(InputPartition):
 
 
 class _Task(NamedTuple):
-    """Settings of a task in addition to its range: the rows' schema, and the table if known."""
+    """Reads the change rows of an offset range in a task.
+
+    ``schema``: the schema of the rows. ``table``: the table to read, or None if the topic has only one.
+    """
 
     options: ReadOptions
     schema: StructType
     table: TableId | None
 
     def rows(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
-        """Yields the change rows of a range."""
+        """Yields the change rows of an offset range."""
         options = self.options
         projection = Projection(
             arrow_schema(self.schema), table=self.table, ignore_extra=options.ignore_extra
@@ -581,18 +611,20 @@ class _Task(NamedTuple):
 
 
 class TidesinkDataSource(DataSource):
-    """Typed change rows of one table of one topic."""
+    """The Spark data source ``tidesink``: typed change rows of one table from one topic."""
 
     @classmethod
     def name(cls) -> str:
-        """The name for ``format``."""
+        """Returns the data source's name for ``format``."""
         return "tidesink"
 
     def schema(self) -> StructType:
-        """Returns the columns of the rows. Queries the registry or the topic unless a definition has them.
+        """Returns the Spark schema of the change rows.
+
+        Reads the columns from the registry, the option ``definition`` or the topic's first records.
 
         Raises:
-            ConfigError: An option is wrong, or the table's columns are not known.
+            ConfigError: An option is invalid, or the table's columns are not known.
         """
         given = {name: value for name, value in self.options.items() if name.lower() != "endingoffsets"}
         options = ReadOptions.of(given)
@@ -601,19 +633,19 @@ class TidesinkDataSource(DataSource):
         return spark_schema(columns.arrow(options.values))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Returns a reader of the offsets that exist when the query is planned."""
+        """Returns a batch reader. It reads the offsets that exist when the query is planned."""
         options = ReadOptions.of(self.options)
         return ChangeBatchReader(_Task(options, schema, options.table))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Returns a reader that continues from offset to offset."""
+        """Returns a stream reader. Each of its batches continues at the end of the batch before it."""
         options = ReadOptions.of(self.options, streaming=True)
         log = LeaderEpochs(options.kafka)
         return ChangeStreamReader(_Task(options, schema, options.table), log=log)
 
 
 class ChangeBatchReader(DataSourceReader):
-    """Reads each topic-partition with one task."""
+    """Batch reader that reads each topic-partition with one task."""
 
     def __init__(self, task: _Task, asked: KafkaOffsets | None = None) -> None:
         self._task = task
@@ -623,11 +655,13 @@ class ChangeBatchReader(DataSourceReader):
         return {"_task": self._task, "_asked": None}
 
     def partitions(self) -> list[InputPartition]:
-        """Returns the ranges from startingOffsets to endingOffsets.
+        """Returns the offset ranges from ``startingOffsets`` to ``endingOffsets``, one for each partition
+        with records.
 
         Raises:
-            ConfigError: An option is not an offset of the topic.
+            ConfigError: An option has invalid offsets.
             SourceError: The topic does not exist, or Kafka refuses the request.
+            SourceUnavailableError: No broker answers.
         """
         options = self._task.options
         found = topic_offsets(options, self._asked)
@@ -636,33 +670,35 @@ class ChangeBatchReader(DataSourceReader):
         for number in sorted(start):
             if end[number] < start[number]:
                 raise ConfigError(
-                    f"Partition {number} would be read from {start[number]} to {end[number]}, but ends at "
-                    f"{found.partitions[number].latest}. Set a startingOffsets that is not after the end.",
+                    f"Partition {number} would be read from offset {start[number]} to {end[number]}, but "
+                    f"it ends at {found.partitions[number].latest}. Set startingOffsets to an offset that "
+                    "is not after the end.",
                     key="startingOffsets",
                 )
         return _partitions(found.topic, found.topic_id, start, end)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of one range. Spark passes None if there is no range."""
+        """Yields the change rows of one offset range. Spark passes None if there is no range."""
         if isinstance(partition, RangePartition):
             yield from self._task.rows(partition.wanted)
 
 
 class ChangeStreamReader(DataSourceStreamReader):
-    """Offsets are ``{"topic": …, "topic_id": …, "partitions": {"0": next offset}, "last": {"0": record}}``.
+    """Stream reader. Its offsets, which Spark stores in the checkpoint, are JSON objects.
 
-    ``last`` has the offset and the leader epoch of a record at the end of each partition. They show whether
-    the log was cut (``kafka.leader_epochs``). Checkpoints of earlier versions lack ``last``.
+    They have the form ``{"topic": …, "topic_id": …, "partitions": {"0": next offset}, "last": {"0":
+    record}}``. ``last`` has the offset and the leader epoch of the last record of each partition, which show
+    whether the log was cut later (``kafka.leader_epochs``). Checkpoints of earlier versions have no ``last``.
 
-    Spark stores the offsets of ``latestOffset`` in the checkpoint before it requests their ranges, and begins
-    the next batch there, even if they are lower than before. So an end below the offsets that were read is
-    never returned to Spark. After a restart the reader learns these offsets only when Spark requests the next
-    ranges.
+    Spark stores the result of ``latestOffset`` in the checkpoint before it requests the ranges of the batch.
+    The next batch begins there, even if the offsets are lower than before. So the reader never returns an end
+    offset that is below an offset that was already read. After a restart, it only learns the offsets that
+    were read when Spark requests the next ranges.
 
     Args:
-        asked: Looks up the topic.
-        log: Looks up records; None to check no records.
-        pause: Seconds before a partition that seems to end too early is looked up again.
+        asked: Requests the topic's offsets; None: opened when needed.
+        log: Looks up records by leader epoch; None: the log is not checked.
+        pause: Seconds to wait before a partition that seems to end too early is looked up again.
     """
 
     def __init__(
@@ -690,24 +726,27 @@ class ChangeStreamReader(DataSourceStreamReader):
         return {"_task": self._task, "_pause": self._pause, **state}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Returns the startingOffsets. Called when a stream starts without a checkpoint."""
+        """Returns the offsets of the option ``startingOffsets``.
+
+        Spark calls it if a stream has no checkpoint.
+        """
         found = self._found()
         start = parse_offsets(self._task.options.start, found, option="startingOffsets")
         self._read = _stream_offset(found, start)
         return self._read
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Returns the current ends of the partitions.
+        """Returns the current end offsets of the partitions.
 
         Raises:
             SourceError: A partition ends before the offset that was read, or no longer exists. Or the topic
-                was deleted and recreated.
+                was deleted and recreated, or its log was cut.
         """
         for _ in range(_LOOKS - 1):
             latest = self._ends()
             if self._read is None or not _lost(self._read, latest):
                 break
-            # A broker that has just become the leader may report an earlier end.
+            # A broker that has just become the leader may report an end that is too low.
             time.sleep(self._pause)
         else:
             latest = self._ends()
@@ -719,7 +758,9 @@ class ChangeStreamReader(DataSourceStreamReader):
         return self._read
 
     def _with_last(self, latest: dict[str, Any]) -> dict[str, Any]:
-        """Returns an end with the last records before it, after a check that the log has the known ones."""
+        """Add the last record of each partition to an end offset, after checking that the log has the known
+        records.
+        """
         if self._log is None:
             return latest
         known = _last_records(self._read)
@@ -727,12 +768,13 @@ class ChangeStreamReader(DataSourceStreamReader):
         found, ends = self._newest(), _numbers(latest)
         before = {} if self._read is None else _numbers(self._read)
         grown = {n: end for n, end in ends.items() if before.get(n) != end}
-        # Records after a record of the present leader are this leader's too, so nothing is read for them.
+        # If the known record has the current leader's epoch, so do all later records. Then nothing is read to
+        # find their epoch.
         same = {n for n in grown if n in known and known[n].epoch == found.leader_epochs.get(n)}
         read = self._log.last(found, {n: end for n, end in grown.items() if n not in same})
         read |= {n: LastRecord(grown[n] - 1, known[n].epoch) for n in same}
         if self._read is not None and not self._logs.follows(found, known, read):
-            return self._read  # a leader was elected meanwhile: the ends are requested again
+            return self._read  # a leader was elected since the check, so the ends are requested again
         last = {**known, **read}
         return {**latest, "last": {str(number): [*record] for number, record in sorted(last.items())}}
 
@@ -741,21 +783,23 @@ class ChangeStreamReader(DataSourceStreamReader):
             return
         for number, offset in sorted(CheckedLogs(self._log).cuts(self._newest(), known).items()):
             raise SourceError(
-                f"The partition's log was cut at offset {offset} and has grown again (an unclean leader "
-                f"election, a lost disk). From there on it has other records than the stream read. {way_out}",
+                f"The partition's log was cut at offset {offset} and has grown again (after an unclean "
+                "leader election, or with a lost disk). From this offset on, it has other records than the "
+                f"stream has read. {way_out}",
                 topic=topic,
                 partition=number,
                 offset=known[number].offset,
             )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Returns the ranges of one batch. An added partition is read from its first record.
+        """Returns the offset ranges of one batch. A partition that was added is read from its first record.
 
         Raises:
-            SourceError: For the same reasons as ``latestOffset``, compared with the checkpoint.
+            SourceError: A partition ends before the checkpoint's offset, or no longer exists. Or the topic
+                was deleted and recreated, or its log was cut.
         """
         _check_follows(start, end, _STORED)
-        # The records of a checkpoint that another process wrote were not checked yet.
+        # If another process wrote the checkpoint, its records were not checked yet.
         self._check_log(end["topic"], _last_records(start), _STORED)
         if self._read is None or not _lost(self._read, end):
             self._read = end
@@ -764,15 +808,15 @@ class ChangeStreamReader(DataSourceStreamReader):
         return _partitions(end["topic"], end["topic_id"], begins, ends)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of one range."""
+        """Yields the change rows of one offset range."""
         if isinstance(partition, RangePartition):
             yield from self._task.rows(partition.wanted)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Does nothing: the checkpoint has the offsets."""
+        """Does nothing, because Spark's checkpoint stores the offsets."""
 
     def stop(self) -> None:
-        """Does nothing: no consumer group is joined."""
+        """Called when the stream ends. Does nothing, because no consumer group was joined."""
 
     def _ends(self) -> dict[str, Any]:
         found = self._found()
@@ -785,22 +829,22 @@ class ChangeStreamReader(DataSourceStreamReader):
         return self._seen
 
     def _newest(self) -> TopicOffsets:
-        """Returns the topic from the last look-up."""
+        """Returns the topic's offsets from the last request."""
         return self._seen or self._found()
 
 
-# The brokers are asked so many times for ends that are not below the offsets that were read.
+# Number of requests for end offsets, until none is below an offset that was already read.
 _LOOKS: Final = 6
 _NEW_CHECKPOINT: Final = (
-    "start the stream with a new checkpoint, and repair the rows that the lost records had changed."
+    "start the stream with a new checkpoint, and repair the rows that the lost records changed."
 )
 _NOT_STORED: Final = (
     "The checkpoint was not changed. If a broker was restarted just now, start the stream again. Otherwise "
     f"{_NEW_CHECKPOINT}"
 )
 _STORED: Final = (
-    "No record was read, but the checkpoint has this batch. If Kafka still has the records, delete the "
-    "newest file in the folder `offsets` of the checkpoint, and start the stream again. Otherwise "
+    "No record was read, but the checkpoint already has this batch. If Kafka still has the records, delete "
+    "the newest file in the folder `offsets` of the checkpoint, and start the stream again. Otherwise "
     f"{_NEW_CHECKPOINT}"
 )
 
@@ -815,13 +859,20 @@ def _last_records(offset: Mapping[str, Any] | None) -> dict[int, LastRecord]:
 
 
 def _lost(read: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int | None]:
-    """Returns the partitions that end before the offset that was read, with their ends; None if missing."""
+    """Returns the partitions that now end before the offset that was read, with their end; None if
+    missing.
+    """
     ends = _numbers(end)
     return {number: ends.get(number) for number, at in _numbers(read).items() if ends.get(number, -1) < at}
 
 
 def _check_follows(read: Mapping[str, Any], end: Mapping[str, Any], way_out: str) -> None:
-    """Refuse an end that is before the offset that was read in some partition."""
+    """Check that no partition ends before the offset that was read.
+
+    Raises:
+        SourceError: A partition ends too early or is missing, or the topic was recreated. ``way_out``: text
+            with the next step.
+    """
     topic = end["topic"]
     if is_other_topic(read["topic_id"], end["topic_id"]):
         raise SourceError(
@@ -831,10 +882,10 @@ def _check_follows(read: Mapping[str, Any], end: Mapping[str, Any], way_out: str
         )
     for number, at in sorted(_lost(read, end).items()):
         before = _numbers(read)[number]
-        what = "The partition no longer exists" if at is None else f"The partition ends at {at}"
+        what = "Kafka no longer has this partition" if at is None else f"The partition ends at offset {at}"
         raise SourceError(
-            f"{what}, but the stream is at {before}. Kafka lost records (an unclean leader election, a "
-            f"lost disk), or this is another cluster. {way_out}",
+            f"{what}, but the stream has read up to offset {before}. Kafka lost records (after an unclean "
+            f"leader election, or with a lost disk), or this is another cluster. {way_out}",
             topic=topic,
             partition=number,
             offset=before,

@@ -1,8 +1,9 @@
-"""Rows of two sides as digests, and the keys whose rows differ. No row passes through the driver.
+"""Compares rows of the source database and the target by hashes, in Spark. No row passes through the driver.
 
-A *digest* of a row has a hash of its key and a hash of its values, 128 bits each (two of Spark's 64-bit
-hashes with different seeds), and the key itself. The hash also covers which values are NULL. Both sides are
-first cast to the same types, so that values are compared, and not their spelling.
+A *digest* of a row has a hash of the row's key, a hash of its other values, and the key itself. Each hash has
+128 bits (two of Spark's 64-bit hashes with different seeds), and also covers which values are NULL. The rows
+of both sides (source and target) are first cast to the same types. So values are compared, and not the way in
+which they are written.
 
 ===============  =====================================================================================
 column           content
@@ -10,17 +11,19 @@ column           content
 ``h0``, ``h1``   the hash of the key
 ``r0``, ``r1``   the hash of the other values
 ``key``          the key's values as texts, bytes as hex digits
-``columns``      a hash of each other value, in their order; only on request
-``texts``        each other value as text, in its side's own spelling; only on request
-``bad``          the source's row cannot be a row of the target; then the others are null
+``columns``      optional: a hash of each other value, in the columns' order
+``texts``        optional: each other value as text, as its side writes it
+``bad``          True if the source's row cannot be a row of the target; the other columns are then null
 ===============  =====================================================================================
 
-The *state* of a key on a side is the hash of its row and the number of rows with the key; null without a row.
+The *state* of a key on a side is the hash of its row and the number of rows with the key, or null without a
+row.
 
-Two values are equal if they are the same value of the column's type. So decimals of different scales are
-equal, and so are JSON or digits in different spellings. For floating-point numbers ``0.0`` equals ``-0.0``,
-and every NaN is one value (as in Spark's hash, and with ``=`` in databases). A value that the compared type
-cannot hold exactly is *odd*: it equals neither NULL nor the result of a cast, only the same text.
+Two values are equal if they are the same value of the column's type. So decimals of different scales can be
+equal, and so can JSON or numbers that are written differently. For floating-point numbers ``0.0`` equals
+``-0.0``, and all NaNs are equal (as in Spark's hash, and with ``=`` in databases). A value that the compared
+type cannot hold exactly is *odd*: it only equals a value with the same text, and differs from NULL and from
+all values that can be cast.
 """
 
 from __future__ import annotations
@@ -49,13 +52,19 @@ _SOURCE: Final = "_source"
 _SHARES: Final = 1 << 40
 # The seeds of the two hashes.
 _SEEDS: Final = (0, 1)
-# A column of a reader's rows: an array with the text of each value that its Spark type cannot hold
-# ("infinity" of a date, a day before Christ), and null for all others.
+# A column of a reader's rows: an array that has the text of each value that its Spark type cannot hold
+# ("infinity" of a date, a day before Christ), and null for all other values.
 ODD: Final = "_odd"
 
 
 class ComparedColumn(NamedTuple):
-    """A column of both sides: its Spark type, and the target's spelling of its texts."""
+    """A column that is compared.
+
+    Attributes:
+        type: The Spark type to which both sides are cast.
+        key: True for a column of the key.
+        spelling: How the target's texts of the column must be normalized before the comparison, or None.
+    """
 
     name: str
     type: str
@@ -70,10 +79,16 @@ def digests(
     detailed: bool = False,
     shown: bool = False,
 ) -> DataFrame:
-    """Returns the digests of rows whose columns are ``columns`` in their order, followed by optional flags.
+    """Returns the digests of rows.
 
-    The flags are ``bad``, and ``ODD``: the texts of values that their column's Spark type cannot hold.
-    ``detailed``: adds ``columns``. ``shown``: adds ``texts``.
+    The first columns of ``rows`` are ``columns``, in their order. Optional columns follow: ``bad``, and
+    ``ODD`` with the texts of values that their column's Spark type cannot hold.
+
+    Args:
+        rows: Rows of one side.
+        columns: The compared columns.
+        detailed: True: the digests have the column ``columns``.
+        shown: True: the digests have the column ``texts``.
     """
     flags = rows.columns[len(columns) :]
     named = rows.toDF(*(f"c{at}" for at in range(len(columns))), *flags)
@@ -104,7 +119,10 @@ def digests(
 
 
 def sampled(found: DataFrame, share: float) -> DataFrame:
-    """Returns a share of the digests by their keys' hashes, the same on each side, and all ``bad`` ones."""
+    """Returns a share of the digests, and all ``bad`` ones.
+
+    The share depends on the keys' hashes, so that both sides have the same keys.
+    """
     if share >= 1:
         return found
     mine = F.pmod(F.col(HASH[0]), F.lit(_SHARES)) < int(share * _SHARES)
@@ -112,19 +130,24 @@ def sampled(found: DataFrame, share: float) -> DataFrame:
 
 
 def once(found: DataFrame) -> DataFrame:
-    """Remove duplicates of rows that were read more than once, because several keys found the same row."""
+    """Remove duplicate digests of rows that were read several times, because several requested keys found the
+    same row.
+    """
     return found.dropDuplicates([*HASH, *_ROW, "bad"])
 
 
 class Limit(NamedTuple):
-    """The bound of a column, with the column's name."""
+    """A bound of a key column, with the column's name in the compared rows."""
 
     name: str
     bound: Bound
 
 
 def within(rows: DataFrame, columns: Sequence[ComparedColumn], limits: Sequence[Limit]) -> DataFrame:
-    """Returns rows, as for ``digests``, whose values are within the limits, and all ``bad`` rows."""
+    """Returns the rows whose values are within the limits, and all ``bad`` rows.
+
+    ``rows`` has the same columns as for ``digests``.
+    """
     if not limits:
         return rows
     flags = rows.columns[len(columns) :]
@@ -134,7 +157,9 @@ def within(rows: DataFrame, columns: Sequence[ComparedColumn], limits: Sequence[
 
 
 def _inside(columns: Sequence[ComparedColumn], limits: Sequence[Limit]) -> Column:
-    """True if the columns ``c0``, ``c1``, … are within the limits; NULL if a value is NULL."""
+    """Returns an expression: True if the columns ``c0``, ``c1``, … are within the limits, NULL if a value is
+    NULL.
+    """
     places = {one.name: at for at, one in enumerate(columns)}
     inside = F.lit(True)
     for one in limits:
@@ -156,7 +181,7 @@ def _is_within(value: Column, kind: str, bound: Bound) -> Column:
 
 
 def _seconds(time: Column) -> Column:
-    """Converts a time that is stored as text to seconds; NULL if it is not a time."""
+    """Convert a time that is stored as text to seconds. The result is NULL if the text is not a time."""
     parts = [F.split(F.regexp_replace(time, "^-", ""), ":")[at] for at in range(3)]
     factors = zip(parts, (3600, 60, 1), strict=True)
     whole = sum((one.cast("decimal(12,6)") * factor for one, factor in factors), F.lit(0))
@@ -165,10 +190,10 @@ def _seconds(time: Column) -> Column:
 
 
 def keys_of(rows: DataFrame, columns: Sequence[ComparedColumn], *, part: int, parts: int) -> DataFrame:
-    """Returns the distinct keys of rows whose hash is in this part of ``parts``, without keys with a NULL.
+    """Returns the distinct keys of one of ``parts`` parts, into which keys are divided by their hashes.
 
-    ``h0``, ``h1`` and ``key`` are those of ``digests``. ``value`` is a struct of the key's values, in the
-    types of ``columns``, which are only the key's.
+    Keys with a NULL are left out. ``columns``: only the key columns. The result has ``h0``, ``h1`` and
+    ``key`` as in ``digests``, and ``value``, a struct of the key's values in the types of ``columns``.
     """
     named = rows.toDF(*(f"c{at}" for at in range(len(columns))))
     kinds = [one.dataType.simpleString() for one in rows.schema.fields]
@@ -183,9 +208,9 @@ def keys_of(rows: DataFrame, columns: Sequence[ComparedColumn], *, part: int, pa
 def named_keys(
     session: SparkSession, keys: Sequence[Sequence[str]], columns: Sequence[ComparedColumn]
 ) -> DataFrame:
-    """Returns keys from the texts that ``digests`` has of them, in the form of ``keys_of``.
+    """Returns keys from their texts, which ``digests`` returned, in the form of ``keys_of``.
 
-    Texts that are not values of their columns are left out.
+    Texts that are not values of their column's type are left out.
     """
     rows = session.createDataFrame([([*key],) for key in keys], "texts array<string>")
     texts = [F.col("texts")[at] for at in range(len(columns))]
@@ -196,10 +221,15 @@ def named_keys(
 def with_matches(
     rows: DataFrame, columns: Sequence[ComparedColumn], wanted: Sequence[DataFrame | tuple[Limit, ...]]
 ) -> DataFrame:
-    """Returns rows with keys, and for each of ``wanted`` (named keys, or limits) whether it has the key.
+    """Returns rows with an array of booleans ``matches``, which has for each of ``wanted`` whether it
+    includes the key.
 
-    The first columns of ``rows`` are ``columns``, which are only the key's. They are replaced by ``matches``,
-    an array of booleans: NULL if it is not known, as for a key that the target's types cannot hold.
+    Args:
+        rows: Rows whose first columns are ``columns``. In the result ``matches`` replaces these columns.
+        columns: The key columns.
+        wanted: Keys from ``named_keys``, or limits of the key.
+
+    An element is NULL if it is not known, for example if the target's types cannot hold the key.
     """
     others = rows.columns[len(columns) :]
     named = rows.toDF(*(f"c{at}" for at in range(len(columns))), *others)
@@ -221,12 +251,12 @@ def with_matches(
 
 
 class _Value(NamedTuple):
-    """A value in its compared form.
+    """A value in the form in which it is compared.
 
     Attributes:
-        held: The value in the compared type and in one spelling; null if it is NULL, or odd.
-        odd: The text of an odd value, else null.
-        shown: The value in the compared type, in its side's own spelling.
+        held: The value in the compared type and in normalized form; null if the value is NULL or odd.
+        odd: The text of an odd value, otherwise null.
+        shown: The value in the compared type, as its side writes it.
     """
 
     held: Column
@@ -235,7 +265,7 @@ class _Value(NamedTuple):
 
     @property
     def parts(self) -> tuple[Column, Column]:
-        """The hashed parts. Spark's hash ignores NULL, and one of the two is NULL."""
+        """The two parts that are hashed. At least one is NULL, which Spark's hash ignores."""
         return self.held, self.odd
 
 
@@ -245,7 +275,10 @@ def _hashes(keys: Sequence[_Value]) -> list[Column]:
 
 
 def _compared(name: str, kind: str, column: ComparedColumn, odd: Column | None = None) -> _Value:
-    """Convert a column of type ``kind`` to the compared type. ``odd``: a reader's texts of odd values."""
+    """Convert a column to the compared type.
+
+    ``kind``: its present type. ``odd``: texts of odd values from a reader.
+    """
     raw = F.col(name)
     value = F.expr(f"try_cast({name} AS {column.type})")
     found = F.lit(None).cast("string") if odd is None else odd
@@ -258,7 +291,9 @@ def _compared(name: str, kind: str, column: ComparedColumn, odd: Column | None =
 
 
 def _is_exact(raw: Column, kind: str, value: Column, wanted: str) -> Column:
-    """True if a cast value equals the value that it was cast from; also True for NULL."""
+    """Returns an expression: True if a cast value equals the value that it was cast from, or if that value is
+    NULL.
+    """
     if kind == "string":
         same = _digits(raw) == _digits(value.cast("string")) if wanted.startswith("decimal") else F.lit(True)
         return raw.isNull() | (value.isNotNull() & same)
@@ -266,39 +301,39 @@ def _is_exact(raw: Column, kind: str, value: Column, wanted: str) -> Column:
 
 
 def _spelt(value: Column, column: ComparedColumn) -> Column:
-    """Converts a value to the canonical spelling of its column."""
+    """Normalize the text of a value: numbers and JSON texts that mean the same become the same text."""
     if column.spelling == "digits":
         return _digits(value)
     return F.udf(canonical_json, "string")(value) if column.spelling == "json" else value
 
 
 def _digits(value: Column) -> Column:
-    """Removes zeros at the end of the fraction of digits or a time of day; a zero has no sign."""
+    """Remove trailing zeros of the fraction from a number or a time of day, and the sign of a zero."""
     short = F.regexp_replace(F.regexp_replace(value, r"(\.\d*?)0+$", "$1"), r"\.$", "")
     return F.regexp_replace(short, "^-([0:]*)$", "$1")
 
 
-# The last alternative matches characters that no JSON has.
+# The last alternative matches characters that cannot be in JSON.
 _TOKENS: Final = re.compile(
     r'[ \t\n\r]+|[\[\]{},:]|"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
     r"|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|.",
     re.DOTALL,
 )
-# Longer exponents stay as they are written: Python's int() refuses numbers of several thousand digits.
+# Longer exponents are compared as text, because Python's int() refuses numbers of several thousand digits.
 _LONGEST_EXPONENT: Final = 1000
 _DIGITS: Final = frozenset("0123456789")
-# The next expected token: a value, a member's name, the colon after it, or the token after a value.
+# The token that is expected next: a value, a member's name, the colon after it, or the token after a value.
 _VALUE, _FIRST, _NAME, _FIRST_NAME, _COLON, _AFTER = range(6)
 _Piece = str | list["_Piece"]
 
 
 def canonical_json(text: str | None) -> str | None:
-    """Returns the canonical spelling of a JSON text. A text that is not JSON (RFC 8259) stays as it is.
+    """Normalize a JSON text. A text that is not JSON (RFC 8259) is returned unchanged.
 
-    Two texts have the same spelling if and only if they differ only in white space, escapes in texts,
-    the order of members with different names, and the way in which equal numbers are written. Numbers are
-    compared as decimals of any size (exponents of more than 1000 digits as they are written), and ``-0`` is
-    ``0``. All members of one name are kept, in their order. Nesting may be of any depth.
+    Two normalized texts are equal if and only if the JSON texts differ only in white space, in escapes inside
+    strings, in the order of members with different names, and in how equal numbers are written. Numbers are
+    compared as decimals of any size, and ``-0`` equals ``0``. Exponents of more than 1000 digits are compared
+    as text. All members with the same name are kept, in their order. Values may be nested to any depth.
     """
     if text is None:
         return None
@@ -309,19 +344,22 @@ def canonical_json(text: str | None) -> str | None:
 
 
 class _Container:
-    """An array, or an object if ``names`` is not None, whose end was not read yet."""
+    """A JSON array, or an object if ``names`` is not None, of which the end was not read yet."""
 
     def __init__(self, *, named: bool) -> None:
         self.values: list[_Piece] = []
         self.names: list[str] | None = [] if named else None
 
     def add_name(self, name: str) -> None:
-        """Add the name of the next member."""
+        """Add the name of the object's next member."""
         if self.names is not None:
             self.names.append(name)
 
     def closed(self) -> _Piece:
-        """Returns the whole container. Members are sorted by name; those of one name keep their order."""
+        """Returns the whole array or object.
+
+        Members are sorted by name, and members with the same name keep their order.
+        """
         if self.names is None:
             inner = [[value, ","] for value in self.values]
             opening, closing = "[]"
@@ -335,7 +373,11 @@ class _Container:
 
 
 def _json_value(text: str) -> _Piece:
-    """Parse a JSON text. Raises ValueError if it is not JSON."""
+    """Parse a JSON text into nested lists of texts.
+
+    Raises:
+        ValueError: The text is not JSON.
+    """
     open_: list[_Container] = []
     state, value = _VALUE, None
     for token in _TOKENS.findall(text):
@@ -388,7 +430,7 @@ def _text_spelt(token: str) -> str:
 
 
 def _number_spelt(token: str) -> str:
-    """Returns a number as digits without zeros at either end, and the power of ten of their factor."""
+    """Returns a number as digits without leading and trailing zeros, followed by ``E`` and an exponent."""
     mantissa, _, exponent = token.lower().partition("e")
     whole, _, fraction = mantissa.lstrip("-").partition(".")
     digits = (whole + fraction).lstrip("0")
@@ -402,7 +444,7 @@ def _number_spelt(token: str) -> str:
 
 
 def _flattened(piece: _Piece) -> Iterator[str]:
-    """Yields the texts of nested lists, in their order."""
+    """Yields the texts in nested lists, in their order."""
     left = [piece]
     while left:
         one = left.pop()
@@ -413,13 +455,13 @@ def _flattened(piece: _Piece) -> Iterator[str]:
 
 
 def _with_nulls(values: Sequence[_Value]) -> list[Column]:
-    # So that (NULL, 1) and (1, NULL) differ.
+    # With the NULL flags, (NULL, 1) and (1, NULL) have different hashes.
     nulls = [value.held.isNull() & value.odd.isNull() for value in values]
     return [part for null, value in zip(nulls, values, strict=True) for part in (null, *value.parts)]
 
 
 def _parted(values: Sequence[_T], columns: Sequence[ComparedColumn]) -> tuple[list[_T], list[_T]]:
-    """Returns the key's values, and the others."""
+    """Divide values into those of the key columns and those of all other columns."""
     pairs = [*zip(values, columns, strict=True)]
     return [value for value, one in pairs if one.key], [value for value, one in pairs if not one.key]
 
@@ -429,10 +471,11 @@ def _text(value: Column, column: ComparedColumn) -> Column:
 
 
 def compared(source: DataFrame, target: DataFrame) -> DataFrame:
-    """Returns each key in the digests of both sides once: its hash, the flag ``same``, and counts.
+    """Compare the digests of both sides. Returns one row for each key.
 
-    ``at_source`` and ``at_target`` are numbers of rows. ``key`` and the states ``s`` and ``t`` are set if the
-    states differ.
+    The row has the key's hash, ``same`` (True if the states are equal), and the numbers of rows ``at_source``
+    and ``at_target``. If the states differ, it also has ``key`` and the states ``s`` (source) and ``t``
+    (target).
     """
     asked = [*HASH, *_ROW, "key"]
     sides = source.select(*asked, F.lit(True).alias(_SOURCE)).unionByName(
@@ -459,14 +502,18 @@ def _state(of_side: Column, name: str) -> Column:
 
 
 def candidates_of(keys: DataFrame) -> DataFrame:
-    """Returns the keys of ``compared`` that differ. ``agreed``: number of earlier looks with equal states."""
+    """Returns the keys whose states differ in ``compared``, to be looked up again.
+
+    ``agreed`` counts the later look-ups in which both sides' states were the same as before. It begins at 0.
+    """
     return keys.where(~F.col("same")).select(*HASH, "key", "s", "t", F.lit(0).alias("agreed"))
 
 
 def looked_at_source(candidates: DataFrame, source: DataFrame) -> DataFrame:
-    """Returns the candidates with their states at the source from a newer look, ``s2``, and its details.
+    """Returns the candidates with ``s2``: their states in the source database by a newer look-up, and its
+    details.
 
-    Candidates whose target state ``t`` the source has by now are left out, because the target follows.
+    A candidate is left out if ``s2`` equals its state in the target, because then the target was only behind.
     """
     candidates = candidates.drop("of_source", "of_target")
     found = candidates.join(_states(source, candidates, "s2", "of_source").hint("merge"), [*HASH], "left")
@@ -474,10 +521,10 @@ def looked_at_source(candidates: DataFrame, source: DataFrame) -> DataFrame:
 
 
 def looked_at_target(candidates: DataFrame, target: DataFrame) -> DataFrame:
-    """Returns the candidates of ``looked_at_source`` after a newer look at the target.
+    """Returns the candidates of ``looked_at_source`` after a newer look-up in the target.
 
-    Candidates whose states are equal are left out. ``agreed`` grows by one for keys whose states are the same
-    as at the look before.
+    Candidates whose states are now equal are left out. ``agreed`` grows by one if both sides' states are the
+    same as in the previous look-up, and is otherwise 0.
     """
     found = candidates.join(_states(target, candidates, "t2", "of_target").hint("merge"), [*HASH], "left")
     found = found.where(~F.col("s2").eqNullSafe(F.col("t2")))
@@ -501,7 +548,7 @@ def _states(side: DataFrame, candidates: DataFrame, state: str, details: str) ->
 
 
 class KeyCounts(NamedTuple):
-    """Rows of each side, and keys whose states are equal."""
+    """The number of rows on each side, and the number of keys whose states are equal."""
 
     at_source: int
     at_target: int
@@ -509,7 +556,7 @@ class KeyCounts(NamedTuple):
 
 
 def counts_of(keys: DataFrame) -> KeyCounts:
-    """Returns the counts of ``compared``."""
+    """Count the rows and the equal keys in the result of ``compared``."""
     (row,) = keys.agg(
         F.coalesce(F.sum("at_source"), F.lit(0)),
         F.coalesce(F.sum("at_target"), F.lit(0)),
@@ -519,7 +566,7 @@ def counts_of(keys: DataFrame) -> KeyCounts:
 
 
 class Verdict(NamedTuple):
-    """Numbers of keys that differ after enough looks, by kind, and of keys that are not settled."""
+    """Number of keys that differ by kind, and of keys for which this is not decided yet (``open``)."""
 
     different: int
     only_at_source: int
@@ -528,7 +575,7 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(candidates: DataFrame, *, looks: int) -> Verdict:
-    """Count the candidates by result. A key differs once ``looks`` looks agreed with the look before."""
+    """Count the candidates by result. A key differs once its ``agreed`` is at least ``looks``."""
     settled = F.col("agreed") >= looks
     s, t = F.col("s").isNull(), F.col("t").isNull()
     (row,) = candidates.agg(
@@ -538,7 +585,9 @@ def verdict_of(candidates: DataFrame, *, looks: int) -> Verdict:
 
 
 def differing(candidates: DataFrame, *, looks: int) -> DataFrame:
-    """Returns the candidates that differ: ``key``, which sides have it, and the details of both."""
+    """Returns the keys that differ, with flags for the sides that have the key, and the details of both
+    sides.
+    """
     return candidates.where(F.col("agreed") >= looks).select(
         "key",
         F.col("s").isNotNull().alias("at_source"),

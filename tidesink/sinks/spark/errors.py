@@ -1,4 +1,4 @@
-"""Converts errors of Spark and its tasks to tidesink's, by class; by text only without a class."""
+"""Converts errors of Spark and its tasks to tidesink's errors: by class, or by text if there is no class."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _MARKED: Final = re.compile(r"\[tidesink error ([A-Za-z0-9+/]+=*)\]")
-# Python's message in a worker that cannot unpickle its task.
+# Python's message if a Spark worker cannot unpickle its task.
 _NO_MODULE: Final = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
 # In a traceback: a frame with the file's name, and the class of the raised error.
 _FRAME: Final = re.compile(r'File "[^"]*?([^/"]+)", line (\d+)')
 _ENDS: Final = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception))\b", re.MULTILINE)
-# The depth up to which Java's causes are searched.
+# Maximum number of nested causes that are searched.
 _DEPTH: Final = 20
-# Temporary failures of a machine or device. Other numbers mean a missing file or permission, which retries do
-# not mend.
+# Error numbers of temporary failures of a machine or a device. Other numbers mean a missing file or
+# permission, which retries cannot fix.
 _PASSING: Final = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),
@@ -56,12 +56,15 @@ _PASSING: Final = frozenset(
 
 
 class TaskError(Exception):
-    """A ``TidesinkError`` that ended a task. Its text has the error for readers and for ``task_error``."""
+    """A ``TidesinkError`` that ended a Spark task.
+
+    Its text has the error for people, and encoded for ``task_error``.
+    """
 
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Run a task so that the driver finds tidesink's own errors and those that may pass."""
+    """Run a task so that the driver can recognize tidesink's errors and temporary failures of the task."""
     answer_at_once()
     try:
         yield
@@ -69,16 +72,16 @@ def reported() -> Iterator[None]:
         error = exc if isinstance(exc, TidesinkError) else passing_failure(exc)
         if error is None:
             raise
-        # Spark's worker sends UTF-8, and the contents of a record may not be valid text.
+        # Spark's worker sends UTF-8, but texts from a record may not be valid Unicode.
         text = str(error).encode(errors="backslashreplace").decode()
-        # Not chained: the text of a cause may be long, and Spark would show all of it.
+        # The cause is not chained, because its text may be long, and Spark would show all of it.
         raise TaskError(f"{text} {_marker(error)}") from None
 
 
 def passing_failure(error: BaseException) -> SourceUnavailableError | None:
-    """Returns an error for a failure that may pass: the machine lacked memory, disk, files or a connection.
+    """Returns an error for a temporary failure: memory, disk space, files or a connection ran out.
 
-    None for other failures. The causes of an exception are searched too.
+    Returns None for any other failure. The causes of an exception are searched too.
     """
     cause: BaseException | None = error
     for _ in range(_DEPTH):
@@ -86,17 +89,24 @@ def passing_failure(error: BaseException) -> SourceUnavailableError | None:
             return None
         number = cause.errno if isinstance(cause, OSError) else None
         if number in _PASSING or isinstance(cause, MemoryError | ConnectionError | TimeoutError):
-            # The rest of its text may be a value of a row.
+            # The rest of the error's text may be a value of a row.
             reason = "" if number is None else f": {os.strerror(number)}"
             said = type(cause).__name__ + reason
-            return SourceUnavailableError(f"A task failed because its host ran out of resources ({said}).")
+            return SourceUnavailableError(
+                f"A task failed because its host ran out of resources ({said}). If this happens again, "
+                f"check its memory, disk and network."
+            )
         cause = cause.__cause__
     return None
 
 
 @dataclass(frozen=True)
 class Reporting:
-    """A function for ``mapInArrow`` within ``reported``. It can be pickled if the function can."""
+    """Calls a function for ``mapInArrow``, and reports its errors so that the driver recognizes them
+    (``reported``).
+
+    It can be pickled if the function can.
+    """
 
     function: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
@@ -107,7 +117,9 @@ class Reporting:
 
 
 def task_error(error: BaseException) -> TidesinkError | None:
-    """Returns the error of a task inside an exception of Spark; None if no task reported one."""
+    """Returns the error that a task reported inside an exception of Spark, or None if no task reported an
+    error.
+    """
     for text in _texts(error):
         found = _MARKED.search(text)
         if found is not None:
@@ -115,22 +127,22 @@ def task_error(error: BaseException) -> TidesinkError | None:
         missing = _NO_MODULE.search(text)
         if missing is not None:
             return ConfigError(
-                f"The Python of Spark's executors has no module {missing[1]}. Install the driver's packages "
-                "there: tidesink in the same version with the same extras. Or run executors from tidesink's "
-                "image (spark.pyspark.python names their Python)."
+                f"The Python environment of Spark's executors has no module {missing[1]}. Install the "
+                "driver's packages there, with tidesink in the same version and with the same extras. Or "
+                "run executors from tidesink's image (spark.pyspark.python names their Python)."
             )
     return None
 
 
 @contextmanager
 def raised_task_errors(**context: ContextValue) -> Iterator[None]:
-    """Raise the error of a task as it was raised there, with ``context`` added if it has none.
+    """Raise the error that a task reported in place of Spark's exception. ``context`` is added to the error.
 
-    For any other failure of a job the text of Spark is omitted, because it may have values of rows.
+    For other failures of a job, Spark's text is omitted, because it may have values of rows.
 
     Raises:
-        SourceUnavailableError: The job was interrupted, and an executor, a Python worker or a disk may be
-            back for the next job. Or a task's host ran out of resources (``passing_failure``).
+        SourceUnavailableError: The job was interrupted, for example because an executor, a Python worker or a
+            disk was lost. Or a task's host ran out of resources (``passing_failure``).
         SourceError: A task failed because of a fault in its code, or the query plan is invalid.
     """
     try:
@@ -142,7 +154,7 @@ def raised_task_errors(**context: ContextValue) -> Iterator[None]:
 
 @contextmanager
 def raised_passing_failures(**context: ContextValue) -> Iterator[None]:
-    """Convert failures of this process that may pass, as in a task.
+    """Convert temporary failures of this process to SourceUnavailableError, as for a task.
 
     Raises:
         SourceUnavailableError: This machine ran out of resources (``passing_failure``).
@@ -159,13 +171,18 @@ def raised_passing_failures(**context: ContextValue) -> Iterator[None]:
 def _job_error(exc: BaseException) -> SourceError:
     said = summary(exc)
     if isinstance(exc, PythonException):
-        # Only the place and the class of the failure: its text may be a value.
+        # Only the position and the class of the failure are shown, because its text may have values of rows.
         text = error_text(exc)
         names, places = _ENDS.findall(text), _FRAME.findall(text)
         said = ", ".join([*names[-1:], *(f"{place} line {line}" for place, line in places[-1:])]) or said
     elif not isinstance(exc, PySparkException):  # raised for plans, and for expressions on rows
-        return SourceUnavailableError(f"A job of the batch was interrupted ({said}).")
-    return SourceError(f"A job of the batch failed ({said}). Report this with the version of tidesink.")
+        return SourceUnavailableError(
+            f"A Spark job of the batch was interrupted ({said}). If this happens again, check Spark's "
+            f"executors."
+        )
+    return SourceError(
+        f"A Spark job of the batch failed ({said}). Report this error with the version of tidesink."
+    )
 
 
 def _marker(error: TidesinkError) -> str:
@@ -178,7 +195,8 @@ def _read(coded: str) -> TidesinkError | None:
     try:
         kinds, message, context = json.loads(base64.b64decode(coded))
         known = {kind.__name__: kind for kind in _kinds(TidesinkError)}
-        # The nearest class that is imported here: the task may have classes that the driver lacks.
+        # The nearest class that is imported here, because the task may have imported classes that the driver
+        # has not.
         kind = next(known[name] for name in kinds if name in known)
         return kind(str(message), **context)
     except (ValueError, TypeError, StopIteration):
@@ -192,7 +210,7 @@ def _kinds(kind: type[TidesinkError]) -> Iterator[type[TidesinkError]]:
 
 
 def _texts(error: BaseException) -> Iterator[str]:
-    """Yields the texts of an exception and its causes, Python's and Java's."""
+    """Yields the texts of an exception and of its causes, in Python and in Java."""
     cause: BaseException | None = error
     for _ in range(_DEPTH):
         if cause is None:
@@ -216,16 +234,18 @@ def _java_texts(error: BaseException) -> Iterator[str]:
         yield text
 
 
-# The exception of SQL's raise_error. It is only looked for in tidesink's own statements.
+# The exception of SQL's raise_error. It is only expected in tidesink's own statements.
 _SPARK_THROWABLE: Final = "org.apache.spark.SparkRuntimeException"
 _RAISED: Final = "USER_RAISED_EXCEPTION"
-# Errors to catch around calls into Spark. A refused connection means that the JVM has ended.
+# Errors that calls into Spark raise. A refused connection means that the JVM has ended.
 SPARK_ERRORS: Final = (Py4JError, PySparkException, ConnectionError)
 
 
 @contextmanager
 def translating(translate: Callable[..., TidesinkError], table: TableId) -> Iterator[None]:
-    """Convert errors of calls into Spark or Java for a table with ``translate``."""
+    """Convert the errors of calls into Spark or Java with ``translate``, and add the table to their
+    context.
+    """
     try:
         yield
     except SPARK_ERRORS as exc:
@@ -233,17 +253,18 @@ def translating(translate: Callable[..., TidesinkError], table: TableId) -> Iter
 
 
 NOT_STORED: Final = (
-    "The source did not send the value of {columns}, because it did not change, and the target does not have "
-    "the row: its key was changed, the table's filter removed it before this change, or an event was lost. "
-    "Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row. The table continues if both "
-    "are in one batch, or after a new snapshot."
+    "The source database did not send the value of {columns}, because it did not change, but the target "
+    "does not have the row: its key was changed, the table's filter removed it before this change, or an "
+    "event was lost. Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row. The table "
+    "continues if this change and the row are in one batch, or after a new snapshot."
 )
 
 
 def row_not_stored(exc: BaseException) -> TidesinkError | None:
-    """Returns the error that tidesink's own MERGE raises (``targets.lake.merge``).
+    """Returns the ValueNotStoredError that tidesink's MERGE statement raised (``targets.lake.merge``), or
+    None.
 
-    Nothing was written then.
+    If it was raised, the statement wrote nothing.
     """
     for cause in _causes(exc):
         if is_java(cause, _SPARK_THROWABLE) and cause.getCondition() == _RAISED:
@@ -262,18 +283,18 @@ def _not_stored(text: str) -> TidesinkError | None:
 
 
 def is_java(throwable: Any, name: str) -> bool:
-    """Returns True if a Java object belongs to a class or to a subclass of it."""
+    """Returns True if a Java object is an instance of a class, given by its full name, or of a subclass."""
     return name in _superclasses(throwable)
 
 
 def class_names(exc: BaseException) -> Iterator[str]:
-    """Yields the classes and superclasses of the Java exception and of its causes."""
+    """Yields the names of the classes and superclasses of an error's Java exception and its causes."""
     for throwable in _causes(exc):
         yield from _superclasses(throwable)
 
 
 def _causes(exc: BaseException) -> Iterator[Any]:
-    """Yields the Java exception and its causes, the outermost first."""
+    """Yields an error's Java exception and its causes, beginning with the outermost."""
     throwable, depth = _java_exception(exc), 0
     while throwable is not None and depth < 20:
         yield throwable
@@ -294,7 +315,10 @@ def _superclasses(throwable: Any) -> Iterator[str]:
 
 
 def said(exc: BaseException) -> str:
-    """Returns the texts of an exception's causes, for searches only: they may have values of rows."""
+    """Returns the texts of an exception's causes.
+
+    Use them only for searches, because they may have values of rows.
+    """
     texts, cause = list[str](), exc.__cause__
     while cause is not None:
         texts += [str(java.toString()) for java in _causes(cause)] or [error_text(cause)]
@@ -303,7 +327,7 @@ def said(exc: BaseException) -> str:
 
 
 def summary(exc: BaseException) -> str:
-    """Returns the Java class, the error class if present, and the classes of the causes.
+    """Returns the class of a Java exception, its error class if it has one, and the classes of its causes.
 
     Texts are omitted, because they may have values of rows.
     """
@@ -316,9 +340,12 @@ def summary(exc: BaseException) -> str:
 
 
 class Fault(NamedTuple):
-    """An unexpected error without its text, which may be a value of a row.
+    """An unexpected error, without its text, which may have values of rows.
 
-    ``trace``: the file and line of each call that led to it and to its causes, the last call first.
+    Attributes:
+        kind: Class of the error and of its causes.
+        place: File and line that raised the error.
+        trace: File and line of each call that led to the error and to its causes, the last call first.
     """
 
     kind: str
@@ -326,11 +353,11 @@ class Fault(NamedTuple):
     trace: str
 
     def __str__(self) -> str:
-        return f"{self.kind} at {self.place}. Report this with the log and the version of tidesink."
+        return f"{self.kind} at {self.place}. Report this error with the log and the version of tidesink."
 
 
 def fault_of(exc: BaseException) -> Fault:
-    """Returns the facts about an error that is not tidesink's."""
+    """Returns the class, the position and the trace of an error that is not tidesink's."""
     chain: list[BaseException] = []
     cause: BaseException | None = exc
     while cause is not None and cause not in chain:
@@ -351,6 +378,6 @@ def _kind(exc: BaseException) -> str:
 
 
 def _places(exc: BaseException) -> list[str]:
-    """Returns file and line of each call, with the file's folder."""
+    """Returns file and line of each call in an exception's traceback, the last call first."""
     calls = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(exc.__traceback__)]
     return [f"{path.parent.name}/{path.name}:{line}" for path, line in reversed(calls)]

@@ -1,7 +1,8 @@
-"""Java, the jars that Spark needs, and the certificate authorities for their download.
+"""Java, the connector jars that Spark needs, and the certificate authorities for downloading them.
 
-Format of the key store: JKS version 2 as OpenJDK's ``sun.security.provider.JavaKeyStore`` reads it, with
-trusted certificates only. Its password protects nothing here: the file has public certificates.
+The key store with the authorities has the format JKS version 2, as OpenJDK's
+``sun.security.provider.JavaKeyStore`` reads it, with trusted certificates only. Its password protects
+nothing, because the file has only public certificates.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _VERSION_SECONDS: Final = 30
 
 
 class JavaRuntime(NamedTuple):
-    """A ``java`` program and its feature version, such as 17 or 21."""
+    """A ``java`` program and its feature version, for example 17 or 21."""
 
     path: Path
     version: int
@@ -46,10 +47,14 @@ class JavaRuntime(NamedTuple):
 
 
 def find_java(minimum: int = 17, *, environment: Mapping[str, str] | None = None) -> JavaRuntime:
-    """Returns the Java runtime to use: the first of 17 to 21, else the first that works at all.
+    """Returns the Java runtime to use: the first one of version 17 to 21, else the first one that works at
+    all.
+
+    JAVA_HOME, the PATH and the package from PyPI are searched, in that order.
 
     Raises:
-        DevStackError: No Java was found. The message lists the others, and how to get one.
+        DevStackError: No suitable Java was found. The message lists the unsuitable ones, and how to install
+            Java.
     """
     seen: list[JavaRuntime] = []
     for path in _candidates(os.environ if environment is None else environment):
@@ -74,7 +79,8 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
     places = [Path(home, "bin", "java") if home else None, Path(on_path) if on_path else None, _from_pypi()]
     for place in places:
         if place is not None and os.access(place, os.X_OK):
-            # Resolved, because JAVA_HOME is derived from it, and /usr/bin/java is a link on most systems.
+            # JAVA_HOME is derived from the resolved path, because /usr/bin/java is a symbolic link on most
+            # systems.
             yield place.resolve()
 
 
@@ -85,7 +91,9 @@ def _from_pypi() -> Path | None:
 
 
 def _feature_version(java: Path) -> int | None:
-    """Returns the feature version from the ``release`` file, or from the program if there is no file."""
+    """Returns the feature version of a Java: from its ``release`` file, or from ``java -version`` without the
+    file.
+    """
     release = java.parent.parent / "release"
     if release.is_file():
         for line in release.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -100,7 +108,7 @@ def _asked_version(java: Path) -> int | None:
             [str(java), "-version"], capture_output=True, text=True, timeout=_VERSION_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return None  # a stub that only advertises an installer, as on macOS
+        return None  # for example a stub that only advertises an installer, as on macOS
     first, _, rest = answer.stderr.partition("version ")
     return _parse_version(rest or first)
 
@@ -114,7 +122,7 @@ INSTALL_SPARK: Final = "Install it with: pip install 'tidesink[spark]'"
 
 
 class Coordinate(NamedTuple):
-    """One Maven module at one version, written ``group:name:version``."""
+    """A Maven module at one version, written as ``group:name:version``."""
 
     group: str
     name: str
@@ -125,10 +133,11 @@ class Coordinate(NamedTuple):
 
 
 class ConnectorSet(NamedTuple):
-    """The jars that a Spark minor version needs in addition to its own to write Delta.
+    """The connector jars for a minor version of Spark.
 
-    ``targets``: further jars per type of target. They are fetched and put on the class path only for
-    pipelines with such a target.
+    Attributes:
+        connectors: Jars to write Delta.
+        targets: More jars by type of target. They are fetched and used only for pipelines with such a target.
     """
 
     connectors: tuple[Coordinate, ...]
@@ -162,28 +171,28 @@ def spark_version() -> str:
 
 
 def minor_version(version: str) -> str:
-    """Returns the minor version, such as ``4.0`` for ``4.0.2``."""
+    """Returns the minor version of a version, for example ``4.0`` for ``4.0.2``."""
     return ".".join(version.split(".")[:2])
 
 
 def connector_set(version: str) -> ConnectorSet:
-    """Returns the connectors of a Spark version, full or minor.
+    """Returns the connector jars for a version of Spark, which may be a full or a minor version.
 
     Raises:
-        ConfigError: The table does not have this minor version.
+        ConfigError: tidesink does not support this minor version.
     """
     try:
         return CONNECTORS[minor_version(version)]
     except KeyError as exc:
         known = ", ".join(CONNECTORS)
-        raise ConfigError(f"tidesink has no jars for Spark {version}. Install pyspark {known}.") from exc
+        raise ConfigError(f"tidesink does not support Spark {version}. Install pyspark {known}.") from exc
 
 
 def spark_jars_directory() -> Path:
-    """Returns the folder of the jars that pyspark ships.
+    """Returns the folder with the jars that are part of pyspark.
 
     Raises:
-        ConfigError: pyspark is missing, or is the client-only package, which ships no jars.
+        ConfigError: pyspark is not installed, or only its client package, which has no jars.
     """
     spec = importlib.util.find_spec("pyspark")
     for location in (spec.submodule_search_locations or []) if spec else []:
@@ -193,7 +202,7 @@ def spark_jars_directory() -> Path:
     raise ConfigError(f"pyspark with its jars is not installed. {INSTALL_SPARK}")
 
 
-# No root: for a Maven-compatible ibiblio resolver, Ivy's default is Maven Central.
+# No root is set: for an ibiblio resolver that is compatible with Maven, Ivy's default is Maven Central.
 _SETTINGS: Final = """<ivysettings>
   <settings defaultResolver="central"/>
   <resolvers>
@@ -204,16 +213,19 @@ _SETTINGS: Final = """<ivysettings>
 
 
 class Archive(NamedTuple):
-    """An artifact that is not a jar: its Maven type and classifier."""
+    """The Maven type and classifier of an artifact that is not a jar."""
 
     type: str
     classifier: str
 
 
 class JarSet(NamedTuple):
-    """A named set of Maven modules that are fetched and stored together.
+    """A named set of Maven modules that are fetched together into one folder.
 
-    With ``archive`` the modules are fetched without their dependencies or parent poms.
+    Attributes:
+        pinned: Versions to use for indirect dependencies.
+        excluded: Groups and names of dependencies to leave out.
+        archive: If not None, the modules are archives, fetched without their dependencies and parent poms.
     """
 
     name: str
@@ -224,20 +236,23 @@ class JarSet(NamedTuple):
 
     @property
     def folder_name(self) -> str:
-        """Changes with the set's coordinates, so that an upgrade does not find the older jars."""
+        """The name of the set's folder.
+
+        It changes with the set's modules, so that an upgrade does not use older jars.
+        """
         return f"{self.name}-{hashlib.sha256(repr(tuple(self)).encode()).hexdigest()[:8]}"
 
 
 def write_ivy_files(work: Path, jar_set: JarSet) -> None:
     """Write ``ivy.xml`` and ``ivysettings.xml`` for the set into a folder."""
     (work / "ivy.xml").write_text(ivy_xml(jar_set), encoding="utf-8")
-    # Without poms an archive can be fetched although its parent pom is not in the repository.
+    # Without poms, an archive can be fetched even if the repository does not have its parent pom.
     poms = "true" if jar_set.archive is None else "false"
     (work / "ivysettings.xml").write_text(_SETTINGS.format(poms=poms), encoding="utf-8")
 
 
 def ivy_xml(jar_set: JarSet) -> str:
-    """Returns the set as an Ivy module descriptor."""
+    """Returns the set as an Ivy module descriptor (``ivy.xml``)."""
     dependencies = [_dependency(module, jar_set.archive) for module in jar_set.modules]
     excludes = [f"<exclude org={quoteattr(g)} module={quoteattr(n)}/>" for g, n in jar_set.excluded]
     pins = [f"<override {_module('module', p)}/>" for p in jar_set.pinned]
@@ -275,7 +290,7 @@ _LOCK_SECONDS: Final = 1800
 _ATTEMPTS: Final = 3
 _SHOWN_LINES: Final = 25
 
-# Most of the jars that Spark ships are not even fetched; drop_shipped removes the rest.
+# Spark ships most of these jars, so they are not fetched. ``drop_shipped`` removes other duplicates.
 IN_SPARK: Final = (("org.scala-lang", "*"), ("org.slf4j", "*"), ("org.apache.hadoop", "*"))
 _JAR_NAME: Final = re.compile(r"(.+?)-\d[^_]*\.jar")
 
@@ -287,11 +302,11 @@ def silent(_line: str) -> None:
 
 
 def _leave(_folder: Path) -> None:
-    """The finishing step of a set that needs none."""
+    """The default ``finish`` step, which does nothing."""
 
 
 def cache_directory() -> Path:
-    """Returns the folder in which fetched jars are kept between runs."""
+    """Returns the folder in which fetched jars and other files are cached."""
     own = os.environ.get("TIDESINK_CACHE")
     if own:
         return Path(own).expanduser()
@@ -300,19 +315,19 @@ def cache_directory() -> Path:
 
 
 def jar_directory() -> Path:
-    """Returns the folder of the fetched jars, in which each set has its own folder."""
+    """Returns the folder of fetched jars. Each set of jars has its own folder in it."""
     return cache_directory() / "jars"
 
 
 def spark_connector_jars(*, targets: Iterable[str] = (), progress: Progress = silent) -> list[Path]:
     """Returns the connector jars for the installed Spark. Missing jars are fetched.
 
-    ``targets``: types of targets, some of which need their own jars. Jars of other targets are included if
-    they were fetched before: then one class path, and one archive of classes, serves all. Jars that Spark
-    ships are left out, so the list fits ``spark.jars``.
+    ``targets``: types of targets, some of which need more jars. Jars of other targets are included if they
+    were fetched before, so that one class path and one archive of classes fit all targets. Jars that Spark
+    ships are left out, so the list can be used for ``spark.jars``.
 
     Raises:
-        ConfigError: The version of Spark is not known.
+        ConfigError: tidesink does not support the installed version of Spark.
         DevStackError: The jars cannot be fetched.
     """
     version, wanted = spark_version(), frozenset(targets)
@@ -328,14 +343,14 @@ def spark_connector_jars(*, targets: Iterable[str] = (), progress: Progress = si
 
 
 def all_connector_jars(*, progress: Progress = silent) -> list[Path]:
-    """Returns the connector jars of every target for the installed Spark."""
+    """Returns the connector jars of all targets for the installed Spark. Missing jars are fetched."""
     return spark_connector_jars(targets=connector_set(spark_version()).targets, progress=progress)
 
 
 def fetch(jar_set: JarSet, *, progress: Progress = silent, finish: Finish = _leave) -> Path:
-    """Returns the folder of the set's files. They are fetched unless it is already complete.
+    """Returns the folder with a set's files. They are fetched unless the folder is already complete.
 
-    ``finish`` may change the folder (for example unpack an archive) before it counts as complete.
+    ``finish`` may change the folder before it counts as complete, for example unpack an archive.
 
     Raises:
         DevStackError: The files cannot be fetched.
@@ -351,7 +366,7 @@ def fetch(jar_set: JarSet, *, progress: Progress = silent, finish: Finish = _lea
 
 
 def is_complete(folder: Path) -> bool:
-    """Returns True if the folder has its marker and every file that the marker lists."""
+    """Returns True if the folder has its marker file, and every file that the marker lists in its size."""
     try:
         listed: dict[str, int] = json.loads((folder / MARKER).read_text(encoding="utf-8"))
         return all((folder / name).stat().st_size == size for name, size in listed.items())
@@ -360,7 +375,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def drop_shipped(folder: Path) -> None:
-    """Remove jars that ``pyspark/jars`` has too: a second copy could shadow Spark's own."""
+    """Remove jars that ``pyspark/jars`` has too, because a second copy could shadow Spark's own."""
     shipped = {_module_name(jar) for jar in spark_jars_directory().glob("*.jar")}
     for jar in folder.glob("*.jar"):
         if _module_name(jar) in shipped:
@@ -381,7 +396,7 @@ def _fetch_into(folder: Path, jar_set: JarSet, *, progress: Progress, finish: Fi
     _retrieve(work, jar_set, progress=progress, lock=lock)
     finish(files)
     _mark(files)
-    shutil.rmtree(folder, ignore_errors=True)  # an older copy that lost its marker or a file
+    shutil.rmtree(folder, ignore_errors=True)  # an incomplete older folder
     files.rename(folder)
     shutil.rmtree(work, ignore_errors=True)
 
@@ -393,7 +408,8 @@ def _mark(files: Path) -> None:
 
 def _retrieve(work: Path, jar_set: JarSet, *, progress: Progress, lock: int) -> None:
     progress(f"{jar_set.name}: fetching jars from Maven Central")
-    # A Java from PyPI does not have the authorities of this machine; the system's Java may have more.
+    # A Java from PyPI does not trust this machine's own authorities. The system's Java may trust more, so it
+    # is tried first.
     trust: list[str] = []
     for attempt in range(1, _ATTEMPTS + 1):
         code, tail = _run(_ivy_command(work, trust), jar_set.name, progress=progress, lock=lock)
@@ -401,11 +417,15 @@ def _retrieve(work: Path, jar_set: JarSet, *, progress: Progress, lock: int) -> 
             return
         if attempt < _ATTEMPTS:
             trust = write_trust_store(work / "authorities.jks")
-            progress(f"{jar_set.name}: not all files arrived, trying again with the machine's certificates")
+            progress(
+                f"{jar_set.name}: the download failed, trying again with this machine's certificate "
+                f"authorities"
+            )
     raise DevStackError(
         f"The jars of {jar_set.name} could not be fetched ({', '.join(map(str, jar_set.modules))}). "
-        "Check that Maven Central is reachable. Set https_proxy, SSL_CERT_FILE if a proxy has its own "
-        "certificates, or TIDESINK_IVY_SETTINGS to an ivysettings.xml with your mirror. Output of Ivy:\n"
+        "Check that Maven Central is reachable. If a proxy is needed, set https_proxy, and SSL_CERT_FILE if "
+        "the proxy has its own "
+        "certificates. To use a mirror, set TIDESINK_IVY_SETTINGS to an ivysettings.xml. Output of Ivy:\n"
         + "\n".join(tail)
     )
 
@@ -423,7 +443,7 @@ def _run(command: list[str], name: str, *, progress: Progress, lock: int) -> tup
                 elif text:
                     tail = [*tail[-_SHOWN_LINES:], text]
         except BaseException:
-            process.kill()  # Ctrl-C must not leave a download running
+            process.kill()  # Ctrl-C must not leave a running download
             raise
     return process.returncode, tail
 
@@ -431,11 +451,15 @@ def _run(command: list[str], name: str, *, progress: Progress, lock: int) -> tup
 def _ivy_command(work: Path, trust: list[str]) -> list[str]:
     ivy = sorted(spark_jars_directory().glob("ivy-*.jar"))
     if not ivy:
-        raise ConfigError(f"pyspark ships no Ivy in {spark_jars_directory()}. Reinstall pyspark.")
+        raise ConfigError(
+            f"The installed pyspark has no Ivy jar in {spark_jars_directory()}. Reinstall pyspark."
+        )
     own = os.environ.get("TIDESINK_IVY_SETTINGS")
     settings = Path(own).expanduser() if own else work / "ivysettings.xml"
     if not settings.is_file():
-        raise ConfigError(f"TIDESINK_IVY_SETTINGS is {settings}, which is not a file.")
+        raise ConfigError(
+            f"TIDESINK_IVY_SETTINGS is set to {settings}, which is not a file. Correct the path."
+        )
     pattern = work / "files" / "[artifact]-[revision](-[classifier]).[ext]"
     return [
         str(find_java().path), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
@@ -462,9 +486,11 @@ def _locked(path: Path, progress: Progress) -> Iterator[int]:
         reported = False
         while not _try_lock(file.fileno()):
             if time.monotonic() > deadline:
-                raise DevStackError(f"Another process has held {path} for half an hour. End it and retry.")
+                raise DevStackError(
+                    f"Another process has locked {path} for half an hour. End that process and try again."
+                )
             if not reported:
-                progress(f"{path.stem}: another process fetches the same jars, waiting for it")
+                progress(f"{path.stem}: waiting for another process that fetches the same jars")
                 reported = True
             time.sleep(0.2)
         yield file.fileno()
@@ -494,7 +520,10 @@ _SALT: Final = b"Mighty Aphrodite"
 
 
 def write_trust_store(path: Path) -> list[str]:
-    """Write the machine's authorities to ``path``. Returns the JVM options with which Java trusts them."""
+    """Write this machine's certificate authorities to a key store.
+
+    Returns the JVM options with which Java trusts them.
+    """
     path.write_bytes(jks(machine_authorities()))
     return [
         f"-Djavax.net.ssl.trustStore={path}",
@@ -504,17 +533,19 @@ def write_trust_store(path: Path) -> list[str]:
 
 
 def machine_authorities() -> list[bytes]:
-    """Returns the DER certificates of certifi, of the system's bundles, and of bundles in the environment."""
+    """Returns the certificates (DER) of certifi, of the system's bundles, and of bundles that the environment
+    names.
+    """
     from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
     named = [os.environ.get(name) for name in _NAMED_BY]
     bundles = [DEFAULT_CA_BUNDLE_PATH, ssl.get_default_verify_paths().cafile, *_BUNDLES, *named]
-    # A dict, because bundles overlap and the order of a key store should not change from run to run.
+    # A dict removes duplicates and keeps the order, so that the key store is the same in every run.
     return list(dict.fromkeys(der for bundle in bundles if bundle for der in _certificates(Path(bundle))))
 
 
 def jks(certificates: Iterable[bytes]) -> bytes:
-    """Returns a JKS file that trusts the DER certificates."""
+    """Returns the bytes of a JKS key store that trusts these certificates (DER)."""
     entries = [_entry(f"ca{number}", der) for number, der in enumerate(certificates)]
     body = struct.pack(">III", _MAGIC, _JKS_VERSION, len(entries)) + b"".join(entries)
     digest = hashlib.sha1(PASSWORD.encode("utf-16-be") + _SALT + body, usedforsecurity=False)

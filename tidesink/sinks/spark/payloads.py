@@ -1,6 +1,6 @@
-"""Payloads: the rows that a batch's tasks packed, as Arrow IPC streams in a column of a Spark frame.
+"""Payloads: rows that a batch's tasks packed as Arrow IPC streams in a binary column of a Spark frame.
 
-``batch.tasks`` packs them and defines their columns; targets unpack them in their own tasks.
+``batch.tasks`` packs the rows and defines the columns. Targets unpack them in their own tasks.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ import pyarrow as pa
 
 from tidesink.sinks.spark.errors import reported
 
-# The action for a row, in its column ``_op``.
+# The values of the column ``_op``: what the target does with a row.
 UPSERT: Final = "upsert"
 DELETE: Final = "delete"
 ROW_KINDS: Final = (UPSERT, DELETE)
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of payloads, from the columns ``payload`` and ``error``.
+    """Yields the rows of payloads.
+
+    ``batches`` have the columns ``payload`` (rows as an Arrow IPC stream) and ``error`` (a pickled error),
+    one of them null.
 
     Raises:
-        TaskError: A payload is an error, which ``task_error`` finds again. A task that Spark repeats, because
-            a payload was lost, may fail although the first run did not.
+        TaskError: A payload is an error. This may happen if Spark repeats a task because its payload was
+            lost, even though the first run succeeded.
     """
     for batch in batches:
         for payload, error in zip(batch.column(0), batch.column(1), strict=True):
@@ -37,7 +40,7 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def task_number() -> int:
-    """Returns the number of the current task among those of its stage; 0 outside of Spark."""
+    """Returns the number of the current task within its Spark stage, or 0 outside of Spark."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -1,9 +1,10 @@
-"""Spark sessions for workers, and the archive of Spark's classes with which they start sooner.
+"""Spark sessions of workers, and an archive of Java classes with which Spark starts faster.
 
 A JVM reads some 15,000 classes before Spark's first job. HotSpot can store the classes of the class path in
-their in-memory form (application class-data sharing, JEP 350). Then a session and its first job start with 40
-% less CPU time (docs/adr/0011). The archive is created once per Spark and Java, by a JVM that starts Spark,
-runs a small job and ends. If it is missing, or the JVM finds that it does not fit, Spark starts without it.
+their in-memory form (application class-data sharing, JEP 350). With such an archive, a session and its first
+job start with 40 % less CPU time (docs/adr/0011). The archive is created once for each pair of Spark and
+Java, by a JVM that starts Spark, runs a small job and exits. If the archive is missing or does not fit, Spark
+starts without it.
 """
 
 from __future__ import annotations
@@ -50,34 +51,34 @@ if TYPE_CHECKING:
 
 
 _log = structlog.get_logger("tidesink.spark")
-# The generated code of a wide table's MERGE is one method of more than 8,000 bytes of bytecode, which
-# HotSpot only interprets by default.
+# The generated code of a wide table's MERGE is one method with more than 8,000 bytes of bytecode. By default
+# HotSpot does not compile such a method.
 _JAVA_OPTIONS: Final = "-XX:+IgnoreUnrecognizedVMOptions -XX:-DontCompileHugeMethods"
 _LOG4J: Final = Path(__file__).with_name("log4j2.properties")
 # Makes the same appenders write JSON: Log4j merges several files by the names of their elements.
 _LOG4J_JSON: Final = Path(__file__).with_name("log4j2-json.properties")
-# A setting of tidesink in Spark's conf: ``json`` if the JVM's log is lines of JSON.
+# A setting of tidesink in Spark's conf. With ``json``, the JVM's log has lines of JSON.
 LOG_FORM: Final = "spark.tidesink.log"
-# Options of a local master's JVM, unless the user sets some. Its remaining work, MERGE and a table's log,
-# ends before C2's code would pay for its compilation (docs/adr/0028-one-jvm.md). Without C2, Java keeps 48 MB
-# for compiled code, and stops to compile once they are full: after some hundred batches, each of which has
-# classes of its own.
+# JVM options of a local master, unless the user sets some. The JVM's remaining work, which is MERGE and a
+# table's log, ends before compiling with C2 would save time (docs/adr/0028-one-jvm.md). Without C2, Java
+# reserves 48 MB for compiled code, and stops compiling once they are full. That happens after some hundred
+# batches, because each batch has its own classes.
 _LOCAL_JAVA_OPTIONS: Final = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -XX:GCTimeRatio=9"
 )
 
-# Values depend on these. A user's conf may repeat them, but not change them.
+# Settings that values depend on. A user's conf may repeat them, but not change them.
 FIXED: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "false",
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
-    # Texts in statements that find rows use escape codes.
+    # Texts in statements that select rows contain escape sequences.
     "spark.sql.parser.escapedStringLiterals": "false",
 }
 
-# Values of a user's conf with which the written values would differ from the source's.
+# Settings with which a user's conf would make written values differ from the source's.
 LOSES: Final[Mapping[str, str]] = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"}
 
 _DEFAULTS: Final[Mapping[str, str]] = {
@@ -89,26 +90,27 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Otherwise each call on a Column queries the JVM for its place in the source: half the time of planning.
+    # Otherwise each call on a Column asks the JVM for its position in the source code: half of the planning
+    # time.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # A MERGE has some 120 generated classes. Spark keeps 100 by default, so each batch would compile them all
-    # again.
+    # A MERGE has about 120 generated classes. By default Spark caches 100, so each batch would compile all of
+    # them again.
     "spark.sql.codegen.cache.maxEntries": "4000",
-    # A worker runs for months. By default Spark keeps 1,000 finished jobs and queries.
+    # A worker runs for months. By default Spark remembers 1,000 finished jobs and queries.
     "spark.ui.retainedJobs": "20",
     "spark.ui.retainedStages": "20",
     "spark.ui.retainedTasks": "200",
     "spark.sql.ui.retainedExecutions": "5",
 }
-# Forks the Python workers of a local master. A cluster's executors may lack the tidesink package.
+# Forks the Python workers of a local master. A cluster's executors may not have the tidesink package.
 _DAEMON: Final = "tidesink.sinks.spark.daemon"
-# The arguments that PySpark passes to spark-submit, apart from settings.
+# Arguments that PySpark passes to spark-submit, apart from settings.
 _SUBMIT: Final = "PYSPARK_SUBMIT_ARGS"
 _FILE_OPTION: Final = "--properties-file"
-# Settings whose values Spark hides on its pages and in its event log. The first is Spark's own default.
+# Settings whose values Spark hides in its UI and its event log. The first pattern is Spark's own default.
 _REDACTED: Final = "spark.redaction.regex"
 _USUALLY_REDACTED: Final = "(?i)secret|password|token|access[.]?key"
-# Targets set them in the sessions of tables.
+# Settings of catalogs, which targets set in the sessions of tables.
 _CATALOGS: Final = r"^spark\.sql\.catalog\."
 _HADOOP: Final = "spark.hadoop."
 _JAVA_KEYS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
@@ -118,14 +120,20 @@ _JAVA_KEYS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaO
 def session_of(
     config: Config, *others: Config, modules: Sequence[str] | None = None, progress: Progress = silent
 ) -> Iterator[SparkSession]:
-    """Yields the running session, or a new one for a pipeline's config, which is stopped at the end.
+    """Yield a Spark session for a pipeline's config: the running session, or a new one that is stopped at the
+    end.
 
-    It also serves the targets of ``others``. ``modules``: imports of the next jobs. A local master starts its
-    Python workers with them in the meantime.
+    Args:
+        config: Config of the pipeline.
+        others: Configs of other pipelines whose targets use the same session.
+        modules: Python modules that the next jobs import. A local master starts Python workers with them in
+            the background. None: no workers are started ahead.
+        progress: Receives a line of text before each wait.
 
     Raises:
-        ConfigError: Two of the configs set one setting to different values; or see ``build_session``.
-        DevStackError: For the same reasons as ``build_session``.
+        ConfigError: Two configs have different values of a setting, pyspark is missing, or a setting that
+            values depend on is changed.
+        DevStackError: Java is not found, or the jars cannot be fetched.
     """
     was_there = running_session() is not None
     types = [one.target.type for one in (config, *others)]
@@ -146,14 +154,18 @@ def session_of(
 
 
 def _joined_conf(configs: Sequence[Config]) -> dict[str, str]:
-    """Returns the Spark settings of the configs."""
+    """Returns the Spark settings of all configs together.
+
+    Raises:
+        ConfigError: Two configs have different values of a setting.
+    """
     found: dict[str, str] = {}
     for config in configs:
         for name, value in config.spark.conf_values().items():
             if found.setdefault(name, value) != value:
                 raise ConfigError(
-                    f"spark.conf of {configs[0].pipeline} and {config.pipeline} have two values of {name}. "
-                    "One Spark serves both, so set the same value in both.",
+                    f"Pipelines {configs[0].pipeline} and {config.pipeline} have different values of "
+                    f"{name} under spark.conf. They share one Spark session, so set the same value in both.",
                     key=name,
                 )
     return found
@@ -169,24 +181,24 @@ def build_session(
     driver_memory: str = "2g",
     progress: Progress = silent,
 ) -> SparkSession:
-    """Returns a Spark session that can write Delta: the running one, with its own settings, or a new one.
-
-    Args:
-        app_name: Name of a new session.
-        master: Spark's master. For a cluster it is a URL, and Spark ships the jars.
-        conf: Settings for Spark.
-        jars: Connector jars. Default: those of the installed Spark, and those that ``targets`` need. Missing
-            jars are fetched.
-        targets: Types of targets.
-        driver_memory: The heap of the driver.
-        progress: Receives a line for each wait.
+    """Returns a Spark session that can write Delta: the running session with its settings, or a new session.
 
     Spark logs only errors, unless ``conf`` has a ``spark.log.level`` or the user has a Log4j configuration.
 
+    Args:
+        app_name: Name of a new session.
+        master: Spark's master. For a cluster it is a URL, and Spark sends the jars to the executors.
+        conf: Settings for Spark.
+        jars: Connector jars. None: the jars for the installed Spark and for ``targets``, which are fetched if
+            they are missing.
+        targets: Types of targets.
+        driver_memory: Heap size of the driver's JVM.
+        progress: Receives a line of text before each wait.
+
     Raises:
-        ConfigError: pyspark is missing. Or ``conf``, or the running session, has another value of a setting
-            that values depend on.
-        DevStackError: There is no Java, or the jars cannot be fetched.
+        ConfigError: pyspark is missing. Or ``conf`` or the running session changes a setting that values
+            depend on.
+        DevStackError: Java is not found, or the jars cannot be fetched.
     """
     settings = session_settings(master=master, conf=conf or {}, driver_memory=driver_memory)
     running = running_session()
@@ -195,7 +207,7 @@ def build_session(
         return running
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        # Otherwise Spark starts the first python3 on the PATH, which lacks our packages.
+        # Otherwise Spark starts the first python3 on the PATH, which does not have tidesink's packages.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     found = list(jars) if jars is not None else spark_connector_jars(targets=targets, progress=progress)
     settings |= _with_jars(found, settings, master=master)
@@ -217,10 +229,10 @@ def build_session(
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:
-    """Start the JVM, unless it runs.
+    """Start the JVM if it does not run yet.
 
-    It reads the settings from a file that only this user can read, and that is removed after the start.
-    PySpark would put them on its command line, which every user of the machine can read.
+    The JVM reads the settings from a file that only this user can read. The file is removed after the start.
+    PySpark would pass the settings on the command line, which every user of the machine can read.
     """
     from pyspark import SparkContext
 
@@ -228,13 +240,13 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
     if any(word.partition("=")[0] == _FILE_OPTION for word in words):
         raise ConfigError(
             f"{_SUBMIT} passes a {_FILE_OPTION} to Spark, but tidesink needs this option. Move its content "
-            "into conf/spark-defaults.conf of Spark, or under spark.conf."
+            "into Spark's conf/spark-defaults.conf, or under spark.conf in tidesink's config."
         )
     with tempfile.NamedTemporaryFile("w", prefix="tidesink-", suffix=".properties", encoding="ascii") as file:
         file.writelines(f"{_property(name)}={_property(value)}\n" for name, value in settings.items())
         file.flush()
         given = {_SUBMIT: shlex.join([_FILE_OPTION, file.name, "--load-spark-defaults", *words])}
-        # find_java skips a JAVA_HOME that cannot run Spark, so its result replaces it.
+        # find_java skips a JAVA_HOME that cannot run Spark, so its result replaces JAVA_HOME.
         with _environment({**given, **spark_java_environment()}):
             SparkContext._ensure_initialized()
 
@@ -247,7 +259,7 @@ def _property(text: str) -> str:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables within the context."""
+    """Set environment variables within the context, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -261,9 +273,10 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _with_jars(found: Sequence[Path], settings: Mapping[str, str], *, master: str) -> dict[str, str]:
-    """Returns settings for the connector jars: on the class path of a single JVM, else shipped by Spark.
+    """Returns the settings for connector jars: on the class path if there is only one JVM, otherwise shipped
+    by Spark.
 
-    A session with a single JVM would otherwise copy all of them, and read their classes again each time.
+    Spark would otherwise copy all jars for a session with one JVM, and read their classes again each time.
     """
     if not found:
         return {}
@@ -277,18 +290,19 @@ def _with_jars(found: Sequence[Path], settings: Mapping[str, str], *, master: st
 
 
 def _quieten_broken_connections(session: SparkSession) -> None:
-    """Do not print reports of interrupted tasks: the JVM may end before this process."""
+    """Do not print errors about interrupted reports of tasks, because the JVM may end before this process."""
     server: Any = getattr(session.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda _request, _address: _log.debug("a task's report was cut off")
 
 
 def _quieten_calls_cut_off() -> None:
-    """Do not print interrupted calls of the JVM with their tracebacks.
+    """Do not log interrupted calls into the JVM with their tracebacks.
 
-    The JVM ended before this process, or a signal interrupted the call. The caller gets the error anyway.
+    The JVM ended before this process, or a signal interrupted the call. The caller receives the error anyway.
     """
-    # py4j logs them on the root logger and on its own, with the traceback, and also raises them.
+    # py4j logs such errors on the root logger and on its own loggers, with the traceback, and also raises
+    # them.
     for name in (None, "py4j.java_gateway", "py4j.clientserver"):
         logging.getLogger(name).addFilter(_is_not_cut_off)
 
@@ -306,14 +320,18 @@ def running_session() -> SparkSession | None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    # getActiveSession only knows the session of the calling thread.
+    # getActiveSession only returns a session of the calling thread.
     return SparkSession.builder.getOrCreate() if SparkContext._active_spark_context else None
 
 
 def _check_settings(session: SparkSession) -> None:
-    """Refuse a session that would read or write values differently, by its start or current settings.
+    """Check that the running session reads and writes values correctly, by its start settings and its current
+    ones.
 
-    Tables have sessions of their own, which begin with the settings with which Spark was started.
+    The sessions of tables begin with the settings with which Spark was started.
+
+    Raises:
+        ConfigError: A setting that values depend on has another value.
     """
     for one in (session, session.newSession()):
         for name, value in FIXED.items():
@@ -322,7 +340,7 @@ def _check_settings(session: SparkSession) -> None:
                 raise _refused(name, found, f"must be {value}")
         for name, value in LOSES.items():
             if str(one.conf.get(name)).upper() == value:
-                raise _refused(name, value, "cuts values short")
+                raise _refused(name, value, "truncates values")
 
 
 def _refused(name: str, found: str, reason: str) -> ConfigError:
@@ -334,13 +352,13 @@ def _refused(name: str, found: str, reason: str) -> ConfigError:
 
 
 def stop_session(session: SparkSession) -> None:
-    """Stop Spark. Does nothing if its JVM has already ended."""
+    """Stop Spark. Does nothing if the JVM has already ended."""
     with _jvm_may_be_gone():
         session.stop()
 
 
 def check_jvm(session: SparkSession, seconds: float = 0.0) -> None:
-    """Check that the JVM of this process runs, and wait up to ``seconds`` for its end.
+    """Check that Spark's JVM runs. If it still runs, wait up to ``seconds`` for its end.
 
     Raises:
         SparkEndedError: The JVM has ended.
@@ -350,18 +368,23 @@ def check_jvm(session: SparkSession, seconds: float = 0.0) -> None:
     if code is None:
         return
     limit = memory_limit()
-    room = "" if limit is None else f" This container may use {_shown_bytes(limit)} of memory."
-    killed = "was killed, usually for lack of memory" if code == -signal.SIGKILL else f"ended with {code}"
+    room = "" if limit is None else f" The memory limit of this container is {_shown_bytes(limit)}."
+    killed = (
+        "was killed, usually because memory ran out"
+        if code == -signal.SIGKILL
+        else f"ended with exit code {code}"
+    )
     raise SparkEndedError(
-        f"Spark's JVM {killed}.{room} Nothing is lost: a restarted worker continues. If this is repeated, "
+        f"Spark's JVM {killed}.{room} No data is lost: a restarted worker continues. If this happens again,"
         " give the container more memory, or lower spark.driver.memory under spark.conf."
     )
 
 
 def _end_of(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """Returns the exit code of a child process, or the negative signal; None if it runs or is not a child.
+    """Returns a child process's exit code, or the negative number of the signal that ended it.
 
-    ``Popen.wait`` treats a process that a forked child inherited as one that ended successfully.
+    Returns None if the process runs or is not a child. ``Popen.wait`` would return 0 for a process that
+    belongs to the parent of a forked process.
     """
     if process.returncode is not None:
         return process.returncode
@@ -379,10 +402,10 @@ def _end_of(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 
 _END_LOOK_SECONDS: Final = 0.05
-# Memory that a worker needs in addition to the JVM's heap: the rest of the JVM, and Python with Arrow
+# Memory that a worker needs in addition to the JVM's heap: the JVM's other memory, and Python with Arrow
 # batches.
 _BESIDE_HEAP: Final = 700 * 2**20
-# cgroup v2 and v1; without a limit v1 has a number close to 2**63.
+# Files of cgroup v2 and v1. Without a limit, the file of v1 has a number close to 2**63.
 _MEMORY_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -391,7 +414,7 @@ _UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def memory_limit(files: Iterable[Path] = _MEMORY_LIMITS) -> int | None:
-    """Returns the memory limit of this process's cgroup in bytes; None without a limit.
+    """Returns the memory limit of this process's cgroup in bytes, or None without a limit.
 
     Source: Linux, Documentation/admin-guide/cgroup-v2 (``memory.max``) and cgroup-v1 (memory).
     """
@@ -405,7 +428,9 @@ def memory_limit(files: Iterable[Path] = _MEMORY_LIMITS) -> int | None:
 
 
 def memory_remark(heap: str, limit: int | None) -> str | None:
-    """Returns a warning about a heap (``spark.driver.memory``) above a limit in bytes; None if it fits."""
+    """Returns a warning if Spark's heap (``spark.driver.memory``) is too large for a memory limit in bytes,
+    else None.
+    """
     match = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", heap.strip().lower())
     if match is None or limit is None:
         return None
@@ -414,9 +439,10 @@ def memory_remark(heap: str, limit: int | None) -> str | None:
     if size + _BESIDE_HEAP <= limit:
         return None
     return (
-        f"This container may use {_shown_bytes(limit)} of memory, and spark.driver.memory gives Spark's heap "
-        f"{_shown_bytes(size)} of it. About {_shown_bytes(_BESIDE_HEAP)} more are needed, so the "
-        "kernel may kill Spark. Give the container more, or lower spark.driver.memory under spark.conf."
+        f"The memory limit of this container is {_shown_bytes(limit)}, and spark.driver.memory sets "
+        f"Spark's heap to {_shown_bytes(size)}. About {_shown_bytes(_BESIDE_HEAP)} are needed in addition "
+        "to the heap, so the kernel may kill Spark. Raise the container's limit, or lower "
+        "spark.driver.memory under spark.conf."
     )
 
 
@@ -425,14 +451,17 @@ def _shown_bytes(count: int) -> str:
 
 
 def cancel_jobs(session: SparkSession, tag: str) -> None:
-    """Cancel the running Spark jobs of threads with this tag (``threads_tagged``), and no others."""
+    """Cancel the running Spark jobs of the threads that have this tag (``threads_tagged``)."""
     with _jvm_may_be_gone():
         session.sparkContext.cancelJobsWithTag(tag)
 
 
 @contextmanager
 def _jvm_may_be_gone() -> Iterator[None]:
-    """Ignore a missing JVM in calls that only end things: a signal to the process group ends it first."""
+    """Ignore errors of calls that only end something, if the JVM has already ended.
+
+    A signal to the process group ends the JVM too.
+    """
     from py4j.protocol import Py4JError
 
     try:
@@ -442,7 +471,8 @@ def _jvm_may_be_gone() -> Iterator[None]:
 
 
 def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str = "2g") -> dict[str, str]:
-    """Returns all settings of a session except its jars: defaults, then ``conf``, then the fixed ones.
+    """Returns the settings of a session without its jars: defaults, overridden by ``conf``, and the fixed
+    settings.
 
     Raises:
         ConfigError: ``conf`` changes a setting that values depend on.
@@ -450,7 +480,8 @@ def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str
     for name, value in FIXED.items():
         if conf.get(name, value).lower() != value.lower():
             raise ConfigError(
-                f"spark.conf: {name} must stay {value}, because values depend on it. Remove it.", key=name
+                f"spark.conf: {name} must stay {value}, because the written values depend on it. Remove it.",
+                key=name,
             )
     for name, value in LOSES.items():
         if conf.get(name, "").upper() == value:
@@ -473,16 +504,18 @@ def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str
 
 
 def _whole_names(conf: Mapping[str, str]) -> list[str]:
-    """Returns patterns of a user's settings, all of which are secret.
+    """Returns patterns that match the names of a user's settings, all of which are treated as secret.
 
-    Hadoop has shorter names for its own.
+    Hadoop's settings are also matched by their names without the prefix ``spark.hadoop.``.
     """
     names = [*conf, *(name.removeprefix(_HADOOP) for name in conf if name.startswith(_HADOOP))]
     return [f"^{re.escape(name)}$" for name in names]
 
 
 def _has_own_log4j(java_options: str) -> bool:
-    """Returns True if the user has a Log4j configuration, by option, variable, or Spark's conf folder."""
+    """Returns True if the user has a Log4j configuration: by a Java option, an environment variable or a
+    file.
+    """
     if "log4j" in java_options or "LOG4J_CONFIGURATION_FILE" in os.environ:
         return True
     home = Path(os.environ.get("SPARK_HOME", spark_jars_directory().parent))
@@ -491,12 +524,17 @@ def _has_own_log4j(java_options: str) -> bool:
 
 
 def _is_one_jvm(master: str) -> bool:
-    """Returns True if driver and executors share a JVM: ``local[...]``, but not ``local-cluster[...]``."""
+    """Returns True if driver and executors share one JVM: with ``local[...]``, but not with
+    ``local-cluster[...]``.
+    """
     return master.partition("[")[0] == "local"
 
 
 def local_cores(master: str) -> int:
-    """Returns the cores of a ``local[...]`` master; for a cluster a number that Spark adapts."""
+    """Returns the number of cores of a ``local[...]`` master.
+
+    For a cluster returns 100, which Spark adapts.
+    """
     inside = master.partition("[")[2].partition("]")[0].partition(",")[0]
     if inside.isdigit():
         return int(inside)
@@ -518,7 +556,9 @@ exec {java} "$@"
 
 
 def spark_java_environment(runtime: JavaRuntime | None = None) -> dict[str, str]:
-    """Returns environment variables with which pyspark starts silently on ``runtime`` (None: the one found).
+    """Returns environment variables with which pyspark starts on a Java runtime without printing warnings.
+
+    ``runtime``: the runtime; None: the one that ``find_java`` returns.
 
     Raises:
         DevStackError: No Java was found.
@@ -527,7 +567,7 @@ def spark_java_environment(runtime: JavaRuntime | None = None) -> dict[str, str]
     try:
         return {"JAVA_HOME": str(_home_without_module(found))}
     except OSError:
-        # Spark can start without a writable cache, on a complete Java.
+        # Without a writable cache, Spark can still start if the Java runtime is complete.
         return {"JAVA_HOME": str(found.home)}
 
 
@@ -542,29 +582,33 @@ def _home_without_module(runtime: JavaRuntime) -> Path:
 
 def _write_program(program: Path, text: str) -> None:
     program.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=program.parent)  # two workers may start at once
+    handle, part = tempfile.mkstemp(dir=program.parent)  # two workers may start at the same time
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
     Path(part).chmod(0o755)
     Path(part).replace(program)
 
 
-# Silences a JVM whose archive does not fit: it starts all the same.
+# Silences the JVM's message about an archive that does not fit, because the JVM starts without the archive.
 _QUIET: Final = "-Xlog:disable -Xlog:all=error:stderr"
 _MAKING_SECONDS: Final = 300
 
 
 def class_archive(connectors: Sequence[Path]) -> Path:
-    """Returns the path of the archive for Spark, its connectors and the Java found, even if it is missing."""
+    """Returns the path of the archive for the installed Spark, its connectors and Java.
+
+    It may not exist yet.
+    """
     found = _fingerprint(find_java(), connectors)
     return cache_directory() / "classes" / f"spark-{spark_version()}-{found}.jsa"
 
 
 def _fingerprint(runtime: JavaRuntime, connectors: Sequence[Path]) -> str:
-    """Changes with the facts that the JVM checks: itself, and each jar's path, size and time.
+    """Returns a hash of what the JVM checks in an archive: the Java itself, and each jar's path, size and
+    time.
 
-    Times are whole seconds, as in the JVM itself (JDK 17, ``SharedClassPathEntry``). The layers of an image
-    keep no fractions, so a container sees other times than the build did.
+    Times are in whole seconds, as in the JVM itself (JDK 17, ``SharedClassPathEntry``). The layers of an
+    image store no fractions of seconds, so a container would see other times than the build.
     """
     jars = sorted(spark_jars_directory().glob("*.jar"))
     release = runtime.home / "release"
@@ -574,10 +618,10 @@ def _fingerprint(runtime: JavaRuntime, connectors: Sequence[Path]) -> str:
 
 
 def archive_options(connectors: Sequence[Path]) -> str:
-    """Returns the JVM options that use the archive; empty without an archive."""
+    """Returns the JVM options that use the archive. Empty if there is no archive."""
     missing = next((jar for jar in connectors if not jar.is_file()), None)
     if missing is not None:
-        # Spark starts without it, and reports which class it does not find.
+        # Spark starts without this jar, and reports which class it does not find.
         _log.warning("a jar is not there, so that what needs it fails: is its path right?", jar=str(missing))
         return ""
     archive = class_archive(connectors)
@@ -588,14 +632,14 @@ def archive_options(connectors: Sequence[Path]) -> str:
 
 
 def make_class_archive(progress: Progress = silent, seconds: float = _MAKING_SECONDS) -> bool:
-    """Create the archive for the existing jars, unless it exists. Returns True if it exists afterwards.
+    """Create the archive of Spark's classes, unless it exists. Returns True if the archive exists afterwards.
 
-    The archive only saves time, so it is not an error if a JVM cannot create it within ``seconds``.
+    The archive only saves time, so no error is raised if a JVM cannot create it within ``seconds``.
     """
     archive = class_archive(spark_connector_jars())
     if archive.is_file():
         return True
-    progress("Spark's classes are stored for the next starts (once)")
+    progress("Storing Spark's classes, so that later starts are faster (only once)")
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent) as work:
         part = Path(work) / "part.jsa"
@@ -606,7 +650,10 @@ def make_class_archive(progress: Progress = silent, seconds: float = _MAKING_SEC
 
 
 def _start_once(part: Path, seconds: float) -> bool:
-    """Have a process write the archive to ``part``. Return False if it did not end, or not well."""
+    """Write the archive to ``part`` in a separate process.
+
+    Returns False if the process failed or took too long.
+    """
     command = [sys.executable, "-m", "tidesink.sinks.spark.session", str(part)]
     try:
         answer = subprocess.run(
@@ -623,7 +670,9 @@ def _start_once(part: Path, seconds: float) -> bool:
 
 
 def _run_and_keep(part: Path) -> None:
-    """Start Spark on a JVM that writes its classes to ``part`` when it ends, and wait for the end."""
+    """Start Spark on a JVM that writes its classes to ``part`` when it exits, run a small job, and wait for
+    the exit.
+    """
     options = f"-XX:ArchiveClassesAtExit={part} {_QUIET} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     conf = {"spark.driver.extraJavaOptions": options, "spark.sql.warehouse.dir": str(part.parent)}
     jars = spark_connector_jars()
@@ -641,13 +690,15 @@ def _run_and_keep(part: Path) -> None:
     _small_job(session, part.with_name("table"), has_iceberg=has_iceberg)
     process = session.sparkContext._gateway.proc  # type: ignore[union-attr]
     session.stop()
-    # The JVM ends, and writes, when its standard input is closed.
+    # The JVM exits, and then writes the archive, once its standard input is closed.
     process.stdin.close()
     process.wait()
 
 
 def _small_job(session: SparkSession, path: Path, *, has_iceberg: bool) -> None:
-    """Load what each batch loads first: an aggregation, a join, a table written and read."""
+    """Load the classes that a batch needs, by an aggregation, a join, and a table that is written
+    and read.
+    """
     rows = session.range(1_000).selectExpr(
         "id", "cast(id % 7 as string) as text", "current_timestamp() as at"
     )
@@ -671,7 +722,9 @@ _tag_here: Final[ContextVar[str | None]] = ContextVar("job tag", default=None)
 
 @contextmanager
 def threads_tagged(tag: str) -> Iterator[None]:
-    """Threads that are started within, and their own threads, have Spark jobs for ``cancel_jobs``."""
+    """Give the Spark jobs of threads that are started within the context a tag, by which they can be
+    cancelled.
+    """
     before = _tag_here.set(tag)
     try:
         yield
@@ -680,12 +733,11 @@ def threads_tagged(tag: str) -> Iterator[None]:
 
 
 def start_thread(spark: SparkSession, work: Callable[[], T], *, name: str) -> Future[T]:
-    """Run ``work`` in a thread. The future has its result.
+    """Run ``work`` in a new thread. Returns a future with its result.
 
-    Its Spark jobs have the tag of the calling thread (``threads_tagged``).
-
-    PySpark opens a connection and a JVM thread for every thread, which stay open until garbage is collected.
-    Here they are closed with the thread.
+    The thread's Spark jobs have the tag of the calling thread (``threads_tagged``). PySpark opens a
+    connection and a JVM thread for every thread, and closes them only at garbage collection. Here they are
+    closed when the thread ends.
     """
     future: Future[T] = Future()
     tag = _tag_here.get()
@@ -710,8 +762,8 @@ def start_thread(spark: SparkSession, work: Callable[[], T], *, name: str) -> Fu
 def _start_python_workers(spark: SparkSession, modules: Sequence[str]) -> Future[None]:
     """Make Spark start one Python worker per core, in the background.
 
-    The process that forks them takes 2 s to start, most of a first batch. It starts while topics are looked
-    up. The first batch shows any failure.
+    The process that forks the workers takes 2 s to start, which is most of a first batch's time. So it starts
+    while topics are looked up. A failure shows in the first batch.
     """
     cores = spark.sparkContext.defaultParallelism
     first = FirstTask(tuple(modules))
@@ -724,12 +776,12 @@ def _start_python_workers(spark: SparkSession, modules: Sequence[str]) -> Future
 
 @dataclass(frozen=True)
 class FirstTask:
-    """Imports modules in a Python worker; for ``mapInArrow``."""
+    """Imports modules in a Python worker. Used with ``mapInArrow``."""
 
     modules: tuple[str, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the batches unchanged."""
+        """Import the modules, then yield the batches unchanged."""
         import_modules(self.modules)
         yield from batches
 
@@ -745,14 +797,14 @@ def _close_connection(spark: SparkSession) -> None:
             client.deque.remove(connection)
             connection.close()
     except (AttributeError, ValueError, OSError, Py4JError):
-        # Not PySpark's pinned-thread gateway, or the JVM has ended: there is nothing to close.
+        # Not a gateway with pinned threads, or the JVM has ended. There is nothing to close.
         return
 
 
 def in_session(frame: DataFrame, session: SparkSession) -> DataFrame:
-    """Returns the rows as a frame of ``session``.
+    """Returns a frame's rows as a frame of another session.
 
-    Persisted rows stay persisted, because the cache is shared.
+    Persisted rows stay persisted, because all sessions share Spark's cache.
     """
     from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 

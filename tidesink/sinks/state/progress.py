@@ -1,9 +1,9 @@
-"""The worker's memory in addition to the target: history, status, documents, DDL events.
+"""Progress and status of tables, and the state store in which a worker stores them.
 
-It is never more right than the target. History (batch -> progress) is written before the target's
-commit. It is used when the target's own record of old commits was cleaned up. Losing the store
-loses status and history, but no data. Targets that keep no rows (Kafka, HTTP) have their progress here
-too: it is lost with the store, and then everything is sent again with a greater epoch.
+The target is always right, and the state store is secondary. A table's history (the progress of each batch)
+is written before the target's commit. It is used if the target's own record of old commits was cleaned up.
+Losing the store loses status and history, but no data. Targets that store no rows (Kafka, HTTP) have their
+progress only in the state store. If it is lost, everything is sent again with a greater epoch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tidesink.events import SequenceBy
 
 
-# The schema of a table whose name is not known. Only its topic's name can be shown, and the state store keeps
-# no status of it.
+# The schema of a table whose name is not known. Only the name of its topic can be shown, and no status is
+# stored for it.
 UNKNOWN_SCHEMA: Final = "?"
 TableState = Literal["RUNNING", "IDLE", "PAUSED", "FAILING"]
 Rank = tuple[int, int, int]
@@ -35,15 +35,15 @@ class TableStatus:
 
     Attributes:
         error: Class name and message of the last error.
-        counters: Row events by kind, summed over all batches.
+        counters: Number of row events by kind, summed over all batches.
         zero_dates: Per column, the number of impossible dates that were converted to NULL.
-        ambiguous_times: Per column, the number of local times that occur twice, which ``ambiguous-time``
-            decided.
-        updated: Set by the store, UTC.
-        life: How often the table's epochs were found to begin again, after it was recreated or restored from
-            a backup.
-        epoch: The epoch of the hold on the table that saved the status; 0 before any hold, and in statuses of
-            earlier versions.
+        ambiguous_times: Per column, the number of local times that occur twice because of daylight saving,
+            which the setting ``ambiguous-time`` decided.
+        updated: Time in UTC, set by the state store.
+        life: Number of times that the table's epochs restarted, because the table was recreated or restored
+            from a backup.
+        epoch: The epoch of the worker that saved the status. 0: no worker had claimed the table, or an
+            earlier version saved the status.
     """
 
     pipeline: str
@@ -63,47 +63,56 @@ class TableStatus:
 
     @property
     def rank(self) -> Rank:
-        """Orders statuses by the hold on the table, and within a hold by batch."""
+        """Orders a table's statuses: by the worker's claim of the table, then by batch."""
         return self.life, self.epoch, self.batch
 
 
 class StateStore(Protocol):
-    """The store of a worker. Every method raises StateStoreError if the store does not answer."""
+    """Stores progress, statuses and documents of a worker.
+
+    Every method raises StateStoreError if the store does not answer.
+    """
 
     def record_progress(self, progress: Progress) -> None:
-        """Store the progress that a batch will have, before its commit."""
+        """Store the progress that a table will have after a batch, before the batch is committed."""
 
     def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
-        """Returns the progress of one batch by its transaction version; None if it is not known."""
+        """Returns a table's progress after the batch with this transaction version; None if it is
+        not known.
+        """
 
     def progress_of_batch(self, pipeline: str, table: TableId, batch: int) -> Progress | None:
-        """Returns the progress of an applied batch in any epoch; None if it is not known.
+        """Returns a table's progress after an applied batch; None if it is not known.
 
-        A batch that is tried again in another epoch keeps its number. The last try is the applied one.
+        A batch that is retried in another epoch keeps its number. The newest attempt is the applied one.
         """
 
     def save_status(self, status: TableStatus) -> bool:
-        """Replace a table's status atomically unless it has a greater rank. Returns True if it was replaced.
+        """Replace a table's status atomically, unless the stored status has a greater rank. Returns True if
+        replaced.
 
-        So a worker that lost the table to another one never overwrites the other's status.
+        So a worker that lost the table to another worker never overwrites the other worker's status.
         """
 
     def statuses(self, pipeline: str) -> tuple[TableStatus, ...]:
-        """Returns the status of every table of a pipeline, by table name."""
+        """Returns the status of every table of a pipeline, sorted by table name."""
 
     def status_of(self, pipeline: str, table: TableId) -> TableStatus | None:
-        """Returns the status of one table; None if none was saved."""
+        """Returns the status of one table, or None if no status was saved."""
 
     def save_document(self, kind: str, name: str, document: Any) -> None:
-        """Store a JSON-able document, such as a stream's table definitions, by kind and name."""
+        """Store a JSON-able document under a kind and a name, for example the table definitions of
+        a stream.
+        """
 
     def load_document(self, kind: str, name: str) -> Any | None:
-        """Returns the document with this kind and name, or None."""
+        """Returns the document with this kind and name, or None if there is no such document."""
 
     def swap_document(self, kind: str, name: str, *, old: Any | None, new: Any) -> bool:
-        """Replace a document atomically if it is still ``old`` (None: no document). Returns True if replaced.
+        """Replace a document atomically if it still equals ``old`` (None: it does not exist). Returns True if
+        replaced.
 
-        ``old`` is the result of ``load_document``.
+        ``old`` is the document that ``load_document`` returned.
         """
 
 
@@ -117,12 +126,13 @@ def change_document(
     change: Callable[[Any | None], Any],
     refused: StateStoreError,
 ) -> Any:
-    """Replace a document by the result of ``change`` (None: no document), even if others change it too.
+    """Replace a document by ``change(document)``, even if other processes change it at the same time.
 
-    Returns the new document.
+    ``change`` gets None if the document does not exist. It may run several times. Returns the new document.
 
     Raises:
-        StateStoreError: The store does not answer; or ``refused``, because others kept changing it.
+        StateStoreError: The store does not answer. Or it is ``refused``, because other processes kept
+            changing the document.
     """
     for _ in range(_TRIES):
         old = store.load_document(kind, name)
@@ -132,16 +142,19 @@ def change_document(
     raise refused
 
 
-# So many events per table are stored. Older ones may still be in Kafka.
+# Number of stored events per table. Older events may still be in Kafka.
 MOST_EVENTS: Final = 200
 MOST_QUERY: Final = 65_536
 _KIND: Final = "ddl_events"
 
 
 class StoredDdl(NamedTuple):
-    """A DDL event. ``time``: Kafka's timestamp, ms since 1970. ``commit_ts``: TiDB's TSO, or None.
+    """A stored DDL event.
 
-    ``kind`` is the codec's value: TiCDC's name of the change in canal-json, TiDB's number in flat-avro.
+    Attributes:
+        commit_ts: TiDB's TSO, or None.
+        kind: TiCDC's name of the change in canal-json, or TiDB's number of it in flat-avro.
+        time: Kafka's timestamp, in ms since 1970.
     """
 
     topic: str
@@ -157,7 +170,8 @@ class StoredDdl(NamedTuple):
 
 
 def store_ddl(store: StateStore, progress: Progress, events: Iterable[StoredDdl]) -> None:
-    """Add the events of one batch to those of its table, each once, even if it is read several times.
+    """Add a batch's DDL events to the stored events of its table. An event that is already stored is not
+    added again.
 
     Raises:
         StateStoreError: The store does not answer.
@@ -167,12 +181,14 @@ def store_ddl(store: StateStore, progress: Progress, events: Iterable[StoredDdl]
         _KIND,
         _name(progress.pipeline, progress.table),
         lambda old: _merged(old or [], events, progress.batch),
-        StateStoreError("Other processes keep changing the table's DDL events.", table=str(progress.table)),
+        StateStoreError(
+            "Other processes keep changing the table's stored DDL events.", table=str(progress.table)
+        ),
     )
 
 
 def load_ddl(store: StateStore, pipeline: str, tables: Iterable[TableId]) -> list[StoredDdl]:
-    """Returns the events of tables, by table, topic, partition and offset.
+    """Returns the stored DDL events of tables, sorted by table, topic, partition and offset.
 
     Raises:
         StateStoreError: The store does not answer.
@@ -207,23 +223,28 @@ BATCHES_PER_EPOCH: Final = 2**40
 
 
 def txn_version(epoch: int, batch: int) -> int:
-    """Returns a number that grows with every batch and jumps with every epoch (epoch × 2^40 + batch).
+    """Returns a batch's transaction version: epoch × 2^40 + batch. It grows with every batch and every epoch.
 
     Raises:
-        ValueError: The batch or the epoch does not fit a signed 64-bit number.
+        ValueError: The batch or the epoch is too large for a signed 64-bit number, or negative.
     """
     if not 0 <= batch < BATCHES_PER_EPOCH or not 0 <= epoch < 2**23:
-        raise ValueError(f"epoch {epoch} batch {batch} is not a transaction version")
+        raise ValueError(
+            f"Epoch {epoch} and batch {batch} have no transaction version, because a number is "
+            f"too large or negative."
+        )
     return epoch * BATCHES_PER_EPOCH + batch
 
 
 def split_txn_version(version: int) -> tuple[int, int]:
-    """Returns the epoch and the batch of a transaction version."""
+    """Returns the epoch and the batch number of a transaction version."""
     return divmod(version, BATCHES_PER_EPOCH)
 
 
 class LastRecord(NamedTuple):
-    """A record that was read in a partition's log, and the epoch of the leader that wrote it."""
+    """The offset of a record that was read from a partition, and the epoch of the leader that wrote the
+    record.
+    """
 
     offset: int
     epoch: int
@@ -231,17 +252,17 @@ class LastRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionProgress:
-    """The progress in one topic-partition.
+    """A table's progress in one topic-partition.
 
     Attributes:
         next_offset: The first offset that was not read yet.
-        low_water_offset: The first offset with a waiting row above the progress's bound; ``next_offset``
-            without such a row.
+        low_water_offset: The offset of the first record that was read but waits, because its row was
+            committed after ``Progress.bound``. Equals ``next_offset`` if no row waits.
         applied_commit_ts: The greatest applied commit_ts (TiDB TSO), or None.
         watermark: The greatest resolved ts that was read (TiDB TSO), or None.
-        again_to: After a rewind, the offset up to which the partition was applied before, until it is applied
-            up to there again; else None.
-        last: The last record before ``next_offset``, which shows whether the log was cut since
+        again_to: During a rewind, the offset up to which the partition was applied before the rewind.
+            Otherwise None.
+        last: The last record before ``next_offset``. It shows whether the partition's log was cut later
             (``kafka.leader_epochs``). None if records have no leader epoch, and in progress of earlier
             versions.
     """
@@ -255,15 +276,15 @@ class PartitionProgress:
 
     @property
     def applied_to(self) -> int:
-        """The greatest offset up to which the partition was ever applied."""
+        """The greatest offset up to which the partition was ever applied, also before a rewind."""
         return max(self.next_offset, self.again_to or 0)
 
 
 @dataclass(frozen=True)
 class TopicProgress:
-    """The progress in one topic, with Kafka's topic id, so that a recreated topic is noticed.
+    """A table's progress in one topic, with Kafka's id of the topic, so that a recreated topic is noticed.
 
-    Without an id and partitions, the topic did not exist yet, and is read from the beginning of all
+    Without an id and partitions, the topic did not exist yet. It will be read from the beginning of all
     partitions.
     """
 
@@ -275,7 +296,7 @@ class TopicProgress:
     def read_again(self) -> dict[int, OffsetsAgain]:
         """The offsets that must still be read again after a rewind, by partition.
 
-        Until then, rows may be older than they were before the rewind.
+        Until they are read, rows may be older than they were before the rewind.
         """
         return {
             number: OffsetsAgain(at.next_offset, at.again_to)
@@ -285,8 +306,8 @@ class TopicProgress:
 
     @property
     def last_records(self) -> dict[int, LastRecord]:
-        """The last applied record of each partition, if its leader epoch is known."""
-        # Earlier versions could keep a record after the applied ones, which is not needed.
+        """The last applied record of each partition whose leader epoch is known."""
+        # Earlier versions could store a record after the applied ones, which is ignored.
         return {
             number: at.last
             for number, at in self.partitions.items()
@@ -295,7 +316,7 @@ class TopicProgress:
 
 
 class OffsetsAgain(NamedTuple):
-    """Offsets ``[start, end)`` of one partition that were applied before."""
+    """Offsets ``[start, end)`` of one partition that a rewound table reads again."""
 
     start: int
     end: int
@@ -303,12 +324,16 @@ class OffsetsAgain(NamedTuple):
 
 @dataclass(frozen=True)
 class Sweep:
-    """Progress of a snapshot's deletes: looking up the target's keys in the source.
+    """Progress of a resync's second phase, which deletes the target's rows that the source database no longer
+    has.
+
+    The keys of the target's rows are looked up in the source database.
 
     Attributes:
-        parts: The keys are looked up in so many parts, by their hashes. 0: rows are still being read.
+        parts: Number of parts into which the keys are divided, by their hashes. 0: the first phase still
+            reads rows.
         done: Number of parts whose deletes are applied.
-        deletes: Number of applied deletes.
+        deletes: Number of deleted rows.
     """
 
     parts: int = 0
@@ -317,30 +342,31 @@ class Sweep:
 
     @property
     def begun(self) -> bool:
-        """True if all rows were read, so that the keys are next."""
+        """True if the first phase has read all rows, so that keys are looked up now."""
         return self.parts > 0
 
 
-# Bounds of a key (``source_database.key_bounds``), all of which must hold; empty without bounds.
+# Bounds of a key (``source_database.key_bounds``), all of which apply. Empty: no bounds.
 Where = tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True)
 class SnapshotProgress:
-    """The progress of a snapshot of a source table.
+    """A table's progress in reading rows from the source database by a snapshot or resync.
 
     Attributes:
-        key: The columns by which the table is read in order.
-        after: Texts, as in canal-json, of the last key that was read; None before the first.
+        key: The key columns, in whose order the rows are read.
+        after: The last key that was read, as texts as in canal-json. None before the first row.
         rows: Number of applied rows.
         done: True if all rows are applied.
-        number: Rising number of the table's snapshots; 0 for a snapshot that nobody requested.
-        sweep: Progress of deleting rows that exist only in the target, after all rows; None: they stay.
-        keys: Name of the document with the keys that the snapshot is limited to; None for all keys. ``after``
-            is one of these keys.
-        where: Bounds that the snapshot is limited to.
-        seen: Under cuts, a commit_ts of the source that is at or after all applied rows.
-        order: Digest of the key's order (``StoredTable``); None in progress of an earlier version.
+        number: Counts the table's requested snapshots. 0 for a snapshot that started without a request.
+        sweep: Progress of deleting the rows that exist only in the target, after all rows are read. None:
+            such rows stay.
+        keys: Name of the document with the keys to read. ``after`` is then one of these keys. None: all keys.
+        where: Bounds of the key: only rows within them are read.
+        seen: In a pipeline with cuts, a commit_ts of the source that is not before any applied row's. Else
+            None.
+        order: Digest of the key's sort order (``StoredTable``). None in progress of an earlier version.
     """
 
     key: tuple[str, ...]
@@ -356,16 +382,18 @@ class SnapshotProgress:
 
     @property
     def limited(self) -> bool:
-        """True if the snapshot is limited to some rows. Then the table counts as complete meanwhile."""
+        """True if only some rows are read. Then the table counts as complete while the snapshot runs."""
         return self.keys is not None or bool(self.where)
 
 
 @dataclass(frozen=True)
 class DdlProgress:
-    """A table's progress in the topic to which a connector writes its source's DDL (ADR 34).
+    """A table's progress in a Debezium connector's topic of DDL statements (ADR 34).
 
-    ``decided``: the DDL before this offset was followed or skipped. ``followed``: for the DDL before this
-    offset the table was compared with its source.
+    Attributes:
+        topic_id: Kafka's id of the topic.
+        decided: The DDL before this offset was either followed or skipped.
+        followed: For the DDL before this offset, the table was compared with the source database.
     """
 
     topic_id: str
@@ -375,21 +403,23 @@ class DdlProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """All applied progress of one table after batch ``batch`` of epoch ``epoch``.
+    """All progress of one table after applying batch ``batch`` in epoch ``epoch``.
 
     Attributes:
-        epoch: Number of a worker's hold on the table.
-        batch: Counts batches across epochs and restarts.
-        commit_ts: The greatest commit_ts in the table (TiDB TSO), or None if the topic has none.
-        snapshot: None if no snapshot was started.
-        emptied: The TSO of the DDL that emptied the table last. Rows that were committed up to it are void,
+        epoch: Number of the worker's claim of the table.
+        batch: Number of the table's last batch. Batches are counted across epochs and restarts.
+        topics: Progress in each topic.
+        commit_ts: The greatest applied commit_ts (TiDB TSO), or None if the topic has none.
+        snapshot: Progress of the last snapshot, or None if no snapshot was started.
+        emptied: TSO of the last DDL that emptied the table. Rows that were committed up to it are ignored,
             whenever they are read.
-        decided: The TSO of the newest DDL that changes rows of the table and was followed or skipped. 0
-            without such DDL, None if no DDL is read.
-        rewound: The number of the last requested rewind; 0 without rewinds.
-        bound: Rows that were committed after it wait (``batch.cuts``); None: no rows wait.
-        ddl: None if no DDL of a connector was decided.
-        source_reads: The snapshots and resyncs that dead letters must not undo. Only in Kafka's order.
+        decided: TSO of the last DDL that changes the table's rows and was followed or skipped. 0: no such
+            DDL. None: no DDL is read.
+        rewound: Number of the last requested rewind, or 0.
+        bound: In a pipeline with cuts, rows that were committed after this TSO wait. None: no rows wait.
+        ddl: Progress in a Debezium connector's DDL. None if no DDL was followed or skipped.
+        source_reads: The snapshots and resyncs whose rows dead letters must not replace with older ones. Only
+            with ``sequence_by: kafka``.
     """
 
     table: TableId
@@ -409,53 +439,59 @@ class Progress:
 
     @property
     def txn_version(self) -> int:
-        """The number by which targets order commits."""
+        """The transaction version of the batch, by which targets order commits."""
         return txn_version(self.epoch, self.batch)
 
     def next_offset(self, topic: str, partition: int) -> int | None:
-        """Returns the first offset of a partition that is not applied yet; None if it was never read."""
+        """Returns the first offset of a partition that is not applied yet; None if the partition was never
+        read.
+        """
         known = self.topics.get(topic)
         at = known.partitions.get(partition) if known else None
         return at.low_water_offset if at else None
 
 
 def check_follows(progress: Progress, applied: Progress | None) -> None:
-    """The law of every target: a batch is applied only to the result of the batch before it.
+    """Check that a batch follows the last batch that the target has. Every target applies this law.
 
-    ``applied`` is the target's current progress, which is not this batch's; None for an empty target.
+    ``progress``: the progress after the batch to apply. ``applied``: the target's current progress, which is
+    not of the same batch; None for an empty target.
 
     Raises:
-        StaleProgressError: A later batch is applied. Or the target went back while its worker held it, like a
-            database whose standby takes over without the last commits.
+        StaleProgressError: The target already has a later batch. Or it lost batches while its worker ran, for
+            example because a standby database took over without the last commits.
     """
     if applied is not None and applied.txn_version >= progress.txn_version:
         raise StaleProgressError(
-            f"A later batch is already applied (epoch {applied.epoch} batch {applied.batch}). Start from the "
-            "committed progress, and run only one worker per table.",
+            f"A later batch is already applied (epoch {applied.epoch} batch {applied.batch}). Start the "
+            "worker again, and run only one worker per table.",
             table=str(progress.table),
         )
     before = applied.batch if applied else 0
     if progress.batch != before + 1:
         raise StaleProgressError(
-            f"The target is at batch {before}, but the next one is {progress.batch}. The batches between "
-            "were committed, and the target no longer has them, as after a restored backup or a standby that "
-            "took over. Nothing was written. Start the worker again: it shows how to continue.",
+            f"The last batch in the target is {before}, but the next batch to apply is {progress.batch}. "
+            "The batches between were committed, but the target no longer has them. Its backup may have "
+            "been restored, or a standby without them took over. Nothing was written. Start the worker "
+            "again to see how to continue.",
             table=str(progress.table),
         )
 
 
 Result = TypeVar("Result")
-# An epoch, and further values that distinguish claims.
+# A worker's claim of a table: its epoch, and further values that tell claims with the same epoch apart.
 Hold = tuple[int, ...]
 
 
 def done_before(progress: Progress, applied: Progress | None, result: Result | None) -> Result | None:
-    """Returns the result of this batch if it is already applied; None if it is the next one to apply.
+    """Returns the stored result of a batch that is already applied. Returns None if the batch must be applied
+    now.
 
-    ``applied`` and ``result`` are the newest batch's in the ledger. A claim removes the result.
+    ``applied`` and ``result``: progress and result of the newest batch in the target's ledger. A claim of the
+    table removes the result.
 
     Raises:
-        StaleProgressError: For the same reasons as ``check_follows``.
+        StaleProgressError: The target already has a later batch, or lost earlier batches.
     """
     if applied == progress and result is not None:
         return result
@@ -464,26 +500,28 @@ def done_before(progress: Progress, applied: Progress | None, result: Result | N
 
 
 def check_held(ledger: Hold, claimed: Hold | None, *, table: TableId, batch: int | None = None) -> None:
-    """The law of every ledger: only the worker that claimed a table last writes to it.
+    """Check that this worker was the last to claim a table. Every ledger applies this law before a write.
 
-    ``ledger``: the hold in the ledger. ``claimed``: the hold that this worker was given, or None. ``batch``:
-    the epoch of the batch to apply.
+    ``ledger``: the claim in the target's ledger. ``claimed``: this worker's claim, or None. ``batch``: the
+    epoch of the batch to apply.
 
     Raises:
-        StaleProgressError: The table is not claimed, another worker claimed it since, or the batch belongs to
+        StaleProgressError: The table is not claimed, another worker claimed it later, or the batch belongs to
             another epoch.
     """
     if claimed is None:
         raise StaleProgressError("The table must be claimed before it is written.", table=str(table))
     if ledger != claimed:
         raise StaleProgressError(
-            f"Another worker holds this table: its ledger is at epoch {_words(ledger)}, but this worker "
-            f"holds epoch {_words(claimed)}. Run only one worker per table.",
+            f"Another worker holds this table: the target's ledger is at epoch {_words(ledger)}, but this "
+            f"worker holds epoch {_words(claimed)}. Run only one worker per table.",
             table=str(table),
         )
     if batch is not None and batch != claimed[0]:
         raise StaleProgressError(
-            f"This worker holds epoch {claimed[0]}, but the batch belongs to epoch {batch}.", table=str(table)
+            f"This worker holds epoch {claimed[0]}, but the batch belongs to epoch {batch}. Start the "
+            f"worker again.",
+            table=str(table),
         )
 
 
@@ -493,24 +531,26 @@ def _words(hold: Hold) -> str:
 
 
 def to_json(progress: Progress) -> str:
-    """Returns progress as compact JSON text with keys in a fixed order."""
+    """Returns progress as compact JSON text with its keys in a fixed order."""
     return json.dumps(as_document(progress), separators=(",", ":"), ensure_ascii=True)
 
 
 def from_json(text: str) -> Progress:
-    """Parse progress from a JSON text.
+    """Parse progress from JSON text.
 
     Raises:
-        ProgressError: The text is not progress of a version that this tidesink reads.
+        ProgressError: The text is not progress, or its format version is not supported.
     """
     try:
         return from_document(json.loads(text))
     except ValueError as exc:
-        raise ProgressError("The stored progress is not JSON. Check if another program wrote it.") from exc
+        raise ProgressError(
+            "The stored progress is not valid JSON. Check if another program changed it."
+        ) from exc
 
 
 def as_document(progress: Progress) -> dict[str, Any]:
-    """Returns progress as a JSON-able mapping."""
+    """Returns progress as a mapping that can be written as JSON."""
     return {
         "version": FORMAT_VERSION,
         "pipeline": progress.pipeline,
@@ -526,7 +566,8 @@ def as_document(progress: Progress) -> dict[str, Any]:
         **({"rewound": progress.rewound} if progress.rewound else {}),
         **({} if progress.bound is None else {"bound": progress.bound}),
         **({} if progress.ddl is None else {"ddl": asdict(progress.ddl)}),
-        # With a snapshot it is written even if empty: a snapshot without it is from an earlier version.
+        # With a snapshot, source_reads are written even if empty, because progress with a snapshot but
+        # without them is from an earlier version.
         **(
             {"source_reads": as_documents(progress.source_reads)}
             if progress.source_reads or progress.snapshot is not None
@@ -536,21 +577,24 @@ def as_document(progress: Progress) -> dict[str, Any]:
 
 
 def from_document(document: object) -> Progress:
-    """Restore progress from a mapping of ``as_document``.
+    """Restore progress from the mapping that ``as_document`` returned.
 
     Raises:
-        ProgressError: The mapping is not progress of a version that this tidesink reads.
+        ProgressError: The mapping is not progress, or its format version is not supported.
     """
     if not isinstance(document, dict) or document.get("version") != FORMAT_VERSION:
         found = document.get("version") if isinstance(document, dict) else None
         raise ProgressError(
-            f"The stored progress has format {found!r}, but this tidesink reads {FORMAT_VERSION}. "
-            "Run the tidesink version that wrote it, or a newer one."
+            f"The stored progress has format version {found!r}, but this tidesink reads version "
+            f"{FORMAT_VERSION}. Use the tidesink version that wrote it, or a newer version."
         )
     try:
         return _read(document)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise ProgressError(f"The stored progress is damaged ({type(exc).__name__}: {exc}).") from exc
+        raise ProgressError(
+            f"The stored progress is damaged ({type(exc).__name__}: {exc}). Restore the "
+            f"target from a backup, or load the table again."
+        ) from exc
 
 
 def _topic_document(topic: TopicProgress) -> dict[str, Any]:
@@ -596,11 +640,12 @@ def _read(document: dict[str, Any]) -> Progress:
 
 
 def _may_have_read(progress: Progress) -> bool:
-    """Returns True if the table may have rows of a snapshot that dead letters must not undo."""
+    """Returns True if the table may have rows of a snapshot that older dead letters must not replace."""
     found = progress.snapshot
     if progress.sequence_by != "kafka" or found is None:
         return False
-    # A first load without applied rows has no key. Other snapshots have a key, or follow earlier ones.
+    # A first load without applied rows has no key. All other snapshots have a key, or followed an earlier
+    # snapshot.
     return bool(found.key or found.done or found.number)
 
 

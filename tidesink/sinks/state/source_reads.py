@@ -1,21 +1,23 @@
-"""The database rows that a table received, and the consequences for its dead letters.
+"""Snapshots and resyncs of a table, and their consequences for the table's older dead letters.
 
-A snapshot or resync reads rows in parts. Before a part is read, the offsets are fixed up to which the table's
-changes are applied (ADR 32). Each earlier change was committed before the rows were read, so the rows show
-this change or a later one. This also holds for a dead letter, which is a change that could not be decoded. If
-it were applied later, it would undo the part's rows.
+A snapshot or resync reads a table's rows from the source database in parts. Before a part is read, the worker
+notes the offset of each partition up to which the table's changes are applied (ADR 32). Each change before
+that offset was committed before the part was read, so the part's rows show this change or a later one. The
+same holds for a dead letter, whose change could not be decoded. If the change of such a letter were applied
+later, it would replace a newer row.
 
-So each snapshot and resync stores two offsets of each partition in the table's progress: the offsets of its
-first part and of its last. With ``L`` the offset of a letter about a row that was read:
+So each snapshot and resync stores two offsets of each partition in the table's progress: the offset before
+its first part (``first``) and the offset before its last part (``last``). For a dead letter at offset ``L``,
+about a row that was read:
 
-- ``L < first``: each part was read after the letter's change. A finished resync *settles* the letter: it
-  wrote a later version of the row, or deleted it. A snapshot deletes nothing. So the letter may be a delete
-  that must still be applied, or one whose row came back: this is not known.
-- ``first <= L < last``: it is not known if the row's part was read before or after the letter's change.
-- ``last <= L``: the letter's change is applied after all parts, like any change.
+- ``L < first``: every part was read after the letter's change. A finished resync *settles* the letter,
+  because it wrote a later version of the row or deleted it. A snapshot deletes no rows. So it is not known
+  whether the letter is a delete that must still be applied, or whether the row was inserted again.
+- ``first <= L < last``: it is not known whether the row's part was read before or after the letter's change.
+- ``last <= L``: the letter's change is applied after all parts, like any other change.
 
-A snapshot that is limited to some keys, or to a range of the key, has no consequence for other rows. Under
-``sequence_by: source`` none of this is needed, because rows that are read have positions.
+A snapshot of some keys, or of a range of the key, has no consequence for other rows. With ``sequence_by:
+source`` none of this is needed, because rows from the source database have positions.
 """
 
 from __future__ import annotations
@@ -24,34 +26,39 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
-# So many limited reads are remembered. Rows of older ones count as reads of any row.
+# Number of remembered reads that are limited to some rows. An older one is treated as a read of all rows.
 MOST_LIMITED: Final = 8
 # Offsets by topic and partition.
 TopicOffsets = Mapping[str, Mapping[int, int]]
-# ``open``: to be applied, according to this law. ``unsure``: not known.
+# ``open``: the letter must still be applied. ``settled``: a resync made it obsolete. ``unsure``: not known.
 Standing = Literal["open", "settled", "unsure"]
 
 
 class Span(NamedTuple):
-    """The offsets in a partition at which changes continued after the first part, and after the last."""
+    """Two offsets of a partition: where changes continued after a snapshot's first part, and after its last
+    part.
+    """
 
     first: int
     last: int
 
 
 NOTHING: Final = Span(0, 0)
-# Number of the reads of a version that did not record them; snapshots have numbers from 0 on.
+# Number for the snapshots of an earlier version that did not record them. Other snapshots have numbers from 0
+# on.
 _EARLIER: Final = -1
 
 
 @dataclass(frozen=True)
 class SourceRead:
-    """A snapshot or resync with at least one applied part.
+    """A snapshot or resync of which at least one part is applied.
 
     Attributes:
-        number: See ``SnapshotProgress``, also for ``keys`` and ``where``.
-        spans: By topic and partition. A missing partition has the span (0, 0).
+        number: Number of the snapshot (``SnapshotProgress``).
+        spans: By topic and partition, the offsets at its first and last part. A missing partition has (0, 0).
         settles: True if it is a finished resync.
+        keys: Name of the document with the keys that it is limited to, or None.
+        where: Bounds of the key that it is limited to, or empty.
     """
 
     number: int
@@ -62,11 +69,11 @@ class SourceRead:
 
     @property
     def limited(self) -> bool:
-        """True if it is limited to some rows."""
+        """True if only some of the table's rows were read."""
         return self.keys is not None or bool(self.where)
 
     def span(self, topic: str, partition: int) -> Span:
-        """Returns the offsets of a partition."""
+        """Returns the partition's offsets at the first and last part."""
         return self.spans.get(topic, {}).get(partition, NOTHING)
 
 
@@ -77,9 +84,10 @@ def standing_of(
     offset: int,
     has_read: Callable[[SourceRead], bool | None],
 ) -> Standing:
-    """Returns the standing of a letter about a row.
+    """Returns whether a dead letter must still be applied: ``open``, ``settled`` or ``unsure``.
 
-    ``has_read``: returns True if a limited read includes the row; None if it is not known.
+    ``reads``: the table's snapshots and resyncs. ``topic``, ``partition`` and ``offset`` locate the letter's
+    record. ``has_read``: returns whether a limited snapshot read the letter's row; None if that is not known.
     """
     found: Standing = "open"
     for read in reads:
@@ -93,10 +101,10 @@ def standing_of(
 
 
 def earlier_reads(offsets: TopicOffsets) -> tuple[SourceRead, ...]:
-    """Return the reads of a table whose snapshots were applied by a version that did not record them.
+    """Returns the record of snapshots that an earlier version applied without recording them.
 
-    Such a version recorded only the last of several snapshots. So all of them count as one read of all rows
-    whose first part has unknown offsets. ``offsets``: those up to which changes are applied.
+    Such a version stored only the last of several snapshots. So all of them count as one snapshot of all
+    rows, whose first part has unknown offsets. ``offsets``: the offsets up to which changes are applied.
     """
     spans = {
         topic: {number: Span(0, offset) for number, offset in parts.items()}
@@ -108,9 +116,10 @@ def earlier_reads(offsets: TopicOffsets) -> tuple[SourceRead, ...]:
 def with_part(
     reads: Sequence[SourceRead], read: SourceRead, offsets: TopicOffsets, *, begins: bool
 ) -> tuple[SourceRead, ...]:
-    """Returns the reads after another applied part, after which changes continue at ``offsets``.
+    """Returns the recorded reads after one more part of a snapshot or resync is applied.
 
-    ``read``: the read, without its spans. ``begins``: True if the part is its first one.
+    ``read``: the snapshot or resync, without spans. ``offsets``: where changes continue after the part, by
+    topic and partition. ``begins``: True if it is the first part.
     """
     before = next((one for one in reads if one.number == read.number), None)
 
@@ -131,10 +140,10 @@ def with_part(
 
 
 def rewound(reads: Sequence[SourceRead], topic: str, offsets: Mapping[int, int]) -> tuple[SourceRead, ...]:
-    """Returns the reads after partitions of a topic are read again from some offsets.
+    """Returns the recorded reads after a rewind of partitions to earlier offsets.
 
-    Changes that are applied again may be older than the rows of a part. So the standing of letters after
-    these offsets is no longer known.
+    Changes that are applied again may be older than the rows of a snapshot. So it is no longer known whether
+    dead letters after these offsets must still be applied.
     """
     found = []
     for read in reads:
@@ -147,7 +156,7 @@ def rewound(reads: Sequence[SourceRead], topic: str, offsets: Mapping[int, int])
 
 
 def _few(reads: Sequence[SourceRead]) -> tuple[SourceRead, ...]:
-    """Returns the reads that still have a consequence, newest last."""
+    """Returns the reads that still have a consequence for dead letters, newest last."""
     found = _without_replaced(reads)
     limited = [one for one in found if one.limited]
     for old in limited[: max(0, len(limited) - MOST_LIMITED)]:
@@ -162,7 +171,7 @@ def _without_replaced(reads: Sequence[SourceRead]) -> list[SourceRead]:
 
 
 def _replaces(later: SourceRead, read: SourceRead) -> bool:
-    """Returns True if a later read implies all consequences of an earlier one."""
+    """Returns True if a later read has all consequences that an earlier read has."""
     if later.limited and (later.keys, later.where) != (read.keys, read.where):
         return False
     if read.settles and not later.settles:
@@ -172,7 +181,10 @@ def _replaces(later: SourceRead, read: SourceRead) -> bool:
 
 
 def as_documents(reads: Sequence[SourceRead]) -> list[dict[str, Any]]:
-    """Returns JSON-able mappings. A span with two equal offsets is one number."""
+    """Returns the reads as mappings that can be written as JSON.
+
+    A span with two equal offsets becomes one number.
+    """
     return [
         {
             "number": one.number,
@@ -190,7 +202,11 @@ def _written(parts: Mapping[int, Span]) -> dict[str, Any]:
 
 
 def from_documents(documents: Sequence[Mapping[str, Any]]) -> tuple[SourceRead, ...]:
-    """Restore reads from ``as_documents``. Raises KeyError, TypeError or ValueError for other input."""
+    """Restore reads from the result of ``as_documents``.
+
+    Raises:
+        KeyError, TypeError, ValueError: The input has another form.
+    """
     return tuple(
         SourceRead(
             int(one["number"]),

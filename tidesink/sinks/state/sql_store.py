@@ -1,7 +1,7 @@
-"""The state store on SQLAlchemy; the default is SQLite.
+"""The state store in a SQL database, by default in a SQLite file.
 
-Four tables, one version row. Each call is one short transaction on a connection of its
-own, so that threads of a worker share the store. Tested on SQLite, Postgres and MariaDB.
+It has four tables; one of them has a single row with the store's version. Each call is one short transaction
+on its own connection, so the threads of a worker share the store. Tested on SQLite, Postgres and MariaDB.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ from tidesink.sinks.state.progress import (
 
 
 def open_state_store(url: str | Path) -> SqlStateStore:
-    """Returns the state store at a SQLAlchemy URL, or in a SQLite file at a path. Creates it if missing.
+    """Open the state store at a SQLAlchemy URL, or in the SQLite file at a path. Creates missing tables and
+    files.
 
     Raises:
-        ConfigError: SQLAlchemy is not installed, or does not support the URL's database.
-        UnusableStateStoreError: SQLite may not open or write the file.
-        StateStoreError: The store does not answer, or was written by a newer tidesink.
+        ConfigError: ``url`` is invalid, SQLAlchemy has no driver for it, or another version of tidesink
+            created the store.
+        UnusableStateStoreError: SQLite cannot open or write the file.
+        StateStoreError: The database does not answer.
     """
 
     return SqlStateStore(str(url))
@@ -55,7 +57,7 @@ def open_state_store(url: str | Path) -> SqlStateStore:
 
 T = TypeVar("T")
 # SQLite's messages for a file that it may not open or write, or that is not a SQLite file (sqlite3ErrStr,
-# SQLite 3.40). A locked file, or a full disk, has other messages, and may pass.
+# SQLite 3.40). A locked file or a full disk has other messages, and may become usable again.
 _FOR_GOOD: Final = (
     "unable to open database file",
     "attempt to write a readonly database",
@@ -64,25 +66,28 @@ _FOR_GOOD: Final = (
     "file is not a database",
 )
 STORE_VERSION: Final = 1
-# The history of a table is limited to so many batches: Delta keeps its own log for 30 days.
+# Number of batches in a table's history. Delta keeps its own log for 30 days.
 KEPT_BATCHES: Final = 1000
 _LOCK_SECONDS: Final = 30
 _LOCK_PAUSE: Final = 0.02
 
 _MYSQL: Final = ("mysql", "mariadb")
-# A table, its type or its row in the catalog already exists: codes of Postgres and MySQL. Messages may be in
-# any language.
+# Error codes of Postgres and MySQL for a table, a type or a catalog row that already exists. Messages may be
+# in any language.
 _IS_THERE: Final = ("42P07", "42710", "23505", 1050)
 
 
 def _key(width: int) -> sa.types.TypeEngine[str]:
-    """A text column in a key. It is case-sensitive in MySQL too, as names may differ only in case."""
+    """Returns the type of a text column in a primary key.
+
+    It is case-sensitive in MySQL too, as names may differ only in case.
+    """
     exact = mysql.VARCHAR(width, charset="utf8mb4", collation="utf8mb4_bin")
     return sa.String(width).with_variant(exact, *_MYSQL)
 
 
-# MySQL's TEXT ends at 64 KiB, and its DATETIME at seconds. The parts of a key may have 3072 bytes together
-# (InnoDB), four per character.
+# MySQL's TEXT ends at 64 KiB, and its DATETIME has whole seconds. A primary key may have 3072 bytes (InnoDB),
+# and a character has up to four.
 _PIPELINE: Final = _key(LONGEST_PIPELINE)
 _NAME: Final = _key(600)
 _DOCUMENT: Final = sa.Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), *_MYSQL)
@@ -117,7 +122,7 @@ _documents = sa.Table(
 
 
 class SqlStateStore:
-    """A state store in any database that SQLAlchemy supports."""
+    """A state store in any database that SQLAlchemy supports (see ``StateStore``)."""
 
     def __init__(self, url: str) -> None:
         self._engine = _engine(url)
@@ -125,9 +130,9 @@ class SqlStateStore:
         self._make_tables()
 
     def record_progress(self, progress: Progress) -> None:
-        """Store the progress that a batch will have, before its commit."""
+        """Store the progress that a table will have after a batch, before the batch is committed."""
         place = progress.pipeline, progress.table
-        # The worker records each batch, and a Delta table does so itself.
+        # The worker records each batch, and a Delta table records it too.
         if self._recorded.get(place) == progress:
             return
         name, now = _table_key(progress.table), datetime.now(timezone.utc)
@@ -143,7 +148,9 @@ class SqlStateStore:
         self._recorded[place] = progress
 
     def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
-        """Returns the progress of one batch by its transaction version; None if it is not known."""
+        """Returns a table's progress after the batch with this transaction version; None if it is
+        not known.
+        """
         wanted = sa.select(_history.c.progress).where(
             _history.c.pipeline == pipeline,
             _history.c.table_name == _table_key(table),
@@ -154,26 +161,29 @@ class SqlStateStore:
         return None if text is None else from_json(text)
 
     def progress_of_batch(self, pipeline: str, table: TableId, batch: int) -> Progress | None:
-        """Returns the progress of an applied batch in any epoch; None if it is not known."""
+        """Returns a table's progress after an applied batch, in any epoch; None if it is not known."""
         wanted = sa.select(_history.c.progress).where(
             _history.c.pipeline == pipeline,
             _history.c.table_name == _table_key(table),
             _history.c.txn_version % BATCHES_PER_EPOCH == batch,
         )
-        # By time, because the epochs of a recreated table begin again.
+        # The newest by time, because the epochs of a recreated table restart.
         newest = wanted.order_by(_history.c.written.desc(), _history.c.txn_version.desc()).limit(1)
         with self._transaction() as connection:
             text = connection.execute(newest).scalar_one_or_none()
         return None if text is None else from_json(text)
 
     def save_status(self, status: TableStatus) -> bool:
-        """Replace a table's status atomically unless it has a greater rank. Returns True if replaced."""
+        """Replace a table's status atomically, unless the stored status has a greater rank.
+
+        Returns True if replaced.
+        """
         return _though_another_was_first(partial(self._replace_status, status))
 
     def _replace_status(self, status: TableStatus) -> bool:
         mine = _status_row(status.pipeline, status.table)
         row = {"status": _status_text(status), "updated": datetime.now(timezone.utc)}
-        # This write changes nothing, but locks the row, also on SQLite, where a SELECT takes no lock.
+        # This UPDATE changes no value, but locks the row, even on SQLite, where a SELECT locks nothing.
         lock = sa.update(_status).where(mine).values(updated=_status.c.updated)
         with self._transaction() as connection:
             if connection.execute(lock).rowcount == 0:
@@ -187,21 +197,21 @@ class SqlStateStore:
             return True
 
     def statuses(self, pipeline: str) -> tuple[TableStatus, ...]:
-        """Returns the status of every table of a pipeline, by table name."""
+        """Returns the status of every table of a pipeline, sorted by table name."""
         wanted = sa.select(_status).where(_status.c.pipeline == pipeline).order_by(_status.c.table_name)
         with self._transaction() as connection:
             rows = connection.execute(wanted).all()
         return tuple(_read_status(pipeline, row.status, row.updated) for row in rows)
 
     def status_of(self, pipeline: str, table: TableId) -> TableStatus | None:
-        """Returns the status of one table; None if none was saved."""
+        """Returns the status of one table, or None if no status was saved."""
         wanted = sa.select(_status).where(_status_row(pipeline, table))
         with self._transaction() as connection:
             row = connection.execute(wanted).one_or_none()
         return None if row is None else _read_status(pipeline, row.status, row.updated)
 
     def save_document(self, kind: str, name: str, document: Any) -> None:
-        """Store a JSON-able document by kind and name."""
+        """Store a JSON-able document under a kind and a name."""
 
         def save() -> None:
             with self._transaction() as connection:
@@ -211,14 +221,14 @@ class SqlStateStore:
         _though_another_was_first(save)
 
     def load_document(self, kind: str, name: str) -> Any | None:
-        """Returns the document with this kind and name, or None."""
+        """Returns the document with this kind and name, or None if there is no such document."""
         wanted = sa.select(_documents.c.document).where(_documents.c.kind == kind, _documents.c.name == name)
         with self._transaction() as connection:
             text = connection.execute(wanted).scalar_one_or_none()
         return None if text is None else json.loads(text)
 
     def swap_document(self, kind: str, name: str, *, old: Any | None, new: Any) -> bool:
-        """Replace a document atomically if it is still ``old`` (None: no document).
+        """Replace a document atomically if it still equals ``old`` (None: it does not exist).
 
         Returns True if replaced.
         """
@@ -233,7 +243,7 @@ class SqlStateStore:
                 text = connection.execute(held).scalar_one_or_none()
                 if text is None or json.loads(text) != old:
                     return False
-                # The text is compared again, because a SELECT takes no lock on SQLite.
+                # The UPDATE compares the text again, because a SELECT locks nothing on SQLite.
                 same = sa.and_(mine, _documents.c.document == text)
                 changed = sa.update(_documents).where(same).values(document=json.dumps(new))
                 return bool(connection.execute(changed).rowcount)
@@ -243,21 +253,24 @@ class SqlStateStore:
             raise
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections to the database."""
         self._engine.dispose()
 
     def try_write(self) -> None:
-        """Write an existing value again, to test if the store accepts a worker's writes.
+        """Write an existing value again, to check that a worker can write to the store.
 
         Raises:
-            UnusableStateStoreError: SQLite may not write the file.
+            UnusableStateStoreError: SQLite cannot write the file.
             StateStoreError: The store does not answer.
         """
         with _unusable_files_refused(self._engine.url), self._transaction() as connection:
             connection.execute(sa.update(_version).values(version=_version.c.version))
 
     def _make_tables(self) -> None:
-        """Create the missing tables. Another process may create them at the same moment."""
+        """Create missing tables, and check the store's version.
+
+        Another process may create tables at the same time.
+        """
         retrying = Retrying(
             # The next attempt finds the tables that another process created, so each attempt gets further.
             retry=retry_if_exception(lambda error: _made_by_others(error.__cause__)),
@@ -279,7 +292,8 @@ class SqlStateStore:
             # Errors of some drivers have the connection string in their text. hide_parameters and the URL
             # below hide passwords, which may also follow the question mark of a URL.
             raise StateStoreError(
-                f"The state store failed ({type(exc).__name__}). Check if it is full, read-only or locked.",
+                f"The state store failed ({type(exc).__name__}). Check that its database runs, and is not "
+                f"full, read-only or locked.",
                 url=without_secrets(self._engine.url.render_as_string(hide_password=True)),
             ) from exc
 
@@ -292,12 +306,13 @@ def _engine(url: str) -> sa.Engine:
         engine = sa.create_engine(parsed, hide_parameters=True, pool_pre_ping=True, **_options(parsed))
     except (NoSuchModuleError, ModuleNotFoundError) as exc:
         raise ConfigError(
-            f"state: SQLAlchemy has no driver here for {url.partition('://')[0]}. Install a driver and name "
-            "it, as in postgresql+psycopg://user@host/database or mysql+pymysql://user@host/database."
+            f"state: no SQLAlchemy driver for {url.partition('://')[0]} is installed. Install a driver and "
+            "name it in the URL, as in postgresql+psycopg://user@host/database or "
+            "mysql+pymysql://user@host/database."
         ) from exc
     except (ArgumentError, ValueError):  # ValueError: an invalid port
         raise ConfigError(
-            "state is neither a path nor a SQLAlchemy URL, such as sqlite:////var/lib/t.db."
+            "state is neither a path nor a valid SQLAlchemy URL, such as sqlite:////var/lib/t.db."
         ) from None
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)
@@ -305,8 +320,8 @@ def _engine(url: str) -> sa.Engine:
 
 
 def _options(url: sa.URL) -> dict[str, Any]:
-    # Locked rows are read after the lock in all databases. MySQL's default level also locks gaps, and two
-    # tables whose first rows fall into one gap would deadlock.
+    # In all databases, locked rows are read after the lock. MySQL's default isolation level also locks gaps,
+    # and two tables whose first rows fall into the same gap would deadlock.
     return {"isolation_level": "READ COMMITTED"} if url.get_backend_name() in _MYSQL else {}
 
 
@@ -322,7 +337,8 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
     def _set_pragmas(connection: Any, _record: Any) -> None:
         # With WAL, `tidesink status` can read while a worker writes.
         cursor = connection.cursor()
-        # Only the retries wait. If a try waited too, it could begin at the end of their time.
+        # SQLite itself does not wait here. If it waited within an attempt, the last attempt could begin when
+        # the time for retries is over.
         cursor.execute("PRAGMA busy_timeout=0")
         _set_wal(cursor)
         cursor.execute(f"PRAGMA busy_timeout={_LOCK_SECONDS * 1000}")
@@ -331,7 +347,7 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
 
 @contextmanager
 def _unusable_files_refused(url: sa.URL) -> Iterator[None]:
-    """Raise a separate error for a file that SQLite can never use, according to its message."""
+    """Raise UnusableStateStoreError if SQLite's message shows that a retry cannot open or write the file."""
     try:
         yield
     except StateStoreError as exc:
@@ -352,7 +368,10 @@ def _unusable(path: str, reason: str) -> UnusableStateStoreError:
 
 
 def _set_wal(cursor: Any) -> None:
-    """Set WAL. On a new file SQLite refuses some concurrent callers at once, whatever the timeout."""
+    """Set SQLite's WAL mode.
+
+    On a new file, SQLite fails at once for some concurrent callers, whatever the timeout is.
+    """
     retrying = Retrying(
         retry=retry_if_exception(_is_locked),
         stop=stop_after_delay(_LOCK_SECONDS),
@@ -367,7 +386,7 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _made_by_others(error: BaseException | None) -> bool:
-    """Returns True if another process has created a table or the version's row in the meantime."""
+    """Returns True if the error shows that another process has just created a table or the version row."""
     return isinstance(error, IntegrityError) or (
         isinstance(error, (OperationalError, ProgrammingError)) and _is_there(error.orig)
     )
@@ -392,7 +411,10 @@ def _check_version(connection: sa.Connection) -> None:
 
 
 def _though_another_was_first(step: Callable[[], T]) -> T:
-    """Run a step that updates or inserts a row, and again if another process inserted the row meanwhile."""
+    """Run a step that updates or inserts a row.
+
+    Run it again if another process inserted the row at the same time.
+    """
     try:
         return step()
     except StateStoreError as exc:
@@ -402,7 +424,7 @@ def _though_another_was_first(step: Callable[[], T]) -> T:
 
 
 def _replace(connection: sa.Connection, table: sa.Table, key: dict[str, Any], row: dict[str, Any]) -> None:
-    """Update or insert a row. This is one statement in most calls, and the same on every database."""
+    """Update or insert a row. In most calls this is one UPDATE, and it works in every database."""
     match = sa.and_(*(table.c[name] == value for name, value in key.items()))
     if connection.execute(sa.update(table).where(match).values(**row)).rowcount == 0:
         connection.execute(sa.insert(table).values(**key, **row))
@@ -410,7 +432,7 @@ def _replace(connection: sa.Connection, table: sa.Table, key: dict[str, Any], ro
 
 def _prune(connection: sa.Connection, pipeline: str, name: str) -> None:
     mine = sa.and_(_history.c.pipeline == pipeline, _history.c.table_name == name)
-    # By time, because a recreated table counts its batches from the start again.
+    # The newest by time, because the batch numbers of a recreated table restart.
     newest = sa.select(_history.c.written).where(mine).order_by(_history.c.written.desc())
     floor = connection.execute(newest.offset(KEPT_BATCHES).limit(1)).scalar_one_or_none()
     if floor is not None:
@@ -418,7 +440,7 @@ def _prune(connection: sa.Connection, pipeline: str, name: str) -> None:
 
 
 def _table_key(table: TableId) -> str:
-    """Returns the name as JSON, because both parts may have a dot."""
+    """Returns a table's name as JSON, because both the schema and the name may have a dot."""
     return json.dumps(list(table), ensure_ascii=False)
 
 
