@@ -97,7 +97,7 @@ def test_the_tutorial_works_as_written(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--rows", "1000"), "Only the demo with --snapshot writes rows before the topics"),
+        (("--rows", "1000"), "This option needs --snapshot"),
         (("--snapshot", "--protocol", "flat-avro"), "only supports canal-json"),
     ],
 )

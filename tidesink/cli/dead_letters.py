@@ -339,8 +339,8 @@ _LEFT: Final = (
     (
         "expired",
         "Kafka no longer holds all records that were applied after them, so a newer change of the same row "
-        "may have been applied. Compare the row with the source, repair it (tidesink resync TABLE --key), "
-        "and drop the letter",
+        "may have been applied. Compare the row with the source, write it again at the source, and drop the "
+        "letter",
     ),
     (
         "former",

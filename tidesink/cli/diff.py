@@ -194,7 +194,7 @@ def _chosen(
             reason = (
                 obstacle(against, table, others.get(table))
                 if table in others
-                else "the other pipeline has no such table"
+                else "that pipeline has no such table"
             )
             if reason is not None:
                 refused.setdefault(table, f"{against.pipeline}: {reason}")

@@ -339,7 +339,8 @@ def _with_warning(found: dict[int, int]) -> dict[int, int]:
     late = ", ".join(f"{number} with {offset}" for number, offset in sorted(found.items()) if offset > 0)
     if late:
         warn(
-            f"Kafka no longer holds the earliest of these records, so they are not read again: partition {late}"
+            "Kafka no longer holds the earliest of these records, so they cannot be read again: "
+            f"partition {late}"
         )
     return found
 
