@@ -44,7 +44,7 @@ def test_rows_are_compared_with_the_database(tmp_path: Path) -> None:
 def test_a_pipeline_that_never_ran_has_nothing_to_compare(tmp_path: Path) -> None:
     code, output = run_diff(diff_config(tmp_path))
     assert code == 2
-    assert "no worker has run yet" in output
+    assert "No worker has run yet" in output
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_where_a_table_stands(bed: Bed) -> None:
     assert "2026-11-26 08:00:00.000" in shown
     assert "rewound" not in shown
     bed.applies(4, 20, again_to=20)
-    assert "rewound, and reads again: partition 0 from 4 to 20" in bed.run("show")
+    assert "rewound, and reading again: partition 0 from 4 to 20" in bed.run("show")
     assert "no table shop.others is known" in bed.run("show", "shop.others", code=2)
 
 
