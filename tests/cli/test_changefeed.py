@@ -187,7 +187,7 @@ def test_no_error_shows_a_secret(tmp_path: Path, uri: str, toml: str) -> None:
         (CANAL, PER_TABLE.replace("index-value", "ts"), "use partition = 'index-value' or 'table'"),
         (CANAL, PER_TABLE.replace("'index-value'", "'columns',columns=['id']"), "--table-definition"),
         (CANAL, PER_TABLE.replace("'index-value'", "'index-value',index='u'"), "hashes the index u"),
-        (f"{AVRO}&x=1", "[sink.kafka-config]\noutput-raw-change-event=true\n" + PER_TABLE, "changed key"),
+        (f"{AVRO}&x=1", "[sink.kafka-config]\noutput-raw-change-event=true\n" + PER_TABLE, "update of a key"),
         ("kafka://k:1/t?protocol=open-protocol", "", "protocol is open-protocol"),
         ("kafka://k:1/a/b?protocol=canal-json", "", "source.topics"),
         ("kafka://k/t?protocol=canal-json", "", "give host:port"),

@@ -72,7 +72,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "cuts and a log of changes",
         changed(CANAL_JSON, source__enable_tidb_extension=True, cuts={}, defaults={"mode": "append"}),
         "defaults.mode",
-        "would be appended twice",
+        "records around a cut are read twice",
         "mode: upsert or history",
     ),
     (
@@ -100,7 +100,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "a lake on S3 whose commits two workers could overwrite",
         changed(FLAT_AVRO, target={"path": "s3a://lake/shop"}),
         "target.path",
-        "Delta's log store there lets two workers overwrite",
+        "Delta's log store lets two workers overwrite",
         "spark.delta.logStore.s3a.impl: io.delta.storage.S3DynamoDBLogStore",
     ),
     (
@@ -111,7 +111,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
             spark={"conf": {"spark.delta.logStore.s3.impl": "io.delta.storage.S3SingleDriverLogStore"}},
         ),
         "target.path",
-        "Delta's log store there lets two workers overwrite",
+        "Delta's log store lets two workers overwrite",
         "target.single-writer: true",
     ),
     (
@@ -291,7 +291,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
             tables=[{"name": "a.b", "topic": "one"}, {"name": "a.c", "topic": "one"}],
         ),
         "tables",
-        "a fixed topic serves exactly one table",
+        "a fixed topic has exactly one table",
         "its own topic",
     ),
     (
@@ -326,7 +326,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "watermark without the extension",
         changed(FLAT_AVRO, source__avro_enable_watermark=True),
         "source.avro-enable-watermark",
-        "no effect without the TiDB extension",
+        "TiCDC ignores it without the TiDB extension",
         "enable-tidb-extension: true",
     ),
     (

@@ -161,9 +161,11 @@ def test_what_a_target_of_messages_cannot_do_is_said_before_the_run() -> None:
     assert set(wrong(soft)) == {"defaults.deletes", "tables[0].deletes"}
     same = with_target({**KAFKA, "brokers": CANAL_JSON["source"]["brokers"][0], "topic": "app"})
     assert "a prefix" in str(wrong(same)["target.topic"])
-    assert "source has none" in str(wrong(with_target({**KAFKA, "protocol": "debezium"}))["target.protocol"])
+    assert "source's records do not have one" in str(
+        wrong(with_target({**KAFKA, "protocol": "debezium"}))["target.protocol"]
+    )
     extended = wrong(with_target({**KAFKA, "enable-tidb-extension": True}))
-    assert "source has none" in str(extended["target.enable-tidb-extension"])
+    assert "source's records do not have one" in str(extended["target.enable-tidb-extension"])
     source = {**CANAL_JSON["source"], "enable-tidb-extension": True}
     right({**with_target({**KAFKA, "protocol": "debezium"}), "source": source})
 

@@ -100,7 +100,7 @@ def test_a_route_that_cannot_be_is_refused(route: dict[str, Any], field: str, wo
 
 def test_two_routes_to_one_table_need_one_shard_column() -> None:
     plain = [{"match": rf"{name}\.t", "to": "all.t"} for name in "ab"]
-    assert "two routes go to all.t" in wrong(config(*plain))["routes[1].shard-column"].reason
+    assert "two routes to all.t" in wrong(config(*plain))["routes[1].shard-column"].reason
     with_columns = [{**route, "shard-column": name} for route, name in zip(plain, "xy", strict=True)]
     assert "x and y" in wrong(config(*with_columns))["routes[1].shard-column"].reason
     right(config(*({**route, "shard-column": "x"} for route in plain)))
