@@ -56,8 +56,8 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
                 defaults={name: value},
             ),
             f"defaults.{name}",
-            "not with cuts",
-            "remove it, or cuts",
+            "not possible with cuts",
+            "remove it, or remove cuts",
         )
         for name, value in (("mode", "history"), ("deletes", "soft"), ("ignore_null_updates", True))
     ),
@@ -230,7 +230,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "upstream database",
         changed(CANAL_JSON, source__upstream_url="nothing://u:SECRET@tidb:4000"),
         "source.upstream-url",
-        "SQLAlchemy supports no database nothing",
+        "SQLAlchemy does not support nothing",
         "mysql+pymysql://",
     ),
     (
@@ -573,21 +573,21 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "an @ in the password of the database",
         changed(CANAL_JSON, source__upstream_url="mysql+pymysql://u:S3@S3CRET@tidb:4000/db"),
         "source.upstream-url",
-        "has a second @ in its password",
+        "has an @ in its password",
         "%40",
     ),
     (
         "an @ and more in the password of the state",
         changed(FLAT_AVRO, state="postgresql://u@d:S3@S3CRET/?@h/db"),
         "state",
-        "has a second @ in its password",
+        "has an @ in its password",
         "%40",
     ),
     (
         "state driver",
         changed(FLAT_AVRO, state="postgresql+nope://u:S3CRET@h/db"),
         "state",
-        "SQLAlchemy supports no database postgresql+nope",
+        "SQLAlchemy does not support postgresql+nope",
         "give a path",
     ),
     (

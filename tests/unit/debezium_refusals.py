@@ -69,8 +69,8 @@ DEBEZIUM: list[tuple[str, dict[str, Any], str, str, str]] = [
         "cuts of a connector and its DDL",
         changed(CONNECTOR, source__debezium={**OFFSETS, "schema-change-topic": "bank"}, cuts={}),
         "source.debezium.schema-change-topic",
-        "not with cuts",
-        "remove it, or cuts",
+        "not possible with cuts",
+        "remove it, or remove cuts",
     ),
     *(
         (

@@ -114,7 +114,7 @@ def test_what_shared_tables_cannot_be_yet_is_refused() -> None:
 
 def test_a_name_that_becomes_nothing_is_refused() -> None:
     found = right(config({"match": r"s\.(x*)(y*)", "to": "s.$1$2"}, {**SHARDS, "match": r"t\.(x?)y(.*)"}))
-    with pytest.raises(ConfigError, match="makes no table name"):
+    with pytest.raises(ConfigError, match="makes no valid table name"):
         found.destination(TableId("s", ""))
     with pytest.raises(ConfigError, match="characters"):
         found.destination(TableId("t", "y" + "z" * 300))
