@@ -418,7 +418,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "kafka property that is a setting of ours",
         changed(FLAT_AVRO, source__kafka={"bootstrap.servers": "b:9092"}),
         "source.kafka.bootstrap.servers",
-        "is not a property here",
+        "is not allowed as a client property",
         "source.brokers",
     ),
     (

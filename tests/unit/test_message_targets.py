@@ -140,7 +140,7 @@ def test_what_is_wrong_with_a_kafka_target_is_said(more: dict[str, Any], field: 
         ({"url": "http://h/{day}"}, "target.url", "another placeholder"),
         ({"url": "http://h/#a"}, "target.url", "fragment"),
         ({"auth": {"token": "s3cr3t", "username": "me"}}, "target.auth", "exclude each other"),
-        ({"auth": {"username": "me"}}, "target.auth", "give username and password"),
+        ({"auth": {"username": "me"}}, "target.auth", "set username and password"),
         ({"tls": {"ca": "/nowhere.pem"}}, "target.tls.ca", "the file does not exist"),
         ({"method": "GET"}, "target.method", "POST"),
         ({"batch-rows": 0}, "target.batch-rows", "1 or more"),
