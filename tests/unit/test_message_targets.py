@@ -137,7 +137,7 @@ def test_what_is_wrong_with_a_kafka_target_is_said(more: dict[str, Any], field: 
         ({"url": "http://h:x/"}, "target.url", "give a URL"),
         ({"url": "http://me:s3cr3t@h/"}, "target.url", "target.auth"),
         ({"url": "http://{schema}.h/"}, "target.url", "host name"),
-        ({"url": "http://h/{day}"}, "target.url", "another placeholder"),
+        ({"url": "http://h/{day}"}, "target.url", "unknown placeholder"),
         ({"url": "http://h/#a"}, "target.url", "fragment"),
         ({"auth": {"token": "s3cr3t", "username": "me"}}, "target.auth", "exclude each other"),
         ({"auth": {"username": "me"}}, "target.auth", "set username and password"),

@@ -287,7 +287,7 @@ def _registry_url(url: str) -> str:
 
 
 def registry_section(value: Any) -> Any:
-    """Return the section ``schema-registry`` with ``urls``; it may be given as a plain URL or with ``url``."""
+    """Return the section ``schema-registry`` with ``urls``, also if it is a plain URL or has ``url``."""
     if isinstance(value, str | list):
         return {"urls": value}
     if isinstance(value, dict) and "url" in value and "urls" not in value:

@@ -95,8 +95,8 @@ def _names_tables(template: str) -> str:
     levels = template.replace("{schema}", "s").replace("{table}", "t").split(".")
     if not all(level.isidentifier() for level in levels) or len(levels) < 2:
         raise ValueError(
-            "give a namespace and the table's name, separated by dots, as in lake.{schema}_{table}; names have "
-            "letters, digits, _ and the placeholders {schema} and {table}"
+            "give a namespace and the table's name, separated by dots, as in lake.{schema}_{table}; names "
+            "have letters, digits, _ and the placeholders {schema} and {table}"
         )
     return template
 
@@ -112,7 +112,7 @@ def _no_session_catalog(name: str) -> str:
 
 
 def _with_paths(properties: Any, info: ValidationInfo) -> Any:
-    """Return a catalog's properties as text, with a relative ``warehouse`` resolved from the config's folder."""
+    """Return a catalog's properties as text, with ``warehouse`` relative to the config's folder."""
     texts = _texts(properties)
     if not isinstance(texts, dict):
         return texts
@@ -457,7 +457,7 @@ class HttpSettings(TargetModel):
     """Longest wait between two attempts of a request. If the endpoint asks for more (`Retry-After`), the
     whole batch is retried later (`retry.for`)."""
     tls: RegistryTls | None = None
-    """Certificates for https URLs."""
+    """TLS settings for https URLs."""
 
     def header_values(self) -> dict[str, str]:
         """Return ``headers`` with their secret values in plain text. Never log the result."""
