@@ -237,7 +237,10 @@ def rewind(
 
 
 def _starts(config: Config, store: StateStore, one: _Standing) -> Mapping[int, int]:
-    """Return the offset of each partition where a table began to read; empty if it began at the first."""
+    """Return the offset in each partition at which a table began to read its topic, from the state store.
+
+    Empty if the table began at the beginning of the topic.
+    """
     from tidesink.sinks.kafka.offsets import is_other_topic
     from tidesink.sinks.worker.starts import known_start
 

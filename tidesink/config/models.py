@@ -383,7 +383,7 @@ class TableOverride(Model):
 
     @property
     def table(self) -> TableId | None:
-        """The table of ``name``; None for an entry with ``match``."""
+        """The table that ``name`` gives; None for an entry with ``match``."""
         return TableId(*self.name.split(".", 1)) if self.name else None
 
     def covers(self, table: TableId) -> bool:

@@ -167,7 +167,7 @@ def topic_without_records(config: Config, table: TableId) -> str | None:
 
 
 def loads_quiet_tables(config: Config) -> bool:
-    """Return True if the config loads tables without records, whose names come from the source database."""
+    """Return True if the config loads source tables that no record names."""
     return may_load_quiet_tables(config) and bool(_loading(config))
 
 
@@ -198,7 +198,7 @@ _ENDS_A_VERSION: Final = (
 
 
 def _history(at: Section) -> Iterator[Problem]:
-    """Yield problems of ``mode: history``, and of settings that have no effect with or without this mode."""
+    """Yield problems of ``mode: history``, of settings without effect in it, and of its column names."""
     config, source = at.config, at.config.source
     if at.own.mode == "history" and source.protocol.startswith("debezium"):
         yield at.problem(
