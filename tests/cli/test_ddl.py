@@ -79,7 +79,7 @@ def test_a_decision_is_heeded_and_stays_known(shop: Shop, verb: str, policy: Any
     code, output = shop.run("ddl", verb, DIGEST[:8])
     assert (code, shop.asked().accepted, shop.asked().resumed) == (0, {DIGEST: policy}, 1)
     assert f"shop.orders: truncate (TRUNCATE TABLE orders): {state}" in output
-    assert "The next one handles the request" in output
+    assert "The next worker handles the request" in output
     (still,) = _listed(shop)
     assert (still["state"], still["waits"], still["digest"]) == (state, True, DIGEST)
     shop.waits()

@@ -158,7 +158,7 @@ def test_a_place_to_go_back_to(bed: Bed, words: list[str], offsets: dict[int, in
         end = (15, 20)[number]
         assert f"partition {number} is read again from {offset} to {end}, {end - offset} offsets" in output
     assert "until this is done, rows may have earlier values" in output
-    assert "The next one handles the request" in output
+    assert "The next worker handles the request" in output
 
 
 def test_another_one_replaces_what_was_asked(bed: Bed) -> None:

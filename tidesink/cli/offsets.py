@@ -193,7 +193,7 @@ def rewind(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Read records of this Kafka timestamp or later again; ISO 8601, UTC if it has no zone.",
+            help="Read records again from this Kafka timestamp on; ISO 8601, in UTC if it has no zone.",
         ),
     ] = None,
     to_commit_ts: Annotated[
@@ -282,7 +282,7 @@ def _show_rewind(
     typer.echo(
         "a worker is alive and handles the request at its next turn"
         if alive
-        else "no worker runs. The next one handles the request"
+        else "no worker runs. The next worker handles the request"
     )
 
 

@@ -591,8 +591,8 @@ def _show_plans(
             typer.echo(f"  {count} invalid dates of column {column} became NULL so far")
         for column, count in counted["ambiguous_times"].items():
             typer.echo(
-                f"  {count} times of column {column} so far are ambiguous: they occur twice when clocks go "
-                "back"
+                f"  {count} values of column {column} so far are ambiguous local times, which occur twice "
+                "when clocks go back"
             )
         for warning in entry.warnings:
             terminal.echo(f"  warning: {warning}")

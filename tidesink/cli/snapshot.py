@@ -408,7 +408,7 @@ def _tell(config: Config, tables: Sequence[TableId], output: OutputFormat, word:
     typer.echo(
         "a worker is alive and handles the request at its next turn"
         if alive
-        else "no worker runs. The next one handles the request"
+        else "no worker runs. The next worker handles the request"
     )
 
 

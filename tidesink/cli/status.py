@@ -584,7 +584,7 @@ Tables = Annotated[list[str], typer.Argument(metavar="TABLE...", help="Tables, a
 Asked = tuple[TableId, "TableStatus | None", "TableControl"]
 WHERE_IT_ENDS = {
     True: "a worker is alive and handles the request at its next turn",
-    False: "no worker runs. The next one handles the request",
+    False: "no worker runs. The next worker handles the request",
 }
 
 
