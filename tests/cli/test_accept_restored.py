@@ -59,5 +59,5 @@ def test_an_unknown_name_is_refused_with_the_nearest(config: Path) -> None:
 def test_where_no_worker_ran_no_store_is_made(config: Path, tmp_path: Path) -> None:
     code, said = _run(config, "a.b")
     assert code == 2
-    assert "no worker has run yet" in said
+    assert "No worker has run yet" in said
     assert not (tmp_path / "state.db").exists()

@@ -137,7 +137,7 @@ def test_status_shows_each_table_and_ends_with_3_where_one_is_unwell(tmp_path: P
     healthy = run("status", str(file))
     assert healthy.exit_code == 0
     assert "shop.a: batches are merged by MERGE: the table has a CHECK constraint" in healthy.stdout
-    assert "shop.a: filtered out: 2 changes whose row does not satisfy" in healthy.stdout
+    assert "shop.a: filtered out: 2 changes of rows that do not satisfy" in healthy.stdout
     store.save_status(
         TableStatus("shop", TableId("shop", "b"), "PAUSED", error="FramingError: x", zero_dates={"d": 3})
     )
@@ -160,20 +160,20 @@ def test_status_says_whether_somebody_works(tmp_path: Path) -> None:
 
     file = tmp_path / "t.yaml"
     run("init", str(file))
-    assert run("status", str(file)).stdout.splitlines()[-1] == "worker: none runs"
+    assert run("status", str(file)).stdout.splitlines()[-1] == "worker: no worker runs"
     store = open_state_store(load_config(file).state)
     Heartbeat(store, "shop").beat()
     shown = run("status", str(file)).stdout
-    assert "no table has been worked on yet" in shown
+    assert "no worker has read a table yet" in shown
     assert re.search(r"^worker: alive \(seen \d+ s ago\)$", shown, re.MULTILINE)
     Heartbeat(store, "shop", lambda: 86_400.0).beat()
     shown = run("status", str(file)).stdout.splitlines()[-1]
-    assert shown.startswith("worker: no worker seen since 1970-01-02 00:00:0")
+    assert shown.startswith("worker: not seen since 1970-01-02 00:00:0")
     store.save_status(TableStatus("shop", TableId("shop", "a"), "IDLE"))
     Heartbeat(store, "shop").end()
     store.close()
     shown = run("status", str(file)).stdout.splitlines()[-1]
-    assert re.fullmatch(r"worker: none runs; no worker seen since \d{4}-.* UTC", shown)
+    assert re.fullmatch(r"worker: no worker runs; last seen \d{4}-.* UTC", shown)
 
 
 def test_debug_shows_the_traceback() -> None:

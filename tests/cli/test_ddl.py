@@ -79,7 +79,7 @@ def test_a_decision_is_heeded_and_stays_known(shop: Shop, verb: str, policy: Any
     code, output = shop.run("ddl", verb, DIGEST[:8])
     assert (code, shop.asked().accepted, shop.asked().resumed) == (0, {DIGEST: policy}, 1)
     assert f"shop.orders: truncate (TRUNCATE TABLE orders): {state}" in output
-    assert "The next one handles the request" in output
+    assert "The next worker handles the request" in output
     (still,) = _listed(shop)
     assert (still["state"], still["waits"], still["digest"]) == (state, True, DIGEST)
     shop.waits()
@@ -147,7 +147,7 @@ def test_a_decision_leaves_a_table_paused_that_a_person_paused(shop: Shop) -> No
         (("shop.orders",), "price: cannot be approved: no type holds both"),
         (("--all-of", "type"), "no type holds both"),
         (("--all-of", "ad"), "there is no such kind (did you mean add?)"),
-        (("--all-of", "widen"), "No change of kind widen waits"),
+        (("--all-of", "widen"), "No schema change of kind widen waits"),
         ((), "Give either tables (schema.table) and digests, or --all-of KIND"),
         (("shop.items", "--all-of", "add"), "give either"),
         (("shop.item",), "did you mean shop.items?"),
@@ -184,7 +184,7 @@ def test_digests_that_begin_alike_are_not_guessed(shop: Shop) -> None:
     shop.waits(one, other)
     code, output = shop.run("ddl", "approve", one.change.digest[:4])
     assert (code, shop.asked()) == (2, TableControl())
-    assert "Give more of it" in output
+    assert "Give more of its digits" in output
     assert shop.run("ddl", "approve", one.change.digest)[0] == 0
 
 
@@ -197,4 +197,4 @@ def test_ddl_events_are_listed_beside_changes(shop: Shop) -> None:
     assert "1970-01-01 00:00:05.000  TRUNCATE  orders[0]@3  TRUNCATE TABLE orders" in output
     assert "label: varchar(9)" in output
     shop.waits(table=ITEMS)
-    assert "no changes and no DDL events of shop.items" in shop.run("ddl", "list", "shop.items")[1]
+    assert "no schema changes and no DDL events of shop.items" in shop.run("ddl", "list", "shop.items")[1]

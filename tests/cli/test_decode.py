@@ -153,9 +153,10 @@ def test_options_that_the_bytes_contradict_are_a_warning(schemas: str, spelling:
     assert result.exit_code == 0
     assert lines(result)[0]["after"]["d"] == "-0.0001"
     assert result.stderr.splitlines() == [
-        "warning: enable-tidb-extension is declared as true, but the bytes have false. The bytes win",
-        "warning: avro-decimal-handling-mode is declared as string, but the bytes have precise. The bytes "
-        "win",
+        "warning: enable-tidb-extension is declared as true, but records were written with false. They are "
+        "decoded as they were written",
+        "warning: avro-decimal-handling-mode is declared as string, but records were written with precise. "
+        "They are decoded as they were written",
     ]
 
 

@@ -104,7 +104,7 @@ def test_where_a_table_stands(bed: Bed) -> None:
     assert "2026-11-26 08:00:00.000" in shown
     assert "rewound" not in shown
     bed.applies(4, 20, again_to=20)
-    assert "rewound, and reads again: partition 0 from 4 to 20" in bed.run("show")
+    assert "rewound, and reading again: partition 0 from 4 to 20" in bed.run("show")
     assert "no table shop.others is known" in bed.run("show", "shop.others", code=2)
 
 
@@ -157,8 +157,8 @@ def test_a_place_to_go_back_to(bed: Bed, words: list[str], offsets: dict[int, in
     for number, offset in offsets.items():
         end = (15, 20)[number]
         assert f"partition {number} is read again from {offset} to {end}, {end - offset} offsets" in output
-    assert "until then rows may have earlier values" in output
-    assert "The next one handles the request" in output
+    assert "until this is done, rows may have earlier values" in output
+    assert "The next worker handles the request" in output
 
 
 def test_another_one_replaces_what_was_asked(bed: Bed) -> None:

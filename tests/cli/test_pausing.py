@@ -26,7 +26,7 @@ def test_a_table_is_asked_to_rest_and_to_go_on(shop: Shop) -> None:
     shop.store.save_status(TableStatus("shop", ORDERS, "IDLE"))
     code, output = shop.run("pause", "SHOP.orders")
     assert (code, shop.asked().rests) == (0, True)
-    assert "The next one handles the request" in output
+    assert "The next worker handles the request" in output
     assert "shop.orders: asked to pause" in shop.run("status")[1]
     shown = json.loads(shop.run("status", "-o", "json")[1])
     assert shown["asked_to_rest"] == [{"schema": "shop", "name": "orders"}]
@@ -49,7 +49,7 @@ def test_a_pending_change_is_checked_again_and_not_decided(shop: Shop) -> None:
     ("words", "said"),
     [
         (("pause", "shop.order"), "did you mean shop.orders?"),
-        (("resume", "shop.orders", "--accept"), "shop.orders has no count that did not add up"),
+        (("resume", "shop.orders", "--accept"), "shop.orders has nothing to accept"),
     ],
 )
 def test_what_means_nothing_is_an_error(shop: Shop, words: tuple[str, ...], said: str) -> None:
@@ -65,7 +65,7 @@ def test_without_a_state_store_nothing_is_made(shop: Shop, tmp_path: Path) -> No
         file.unlink()
     code, output = shop.run("pause", "shop.orders")
     assert code == 2
-    assert "no worker has run yet" in output
+    assert "No worker has run yet" in output
     assert not (tmp_path / "state.db").exists()
 
 
@@ -92,7 +92,7 @@ def test_deletes_that_may_be_missing_are_accepted(shop: Shop) -> None:
     shop.store.save_status(TableStatus("shop", ORDERS, "FAILING", details=details))
     code, said = shop.run("resume", "shop.orders")
     assert (code, shop.asked().accepted) == (0, {})
-    assert "not accepted, so the table stays: deletes may be missing" in said
+    assert "not accepted, so it stays paused: deletes may be missing" in said
     code, said = shop.run("resume", "shop.orders", "--accept")
     assert (code, shop.asked().accepted) == (0, {"d1": "apply"})
     assert "accepted: deletes may be missing" in said

@@ -95,7 +95,7 @@ def test_mutual_tls_with_an_authority_of_ones_own(serve: Serve, settings: Any, t
         ("url: ftp://h", "give a URL such as"),
         (f"url: http://me:{SECRET.replace('/', '')}@h", "not into the URL"),
         (f"url: http://h\nauth: {{token: {SECRET!r}, username: me}}", "exclude each other"),
-        (f"url: http://h\nauth: {{password: {SECRET!r}}}", "give username and password, token, or oauth"),
+        (f"url: http://h\nauth: {{password: {SECRET!r}}}", "set username and password, token, or oauth"),
         (f"url: http://h\nauth: {{oauth: {{client-secret: {SECRET!r}}}}}", "auth.oauth.token-url: required"),
         (f"url: http://h\npasword: {SECRET!r}", "unknown setting"),
         (

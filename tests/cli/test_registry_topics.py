@@ -30,7 +30,7 @@ def test_the_tables_that_a_config_defines(stack: Stack, tmp_path: Path, level: C
     found = said("check", "--config", config, code=int(level == "BACKWARD"))
     (verdict,) = [item for item in found["subjects"] if item["subject"] == value]
     assert (verdict["offline"], verdict["live"]) == ((level == "NONE"),) * 2
-    assert "the config has no definition of it" in found["skipped"]["shop.others"]
+    assert "the config has no definition of this table" in found["skipped"]["shop.others"]
 
 
 def test_an_export_of_a_real_registry_decodes_its_topic(stack: Stack, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_what_a_filter_took_out_is_said_by_itself(capsys: pytest.CaptureFixture[
     show_report(
         RunReport("shop", (TableReport(ORDERS, "t", "IDLE", counters=account.as_counters()),)), SOURCE
     )
-    assert "shop.orders: filtered out: 2 changes whose row does not satisfy" in capsys.readouterr().err
+    assert "shop.orders: filtered out: 2 changes of rows that do not satisfy" in capsys.readouterr().err
     reported: list[str] = []
     ProgressLines(reported.append, brokers="b:1").hear(BatchApplied(ORDERS, 4, account, "v", None))
     assert "applied 4, superseded 3, filtered_out 2 in" in reported[0]

@@ -128,7 +128,7 @@ def test_a_resync_of_the_keys_of_a_report(tmp_path: Path, store: SqlStateStore) 
     code, output = _run(path, *words)
     assert code == 0
     assert "shop.orders: resync of the report's keys requested" in output
-    assert "1 keys with a NULL are left unchanged" in output
+    assert "1 keys contain NULL, and their rows are left unchanged" in output
     first = _asked(store)
     assert first.deletes
     assert first.keys is not None
@@ -143,7 +143,7 @@ def test_a_resync_of_the_keys_of_a_report(tmp_path: Path, store: SqlStateStore) 
     report.write_text("")
     code, output = _run(path, *words, "-o", "json")
     assert code == 0
-    assert "has no key of it" in output
+    assert "has no key of this table" in output
     assert _asked(store) == second
     # A snapshot of the whole table would not go on.
     shown = {"state": "running", "rows": 5, "estimate": 20}
@@ -240,7 +240,7 @@ def test_a_history_has_snapshots_and_no_resync(
     path = _config(tmp_path, **_HISTORY, **target)
     code, output = _run(path, "resync", "shop.orders")
     assert (code, read_controls(store, "shop")) == (2, {})
-    assert "a row that is read neither corrects nor ends a version" in " ".join(output.split())
+    assert "which rows of the source cannot correct" in " ".join(output.split())
     assert _run(path, "snapshot", "start", "shop.orders")[0] == 0
     assert read_controls(store, "shop")[ORDERS].snapshot.started > 0
 
@@ -272,7 +272,7 @@ def test_how_far_snapshots_are(tmp_path: Path, store: SqlStateStore) -> None:
     assert "snapshot running: 500 rows of about 2000" in _run(path, "status")[1]
     assert "2000" in _run(path, "snapshot", "status")[1]
     for deletes, said in (
-        ({"parts": 0, "done": 0, "deletes": 0}, "deletes follow after the rows"),
+        ({"parts": 0, "done": 0, "deletes": 0}, "deletes begin after the last row"),
         ({"parts": 4, "done": 1, "deletes": 7}, "7 deletes, part 1 of 4"),
     ):
         details = {"snapshot": {**shown, "deletes": deletes}}

@@ -22,7 +22,7 @@ def _warnings(sample: dict[str, Any], **source: Any) -> list[str]:
 def test_a_misspelt_table_is_told_of_and_a_pattern_that_fits_none() -> None:
     pattern, warning = _warnings(FLAT_AVRO, topics="{schema}_{table}")
     assert warning.startswith("tables names shop.ordrs, but no topic has it")
-    assert pattern.startswith("tables[2].match: 'audit.*' matches none of the tables")
+    assert pattern.startswith("tables[2].match: 'audit.*' matches none of the found tables")
     assert "(Shop.Orders)" in pattern
 
 
@@ -31,7 +31,7 @@ def test_patterns_of_tables_and_routes_that_fit_some_table_are_not_told_of() -> 
     tables = [{"match": "SHOP.*"}, {"match": "s?op.orders"}]
     config = Config.model_validate({**FLAT_AVRO, "tables": tables, "routes": routes})
     (reported,) = idle_patterns(config, [TableId("Shop", "Orders"), TableId("shop", "b")])
-    assert reported.startswith("routes[0].match: 'other[.](.*)' matches none of the tables")
+    assert reported.startswith("routes[0].match: 'other[.](.*)' matches none of the found tables")
     # Nothing was found yet: nothing is known of the patterns.
     assert list(idle_patterns(config, [])) == []
 

@@ -274,7 +274,7 @@ def test_topics_whose_cluster_is_not_known_are_left_alone(tmp_path: Path, partit
     (data / partition / "00000000000000000000.log").write_bytes(b"records")
     before = _files(data)
     with pytest.raises(
-        DevStackError, match=r"has topics but not the file meta\.properties .* Restore that file"
+        DevStackError, match=r"has topics, but their file meta\.properties is missing\. Restore the file"
     ):
         _broker(tmp_path).prepare(silent)
     assert _files(data) == before

@@ -87,7 +87,7 @@ def _again(config: Path) -> dict[int, tuple[int, int]]:
     found = {at["partition"]: (at["applied"], at["again_to"]) for at in table["partitions"] if at["again_to"]}
     said = status["details"].get("read_again", {})
     assert said == {str(number): list(at) for number, at in found.items()}
-    assert ("rewound, and reads again" in asked(config, "status")) == bool(found)
+    assert ("rewound, and reading again" in asked(config, "status")) == bool(found)
     return found
 
 

@@ -41,14 +41,14 @@ DEBEZIUM: list[tuple[str, dict[str, Any], str, str, str]] = [
         "a connector's offsets without its name",
         changed(CONNECTOR, source__debezium={"offsets-topic": "connect-offsets"}, cuts={}),
         "source.debezium.connector-name",
-        "need each other",
+        "offsets-topic and connector-name must both be set",
         "add it",
     ),
     (
         "a connector's name without its offsets",
         changed(CONNECTOR, source__debezium={"connector-name": "bank"}),
         "source.debezium.offsets-topic",
-        "need each other",
+        "must both be set",
         "add it",
     ),
     (
@@ -69,8 +69,8 @@ DEBEZIUM: list[tuple[str, dict[str, Any], str, str, str]] = [
         "cuts of a connector and its DDL",
         changed(CONNECTOR, source__debezium={**OFFSETS, "schema-change-topic": "bank"}, cuts={}),
         "source.debezium.schema-change-topic",
-        "not with cuts",
-        "remove it, or cuts",
+        "not possible with cuts",
+        "remove it, or remove cuts",
     ),
     *(
         (

@@ -275,7 +275,7 @@ def test_which_zones_set_their_clocks_back(zone: str, found: bool) -> None:
 def test_status_says_how_often_the_policy_chose() -> None:
     status = TableStatus("shop", TableId("shop", "orders"), "RUNNING", ambiguous_times={"made": 2, "paid": 0})
     assert list(count_remarks(status, right(FLAT_AVRO).source)) == [
-        "2 times of column made occur twice when clocks go back, so the other one may be meant "
+        "2 times of column made occur twice when clocks go back, so the other occurrence may be meant "
         "(ambiguous-time)"
     ]
 

@@ -14,7 +14,7 @@ EXTENDED = changed(FLAT_AVRO, source__enable_tidb_extension=True)
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        (changed(FLAT_AVRO, source__checksum="reject"), "no effect without the TiDB extension"),
+        (changed(FLAT_AVRO, source__checksum="reject"), "TiCDC ignores it without the TiDB extension"),
         (changed(CANAL_JSON, source__checksum="warn"), "no effect with protocol canal-json"),
         (changed(EXTENDED, source__checksum="maybe"), "off"),
     ],

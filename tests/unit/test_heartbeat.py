@@ -129,7 +129,10 @@ def _asked(tmp_path: Path, *more: str) -> tuple[int, str]:
 
 
 def test_status_says_whether_the_worker_is_alive(tmp_path: Path) -> None:
-    assert _asked(tmp_path) == (1, "not alive: no worker has left a sign of life, or it has ended\n")
+    assert _asked(tmp_path) == (
+        1,
+        "not alive: no worker of this pipeline has run, or the last one has ended\n",
+    )
     assert not (tmp_path / "state.db").exists()
     store = open_state_store(tmp_path / "state.db")
     heartbeat = Heartbeat(store, "p")

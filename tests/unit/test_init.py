@@ -146,9 +146,7 @@ def test_the_servers_of_another_folder_are_named(
     monkeypatch.chdir(tmp_path)
     _runs(tmp_path / "stack", 1, 2)
     result = run("init", *words)
-    assert (
-        "stack runs a local stack, so the config names it: 127.0.0.1:1, http://127.0.0.1:2" in result.stderr
-    )
+    assert "runs in stack: 127.0.0.1:1, http://127.0.0.1:2" in result.stderr
     assert load_config(Path("tidesink.yaml")).source.brokers == ("127.0.0.1:1",)
 
 

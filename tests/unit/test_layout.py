@@ -96,7 +96,7 @@ def test_the_nearest_list_and_filter_hold() -> None:
         (
             {"columns": ["id"], "except_column_list": ["a"]},
             "except_column_list",
-            "but a list of columns is given",
+            "cannot be used together with columns",
         ),
         ({"columns": ["id", "ID"]}, "columns", "id is listed twice"),
         ({"columns": []}, "columns", "wrong form"),
@@ -179,9 +179,9 @@ def test_metadata_is_named_or_has_its_own_names() -> None:
         (
             {"defaults": {"ignore_null_updates": True}, "source__protocol": "debezium-json"},
             "ignore_null_updates",
-            "omit a value",
+            "leave out an unchanged value",
         ),
-        ({"defaults": {"mode": "append", "filter": "a > 1"}}, "filter", "stores every change"),
+        ({"defaults": {"mode": "append", "filter": "a > 1"}}, "filter", "stores changes as they are"),
         (
             {"defaults": {"mode": "append", "ignore_null_updates": True}},
             "ignore_null_updates",
@@ -193,7 +193,7 @@ def test_metadata_is_named_or_has_its_own_names() -> None:
                 "target": {"type": "http", "url": "http://127.0.0.1:1/x"},
             },
             "ignore_null_updates",
-            "has no stored values",
+            "does not store rows",
         ),
     ],
 )

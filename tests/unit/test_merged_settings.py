@@ -32,8 +32,8 @@ def _config(defaults: dict[str, Any], *tables: dict[str, Any]) -> dict[str, Any]
 @pytest.mark.parametrize(
     ("data", "setting", "reason"),
     [
-        (_config({}, {**ALL, "filter": "a <> 1"}, {**NAMED, **LOG}), "filter", "stores every change"),
-        (_config({"filter": "a <> 1"}, {**NAMED, **LOG}), "filter", "stores every change"),
+        (_config({}, {**ALL, "filter": "a <> 1"}, {**NAMED, **LOG}), "filter", "stores changes as they are"),
+        (_config({"filter": "a <> 1"}, {**NAMED, **LOG}), "filter", "stores changes as they are"),
         (_config({}, {**ALL, **LOG}, {**NAMED, **NULLS}), "ignore_null_updates", "stores each row unchanged"),
         (_config({}, {**ALL, **BY_SOURCE}, {**NAMED, **NULLS}), "ignore_null_updates", "may arrive late"),
         (_config({}, {**ALL, **LOG}, {**NAMED, **BY_SOURCE}), "sequence_by", "mode append"),
@@ -101,7 +101,7 @@ ONLY_PATTERNS = _config({}, {"match": "shop.ord*", "filter": "a <> 1"}, {**ALL, 
 def test_a_table_that_only_the_run_knows_is_refused_where_its_decoding_opens() -> None:
     around = WorkerContext.__new__(WorkerContext)
     object.__setattr__(around, "config", right(ONLY_PATTERNS))
-    with pytest.raises(ConfigError, match=r"filter of shop\.orders: mode: append stores every") as caught:
+    with pytest.raises(ConfigError, match=r"filter of shop\.orders: mode append stores changes") as caught:
         open_decoding(around, "app", ORDERS, session=cast("Any", None))
     assert caught.value.context == {"table": "shop.orders"}
 
@@ -114,4 +114,4 @@ def test_its_plan_says_so() -> None:
         config, "app", shape_of(schema, keys=("a",), zero_date=settings.zero_date), types_from="ddl"
     )
     assert plan.problem is not None
-    assert "mode: append stores every change" in plan.problem
+    assert "mode append stores changes as they are" in plan.problem

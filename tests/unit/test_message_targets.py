@@ -137,10 +137,10 @@ def test_what_is_wrong_with_a_kafka_target_is_said(more: dict[str, Any], field: 
         ({"url": "http://h:x/"}, "target.url", "give a URL"),
         ({"url": "http://me:s3cr3t@h/"}, "target.url", "target.auth"),
         ({"url": "http://{schema}.h/"}, "target.url", "host name"),
-        ({"url": "http://h/{day}"}, "target.url", "another placeholder"),
+        ({"url": "http://h/{day}"}, "target.url", "unknown placeholder"),
         ({"url": "http://h/#a"}, "target.url", "fragment"),
         ({"auth": {"token": "s3cr3t", "username": "me"}}, "target.auth", "exclude each other"),
-        ({"auth": {"username": "me"}}, "target.auth", "give username and password"),
+        ({"auth": {"username": "me"}}, "target.auth", "set username and password"),
         ({"tls": {"ca": "/nowhere.pem"}}, "target.tls.ca", "the file does not exist"),
         ({"method": "GET"}, "target.method", "POST"),
         ({"batch-rows": 0}, "target.batch-rows", "1 or more"),
@@ -161,9 +161,11 @@ def test_what_a_target_of_messages_cannot_do_is_said_before_the_run() -> None:
     assert set(wrong(soft)) == {"defaults.deletes", "tables[0].deletes"}
     same = with_target({**KAFKA, "brokers": CANAL_JSON["source"]["brokers"][0], "topic": "app"})
     assert "a prefix" in str(wrong(same)["target.topic"])
-    assert "source has none" in str(wrong(with_target({**KAFKA, "protocol": "debezium"}))["target.protocol"])
+    assert "source's records do not have one" in str(
+        wrong(with_target({**KAFKA, "protocol": "debezium"}))["target.protocol"]
+    )
     extended = wrong(with_target({**KAFKA, "enable-tidb-extension": True}))
-    assert "source has none" in str(extended["target.enable-tidb-extension"])
+    assert "source's records do not have one" in str(extended["target.enable-tidb-extension"])
     source = {**CANAL_JSON["source"], "enable-tidb-extension": True}
     right({**with_target({**KAFKA, "protocol": "debezium"}), "source": source})
 

@@ -71,8 +71,8 @@ def test_status_shows_them_beside_those_ever_written(store: SqlStateStore, tmp_p
         return CliRunner().invoke(app, ["status", str(file), *options]).stdout
 
     way = f": `tidesink dlq show --config {file} shop.orders`"
-    assert f"shop.orders: dead letters: 2 open of 2 in the table's life{way}\n" in shown()
+    assert f"shop.orders: dead letters: 2 open of 2 written so far{way}\n" in shown()
     note_open(store, "shop", None, tuple)
-    assert "shop.orders: dead letters: 0 open of 2 in the table's life\n" in shown()
+    assert "shop.orders: dead letters: 0 open of 2 written so far\n" in shown()
     assert "shop.lines: dead letters" not in shown()
     assert [one["open_dead_letters"] for one in json.loads(shown("-o", "json"))["tables"]] == [0, 0]

@@ -157,7 +157,7 @@ def test_a_step_that_is_tried_again_shows_in_the_status(shop: _Shop, error: Tide
     assert "shop.orders: since: 2027-01-15 08:00:" in lines
     assert "shop.orders: next: the worker tries again by itself, " in lines
     assert "shop.orders: lag: 6 records are not applied, " in lines
-    assert "since Kafka's time of the oldest one" in lines
+    assert "since the Kafka timestamp of the oldest one" in lines
     (table,) = found[0]["tables"]
     assert (table["state"], table["lag"]["records"], table["lag"]["of"]) == ("IDLE", 6, "kafka")
     assert table["failure"]["error"] == table["error"] == f"{type(error).__name__}: {error}"
@@ -212,7 +212,7 @@ def test_a_failing_table_says_what_comes_next(tmp_path: Path, *, ends: bool) -> 
     (table,) = found["tables"]
     assert table["state"] == "FAILING"
     again = "shop.orders: next: the worker tries again by itself, "
-    run = f"Remove the cause, then run `tidesink run --config {shop.file}`"
+    run = f"Fix the cause, then run `tidesink run --config {shop.file}`"
     assert ((again in shown.stdout), (run in shown.stdout)) == (not ends, ends)
     assert (table["failure"]["next_try"] is None) is ends
     assert "Nothing is lost" in shown.stdout
@@ -241,7 +241,7 @@ def test_a_worker_that_was_stopped_in_an_outage_is_not_alive_and_its_tables_are_
     assert (report.interrupted, [table.state for table in report.tables]) == (True, ["IDLE"])
     shown, found = shop.asked(), shop.json()
     assert (found["worker"]["alive"], shown.exit_code) == (False, 3)
-    assert "worker: none runs" in shown.stdout
+    assert "worker: no worker runs" in shown.stdout
     assert f"shop.orders: error: TransientTargetError: {DOWN}" in shown.stdout
     assert found["tables"][0]["failure"]["next_try"] is None
     assert found["tables"][0]["lag"]["records"] == 6
@@ -279,8 +279,8 @@ def test_a_worker_that_is_stopped_before_a_table_opens_knows_how_far_it_was(
 
 def test_the_lag_of_tables_without_a_worker_is_as_of_then(shop: _Shop) -> None:
     shop.store.save_status(TableStatus("shop", ORDERS, "IDLE", details={"lag": 3}))
-    way = f"`tidesink offsets show --config {shop.file}` asks Kafka"
-    assert f"\nlag: as of each table's last update; {way}\n" in shop.asked().stdout
+    way = f"`tidesink offsets show --config {shop.file}` reads it from Kafka"
+    assert f"\nlag: as of each table's last update. {way}\n" in shop.asked().stdout
     Heartbeat(shop.store, "shop", failures=Failures()).beat()
     assert "as of each table" not in shop.asked().stdout
 

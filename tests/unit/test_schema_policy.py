@@ -201,7 +201,7 @@ def test_what_only_ddl_tells_is_no_setting_without_it(protocol: dict[str, Any]) 
 def test_what_a_target_cannot_do_is_refused() -> None:
     http = {"type": "http", "url": "http://127.0.0.1:1/"}
     data = changed(CANAL_JSON, target=http, **{"defaults__schema_changes": {"rename": "apply"}})
-    assert "forwards rows" in wrong(data)["defaults.schema-changes.rename"].reason
+    assert "sends each row" in wrong(data)["defaults.schema-changes.rename"].reason
 
 
 def test_a_plan_says_what_nothing_tells() -> None:
@@ -213,7 +213,7 @@ def test_a_plan_says_what_nothing_tells() -> None:
     assert "flat-avro" in said
     assert "rename" not in shown_policies(unreported.defaults.schema_changes, unreported)
     passing = right(changed(CANAL_JSON, target={"type": "http", "url": "http://127.0.0.1:1/"}))
-    assert "forwards rows" in next(unreported_changes(passing))
+    assert "sends each row" in next(unreported_changes(passing))
 
 
 def test_what_was_accepted_before_changes_had_a_moment_is_still_ignored() -> None:

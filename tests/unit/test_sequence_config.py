@@ -67,7 +67,7 @@ def test_how_long_deletes_are_remembered_is_a_tables_own() -> None:
     ("defaults", "reason"),
     [
         ({"sequence_by": "source", "tombstone-retention": "0s"}, "not a number that fits"),
-        ({"tombstone-retention": "1d"}, "has no effect under sequence_by: kafka"),
+        ({"tombstone-retention": "1d"}, "has no effect with sequence_by: kafka"),
     ],
 )
 def test_a_retention_that_forgets_at_once_or_does_nothing_is_refused(

@@ -90,11 +90,11 @@ def test_settings_say_where_and_hide_the_password() -> None:
         ({"url": "postgresql://db:port/shop"}, "give a URL such as postgresql://"),
         ({"table": "{table}"}, "use both placeholders"),
         ({"table": "{schema}_{table}"}, "two names with a dot"),
-        ({"table": "{schema}.{table}.{x}"}, "another placeholder"),
+        ({"table": "{schema}.{table}.{x}"}, "unknown placeholder"),
         ({"tls": {"mode": "sometimes"}}, "verify-ca"),
-        ({"view": "live"}, "a name that contains {table} and more"),
-        ({"view": "{schema}.{table}"}, "a name that contains {table} and more"),
-        ({"view": "{table}"}, "a name that contains {table} and more"),
+        ({"view": "live"}, "a name that contains {table} and other characters"),
+        ({"view": "{schema}.{table}"}, "a name that contains {table} and other characters"),
+        ({"view": "{table}"}, "a name that contains {table} and other characters"),
     ],
 )
 def test_settings_are_refused_with_the_reason(change: dict[str, Any], said: str) -> None:

@@ -308,12 +308,11 @@ def test_plan_says_where_a_table_begins_and_why_it_rests() -> None:
 
     assert warnings("earliest") == ()
     assert warnings("latest") == (
-        "start: latest: a table without applied records begins there. Earlier records of its topic are not "
-        "applied",
+        "start: latest: the table begins with the records from then on. Earlier records are not applied",
     )
     begun = TableStatus("shop", T, "PAUSED", batch=3, error="A schema change waits")
     assert warnings("latest", begun) == (
-        "start: latest has no effect: the table has begun already. `tidesink offsets rewind` makes it "
-        "read its topic again",
-        "The table is PAUSED, as its worker last reported: A schema change waits",
+        "start: latest has no effect, because records of the table are already applied. To read its topic "
+        "again, use `tidesink offsets rewind`",
+        "The worker last reported that the table is PAUSED: A schema change waits",
     )

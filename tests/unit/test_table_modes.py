@@ -72,7 +72,7 @@ def test_words_that_contradict_each_other_are_refused(said: dict[str, Any]) -> N
         (
             changed(DATED, defaults={"mode": "history", "sequence_by": "kafka"}),
             "defaults.sequence_by",
-            "ordered by commit_ts",
+            "changes by commit_ts",
         ),
         (
             changed(DATED, defaults={"mode": "history", "deletes": "soft"}),

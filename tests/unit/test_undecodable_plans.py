@@ -23,7 +23,7 @@ def test_records_that_become_dead_letters_are_a_warning_and_others_a_problem() -
     assert set_aside.warnings == (
         "first",
         "2 of the 200 sampled records cannot be decoded. The first error: FramingError: no JSON. The "
-        "worker stores them as dead letters (bad-record: dead-letter).",
+        "worker stores such records as dead letters (bad-record: dead-letter).",
     )
     stopped = bad.told(right(changed(CANAL_JSON)), plan)
     assert "2 of the 200 sampled records cannot be decoded" in str(stopped.problem)

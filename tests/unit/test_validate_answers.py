@@ -27,8 +27,8 @@ def test_topics_that_are_not_read_are_named_with_the_reason() -> None:
         )
     )
     assert topics_read(config, TOPICS) == (
-        "2 of 10 topics are read: shop_a, shop_b; not read (Kafka's own): __consumer_offsets; "
-        "not read (the topic of dead letters): letters; "
+        "2 of 10 topics are read: shop_a, shop_b; not read (internal to Kafka): __consumer_offsets; "
+        "not read (dead letter topic): letters; "
         "not read (no rule of source.topics matches): other, x1, x2, x3, x4, …"
     )
 

@@ -1,1 +1,1 @@
-"""The command line: one small module a command; ``main`` puts them together."""
+"""The command line: one module per command; ``main`` combines them."""

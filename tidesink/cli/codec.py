@@ -1,12 +1,13 @@
-"""``tidesink decode`` and ``encode``: Kafka records to events, and decoded lines back to records.
+"""``tidesink decode`` and ``encode``: decode Kafka records to events, and encode decoded lines to records.
 
-For people an event is a head line, followed by a line per column, with changes marked. The producer options
-that were declared are compared with the bytes; if they differ, the bytes win.
+As text, an event is a head line (kind, table, location in Kafka, commit time) followed by a line per column;
+a changed column shows its old and new value. ``decode`` compares the producer options that the user declared
+with the bytes, and warns if they differ. It then decodes by the bytes.
 
-A flat-avro line with schema ids is written with exactly those schemas, and so under the options they were
-built with. The width of BIT, which no schema has, is in the line's extension. The ``commit_ts`` of a
-canal-json line shows the TiDB extension, and ``extension.mysqlType`` has full types. In JSON protocols
-``extension.compression`` is the record's compression.
+``encode`` writes a flat-avro line that has schema ids with exactly those schemas, and therefore with the
+producer options that the schemas were built with. The line's ``extension`` holds what the schema lacks: the
+width of BIT columns; for canal-json the full column types (``mysqlType``); for JSON protocols the record's
+``compression``. A canal-json line with a ``commit_ts`` was written with the TiDB extension.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def decode(
     start: Annotated[
         str | None,
         typer.Option(
-            "--from", help="earliest (the default), latest, an offset, or @ms since 1970; with --topic."
+            "--from", help="Start of --topic: earliest (the default), latest, an offset, or @ms since 1970."
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option("--max", help="Stop after this many records.")] = None,
@@ -82,8 +83,8 @@ def decode(
 ) -> None:
     """Show the events in Kafka records.
 
-    The records come from a topic, a capture file or stdin. A record that cannot be decoded becomes a line
-    with the reason and the bytes; the exit code is then 1.
+    The records come from a topic, a capture file or stdin. A record that cannot be decoded is shown with the
+    reason and its bytes, and the exit code is 1.
     """
     codec = found.open_codec()
     checked = _strict(found) if strict else None
@@ -106,8 +107,8 @@ def decode(
 def _strict(found: sources.Setting) -> CanalJsonSchema:
     if found.protocol != "canal-json":
         raise ConfigError(
-            f"--strict has no effect with {found.protocol}, whose records are always read by their own "
-            "schema. Remove it."
+            f"--strict only applies to canal-json. {found.protocol} records are always decoded with their "
+            "own schema. Remove --strict."
         )
     return CanalJsonSchema(found.options)
 
@@ -116,7 +117,7 @@ class _Reported(logging.Handler):
     """Prints a codec's warnings, such as a wrong checksum, on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one warning."""
+        """Print one codec warning on stderr."""
         warn(record.getMessage())
 
 
@@ -126,10 +127,12 @@ _REPORTED = _Reported()
 def decoded_lines(
     codec: Codec, message: Message, observed: Observed, *, checked: CanalJsonSchema | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the lines of one record: its events, or the error. ``checked`` validates the record first.
+    """Yield the output lines of one record: a line per event, or an error line if it cannot be decoded.
+
+    ``checked``: JSON Schema of canal-json against which the record is validated first, or None.
 
     Raises:
-        RegistryError: the registry does not answer, or refuses access, so that no record can be checked.
+        RegistryError: the registry does not answer or refuses access.
     """
     try:
         if checked is not None:
@@ -149,7 +152,7 @@ def _may_compress(codec: Codec) -> bool:
 
 
 def _with_compression(lines: list[dict[str, Any]], value: bytes | None) -> list[dict[str, Any]]:
-    """Add the record's compression to its lines, so that ``encode`` writes it the same way."""
+    """Store a compressed record's compression in its lines, so that ``encode`` compresses it the same way."""
     kind = compression_of(value or b"")
     if kind != "none":
         for line in lines:
@@ -158,7 +161,7 @@ def _with_compression(lines: list[dict[str, Any]], value: bytes | None) -> list[
 
 
 def _writer(output: OutputFormat, *, at_once: bool) -> Callable[[dict[str, Any]], None]:
-    """Return the function that writes a line. ``at_once``: flush each line, since a reader waits for it."""
+    """Return a function that prints a decoded line. ``at_once``: flush stdout after each JSON line."""
     if output is OutputFormat.TEXT:
         return _text_writer()
     stream = sys.stdout.buffer
@@ -200,7 +203,7 @@ _LONGEST = 200
 
 
 def human_lines(line: dict[str, Any]) -> Iterator[str]:
-    """Format one decoded line in rich's markup."""
+    """Yield the text lines that show a decoded line (an event or an error), in rich's markup."""
     yield _head(line)
     if line["type"] == "error":
         yield f"  {escape(line['error'])}: {escape(line['reason'])}"
@@ -259,14 +262,14 @@ def _size(text: str | None) -> str:
 
 
 def record_line(message: Message) -> str:
-    """Format a record as one plain line: its location, and its bytes in hexadecimal digits."""
+    """Format a record as one line of text: its location in Kafka, and its key and value in hex digits."""
     parts = [f"{message.topic}[{message.partition}]@{message.offset}"]
     for name, data in (("key", message.key), ("value", message.value)):
         parts.append(f"{name} {'null' if data is None else data.hex()}")
     return "  ".join(parts)
 
 
-# Types in Avro fields, and the option values that write them (tiflow c7b2588).
+# The column type and Avro type of a field show the producer option that wrote it (tiflow c7b2588).
 _MODES = {
     ("DECIMAL", "bytes"): ("avro_decimal_handling_mode", "precise"),
     ("DECIMAL", "string"): ("avro_decimal_handling_mode", "string"),
@@ -277,7 +280,7 @@ _MARKS = {"enable_tidb_extension": "_tidb_commit_ts", "avro_include_before_value
 
 
 class Observed:
-    """Compares each declared option with the bytes; a difference is shown once."""
+    """Compares the producer options that the user declared with those that decoded events show."""
 
     def __init__(self, setting: Setting) -> None:
         self._declared = setting.declared
@@ -287,7 +290,7 @@ class Observed:
         self._seen: dict[str, set[Any]] = {}
 
     def see(self, event: Event) -> None:
-        """Record the options that one event shows."""
+        """Record the producer options that one decoded event shows."""
         if not self._declared or not isinstance(event, ChangeEvent) or self._is_debezium:
             return
         if event.schema_id is None:
@@ -302,7 +305,7 @@ class Observed:
         try:
             record = json.loads(self._registry.schema_by_id(schema_id))
         except (RegistryError, ValueError):
-            return  # decoding has reported it already
+            return  # the decoder has reported this error already
         fields = {field["name"]: field for field in record.get("fields", ())}
         for option, mark in _MARKS.items():
             self._note(option, mark in fields)
@@ -315,17 +318,20 @@ class Observed:
         self._seen.setdefault(option, set()).add(value)
 
     def warnings(self) -> Iterator[str]:
-        """Yield one text for each declared option that the bytes contradict."""
+        """Yield one warning for each declared option that differs from the decoded events."""
         for option, declared in self._declared.items():
             others = self._seen.get(option, set()) - {declared}
             if others:
                 name = option.replace("_", "-")
                 found = _word(others.pop())
-                yield f"{name} is declared as {_word(declared)}, but the bytes have {found}. The bytes win"
+                yield (
+                    f"{name} is declared as {_word(declared)}, but records were written with {found}. "
+                    "They are decoded as they were written"
+                )
 
 
 def _spelling(field: dict[str, Any]) -> tuple[str, str]:
-    """Return a field's ``tidb_type`` and Avro type, without its union."""
+    """Return a field's ``tidb_type`` and Avro type; for a union, those of the branch with a ``tidb_type``."""
     branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
     for branch in branches:
         if isinstance(branch, dict) and "connect.parameters" in branch:
@@ -339,12 +345,12 @@ def _word(value: Any) -> str:
 
 # TiCDC's default terminator between canal-json objects that share a value (tiflow c7b2588).
 _TERMINATOR = b"\r\n"
-# Number of refusals that are shown one by one; a capture may have a million of one kind.
+# Number of encoding errors that are shown one by one; a file may have a million of one kind.
 _MOST_REPORTED: Final = 20
 
 
 class Encoded(NamedTuple):
-    """A line and its result: a record, None if the protocol sends nothing for it, or an error."""
+    """A decoded line and its record: None if the protocol sends none for the line, or the encoding error."""
 
     number: int
     line: Line
@@ -361,11 +367,11 @@ def encode(
     ] = False,
     output: Output = OutputFormat.JSON,
 ) -> None:
-    """Turn lines of decode -o json back into records.
+    """Turn lines of decode -o json back into Kafka records.
 
-    It reads JSON Lines and writes capture lines. The bytes of a line of type error are written unchanged. The
-    exit code is 1 if a line cannot be written. Its number and the reason are on stderr; the others are
-    written.
+    The command reads JSON Lines and writes a capture line per record. The bytes in a line of type error are
+    written unchanged. If a line cannot be encoded, its line number and the reason are printed on stderr, the
+    other lines are written, and the exit code is 1.
     """
     name = file or "-"
     unsent = refused = 0
@@ -380,9 +386,9 @@ def encode(
             write(message)
     sys.stdout.flush()
     if unsent:
-        warn(f"{unsent} lines have no record: {found.protocol} sends nothing for them under these options")
+        warn(f"{unsent} lines were skipped: {found.protocol} sends no record for them under these options")
     if refused:
-        warn(f"lines that cannot be written as {found.protocol}: {refused}. The others were written")
+        warn(f"lines that cannot be written as {found.protocol}: {refused}. All other lines were written")
         raise typer.Exit(terminal.FAILED)
 
 
@@ -390,15 +396,15 @@ def _show_refusal(error: EncodeError, count: int) -> None:
     if count <= _MOST_REPORTED:
         sys.stderr.write(error_block(error))
     elif count == _MOST_REPORTED + 1:
-        sys.stderr.write(f"more lines cannot be written. Only the first {_MOST_REPORTED} were shown\n")
+        sys.stderr.write(f"more lines cannot be written. Only the first {_MOST_REPORTED} errors are shown\n")
 
 
 def encoded(name: str, encode_line: EncodeLine) -> Iterator[Encoded]:
-    """Yield each line of a file with its record or its error.
+    """Encode a file of decoded lines. Yields each line with its record or its encoding error.
 
     Raises:
-        ConfigError: a line was not printed by ``decode -o json``; the message has its number.
-        RegistryError: the registry does not answer, or refuses access, so that no line can be checked.
+        ConfigError: a line was not printed by ``decode -o json``; the message has its line number.
+        RegistryError: the registry does not answer or refuses access.
     """
     for number, line in json_lines(name):
         try:
@@ -415,10 +421,10 @@ def encoded(name: str, encode_line: EncodeLine) -> Iterator[Encoded]:
 
 
 def given_bytes(line: Line) -> EncodedRecord:
-    """Return the bytes of an error line.
+    """Return the record whose bytes an error line stores.
 
     Raises:
-        ConfigError: the line has no bytes, no valid base64, or no position.
+        ConfigError: the line has no bytes, its bytes are not valid base64, or it has no position.
     """
     if "key_b64" not in line or "value_b64" not in line:
         raise ConfigError("an error line needs key_b64 and value_b64.")
@@ -427,9 +433,10 @@ def given_bytes(line: Line) -> EncodedRecord:
 
 
 def joined(lines: Iterable[Encoded]) -> Iterator[Message | EncodeError | None]:
-    """Yield one message per record: events that shared a record (index 1, 2, …) are joined again.
+    """Yield one message per Kafka record. Events that came from the same record are joined into it again.
 
-    If a line of a record cannot be encoded, the record is not written, and each of its lines yields an error.
+    If one line of a record cannot be encoded, the record is dropped, and each of its lines yields an error.
+    A line for which the protocol sends no record yields None.
     """
     shared: list[Encoded] = []
     for one in lines:
@@ -464,7 +471,7 @@ def _refusal(one: Encoded) -> EncodeError:
         return one.record
     position = position_of(one.line)
     return EncodeError(
-        "Another line of the same record cannot be written, and a record is only written whole.",
+        "The line was not written, because another line of the same Kafka record cannot be encoded.",
         topic=position.topic,
         partition=position.partition,
         offset=position.offset,
@@ -492,25 +499,26 @@ EncodeLine = Callable[[Line], EncodedRecord | None]
 
 
 def line_encoder(setting: Setting, *, register: bool) -> EncodeLine:
-    """Return the function that turns a decoded line of the setting's protocol into its record.
+    """Return a function that encodes a decoded line to a Kafka record of the setting's protocol.
 
-    It returns None if the protocol sends nothing for the line. With ``register`` it may register the schemas
-    of lines without ids.
+    The function returns None if the protocol sends no record for the line. ``register``: the function may
+    register the schemas of lines that have no schema ids.
 
     Raises:
-        ConfigError: lines of this protocol have no ids, and ``register`` is False.
+        ConfigError: the protocol is debezium-avro, whose lines have no schema ids, and ``register`` is False.
     """
     if setting.protocol == "canal-json":
         return CanalJsonLines(setting.options, setting.definitions, setting.declared).encode
     if setting.protocol == "debezium-avro" and not register:
         raise ConfigError(
-            f"{setting.protocol} registers the schemas that --table-definition makes. Give --register."
+            f"{setting.protocol} lines have no schema ids, so the schemas of --table-definition must be "
+            "registered. Give --register."
         )
     return SchemaLines(setting, register=register).encode
 
 
 class SchemaLines:
-    """Encodes lines with the types of their schema (flat-avro) or of a table definition."""
+    """Encodes decoded lines with the column types of a registered schema (flat-avro) or table definition."""
 
     def __init__(self, setting: Setting, *, register: bool) -> None:
         self._setting = setting
@@ -518,17 +526,17 @@ class SchemaLines:
         self._register = register
         self._codec = open_codec(setting.protocol, registry=setting.registry, options=setting.options)
         self._codecs: dict[tuple[bool, Compression], Codec] = {}
-        # Without a registry only the option shows whether DDL is sent with the extension.
+        # For protocols without a registry, only the option decides whether DDL has the TiDB extension.
         in_avro = CODECS[setting.protocol].registry
         self._sent = (WatermarkEvent, DdlEvent) if in_avro else (WatermarkEvent,)
         self._schemas: dict[tuple[int, tuple[str, ...]], TableSchema] = {}
 
     def encode(self, line: Line) -> EncodedRecord | None:
-        """Return the record of one line.
+        """Return the Kafka record of one decoded line, or None if the protocol sends none for it.
 
         Raises:
             ConfigError: the line was not printed by ``decode -o json``.
-            EncodeError: the line does not fit its schema, has no schema, or cannot be written.
+            EncodeError: the line does not fit its schema, has no schema, or the protocol cannot express it.
             RegistryError: a schema cannot be read or registered.
         """
         event = event_of(line, self._schema_of)
@@ -540,14 +548,14 @@ class SchemaLines:
                 return codec.encode_with_ids(event)
             if not self._register:
                 raise EncodeError(
-                    "The line has no schema_id. Give --register to register the schema that "
-                    "--table-definition makes.",
+                    "The line has no schema_id. Give --register to register the schema of "
+                    "--table-definition.",
                     table=str(event.table),
                 )
         return codec.encode(event, topic=topic)
 
     def _codec_of(self, line: Line, *, control: bool) -> Codec:
-        """Return the codec of a line. The line has the record's compression if no option sets it."""
+        """Return the codec that encodes a line. Without an option, the line determines the compression."""
         options = self._setting.options
         if "large_message_handle_compression" not in self._setting.declared:
             kind = _compression(line.get("extension") or {})
@@ -555,7 +563,7 @@ class SchemaLines:
         place = control, options.large_message_handle_compression
         if place not in self._codecs:
             if control:
-                # A topic with watermarks was written with the extension, and Avro's DDL with both options.
+                # TiCDC only sends watermarks with the TiDB extension, and DDL in Avro with both options.
                 options = replace(options, enable_tidb_extension=True, avro_enable_watermark=True)
             setting = self._setting
             self._codecs[place] = open_codec(setting.protocol, registry=setting.registry, options=options)
@@ -564,7 +572,7 @@ class SchemaLines:
     def _schema_of(self, line: Line) -> TableSchema:
         if not isinstance(self._codec, FlatAvroCodec):
             family = self._codec.name.partition("-")[0].capitalize()
-            return _defined(self._definitions, line, reported=f"a {family} line has none")
+            return _defined(self._definitions, line, reported=f"{family} lines contain no column types")
         ids = line.get("schema_id") or {}
         schema_id = ids.get("value") if ids.get("value") is not None else ids.get("key")
         if schema_id is None:
@@ -581,7 +589,7 @@ class SchemaLines:
 
 
 class CanalJsonLines:
-    """Encodes lines to canal-json."""
+    """Encodes decoded lines to canal-json records."""
 
     def __init__(
         self, options: CodecOptions, definitions: TableDefinitions, declared: Mapping[str, Any]
@@ -593,7 +601,7 @@ class CanalJsonLines:
         self._codecs: dict[CodecOptions, CanalJsonCodec] = {}
 
     def encode(self, line: Line) -> EncodedRecord | None:
-        """Return the record of one line.
+        """Return the canal-json record of one decoded line, or None if canal-json sends none for it.
 
         Raises:
             ConfigError: the line was not printed by ``decode -o json``.
@@ -645,7 +653,7 @@ def _compression(extension: Mapping[str, Any]) -> Compression:
     return cast("Compression", kind)
 
 
-_NO_TYPES = "the line has no schema_id and no extension.mysqlType, and no DDL came before it"
+_NO_TYPES = "the line has no schema_id and no extension.mysqlType, and no DDL of its table precedes it"
 
 
 def _defined(definitions: TableDefinitions, line: Line, *, reported: str = _NO_TYPES) -> TableSchema:

@@ -1,4 +1,7 @@
-"""``tidesink cut``: the cuts of a pipeline, and whether their versions can still be read."""
+"""``tidesink cut``: lists a pipeline's cuts, and shows whether the table versions of a cut can still be read.
+
+A cut records the version of each table that holds exactly the changes up to one commit_ts.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.targets.cuts import CutTable
     from tidesink.sinks.targets.lake.cuts import Cut
 
-app = typer.Typer(no_args_is_help=True, help="All tables of a pipeline as of one instant.")
+app = typer.Typer(no_args_is_help=True, help="Cuts: the versions of all tables as of one commit time.")
 
 
 def list_cuts(
@@ -35,7 +38,7 @@ def list_cuts(
     limit: Annotated[int, typer.Option(min=1, help="Show the newest N cuts.")] = 20,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """List the stored cuts, the newest first, and what the next one waits for."""
+    """List the stored cuts, newest first, and show what the next cut waits for."""
     settings = chosen_config(None, config_option)
     note(f"{settings.pipeline}: starting Spark")
     with started_spark(settings) as spark:
@@ -55,7 +58,7 @@ def list_cuts(
     ]
     show_table(None, ("commit_ts", "time", "published", "tables"), rows)
     if len(found) > limit:
-        typer.echo(f"{len(found) - limit} older cuts are kept: --limit shows more")
+        typer.echo(f"{len(found) - limit} older cuts are not listed. Show more with --limit")
     for line in cut_lines(waits):
         typer.echo(line)
 
@@ -63,14 +66,14 @@ def list_cuts(
 def show(
     at: Annotated[
         str | None,
-        typer.Argument(help="A commit_ts, or a time of the source (UTC); chooses the newest cut up to it."),
+        typer.Argument(help="A commit_ts or commit time (UTC); chooses the newest cut at or before it."),
     ] = None,
     config_option: ConfigOption = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show the version of each table in a cut, and whether it can still be read.
+    """Show the version of each table in a cut, and whether that version can still be read.
 
-    Without a time it shows the newest cut. The exit code is 3 if a version can no longer be read.
+    The default is the newest cut. The exit code is 3 if a table's version can no longer be read.
     """
     settings = chosen_config(None, config_option)
     note(f"{settings.pipeline}: starting Spark")

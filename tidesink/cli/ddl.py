@@ -1,4 +1,4 @@
-"""``tidesink ddl``: changes of tables that wait for a decision, past decisions, and DDL events."""
+"""``tidesink ddl``: lists schema changes and DDL events, and approves or rejects changes that wait."""
 
 from __future__ import annotations
 
@@ -44,45 +44,45 @@ if TYPE_CHECKING:
     from tidesink.sinks.worker.control import TableControl
 
 app = typer.Typer(
-    help="Changes of tables that wait for a decision, and DDL events.",
+    help="Schema changes that wait for a decision, and DDL events.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 AnyTables = Annotated[
-    list[str] | None, typer.Argument(metavar="[TABLE]...", help="schema.table; the default is all.")
+    list[str] | None, typer.Argument(metavar="[TABLE]...", help="Tables (schema.table); the default is all.")
 ]
 Limit = Annotated[int, typer.Option("--max", min=1, help="Show at most this many DDL events.")]
-Named = Annotated[str, typer.Argument(metavar="DIGEST|TABLE", help="A change's digest, or schema.table.")]
+Named = Annotated[str, typer.Argument(metavar="DIGEST|TABLE", help="Digest of a change, or schema.table.")]
 Chosen = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[TABLE|DIGEST]...",
-        help="A change's digest, or schema.table for all changes that the table's status shows.",
+        help="Digest of a change, or schema.table for all waiting changes of a table.",
     ),
 ]
 AllOf = Annotated[
     str | None,
     typer.Option(metavar="KIND", help="All waiting changes of this kind, such as add, in all tables."),
 ]
-# Shorter starts of a digest are refused as mistakes.
+# At least four characters: a shorter text is not accepted as the start of a digest.
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{4,16}")
 _STATES: Final[Mapping[str | None, str]] = {None: "waits", "apply": "approved", "ignore": "rejected"}
 _CHOICES: Final[Mapping[str | None, str]] = {"apply": "applied by policy", "ignore": "ignored by policy"}
-# A decided change offers no further choices.
+# A decided change accepts no further decision.
 _WAITS_NOT: Final = {"accepts": [], "reason": ""}
 
 
 @dataclass(frozen=True)
 class TableChange:
-    """A change that a table's status shows, or that was decided.
+    """A schema change of a table that waits for a decision, or that was decided.
 
-    change: The change, as the status has it.
-    policy: The decision, or None.
+    change: The change as a JSON object, as stored in the table's status.
+    policy: The decision (apply or ignore), or None if there is none yet.
     decided: Time of the decision, in seconds since 1970.
-    waits: True if the status shows it as pending; a decided change is pending until a worker has read the
-        decision.
-    by_policy: True if the config decided it, and not a person.
+    waits: True if the table's status shows the change as pending. A decided change stays pending until a
+        worker has read the decision.
+    by_policy: True if a policy of the config made the decision, False if a person did.
     """
 
     table: TableId
@@ -94,16 +94,16 @@ class TableChange:
 
     @property
     def digest(self) -> str:
-        """Identifies the change."""
+        """Hex digits that identify the change."""
         return str(self.change["digest"])
 
     @property
     def state(self) -> str:
-        """The decision and who made it, or that the change waits for a person."""
+        """State for the user: waits, approved, rejected, applied by policy, or ignored by policy."""
         return (_CHOICES if self.by_policy else _STATES)[self.policy]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the change as JSON."""
+        """Return the change, its table, state and time of decision as a JSON object."""
         moment = None if self.decided is None else _moment(self.decided)
         return {
             "table": self.table._asdict(),
@@ -126,11 +126,11 @@ def list_changes(
     most: Limit = 1000,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """List changes and DDL events.
+    """List schema changes and DDL events.
 
-    Waiting changes come first, then decided ones, then the DDL events that workers read. Each change has a
-    digest, by which it is approved or rejected, and the possible decisions. Decisions by people come before
-    those by the config's policies. DDL events are for information; the oldest of each table come first.
+    The list shows the waiting changes, then the decided changes (by people, then by the config's policies),
+    then the DDL events that workers read. Name a change by its digest to approve or reject it. DDL events are
+    for information only; each table's oldest event comes first.
     """
     settings = chosen_config(None, config)
     statuses = {entry.table: entry for entry in read_statuses(settings)}
@@ -155,7 +155,7 @@ def list_changes(
         _show_events(events)
     if not changes and not events:
         whose = ", ".join(tables or [settings.pipeline])
-        typer.echo(f"no changes and no DDL events of {whose} in {without_secrets(settings.state)}")
+        typer.echo(f"no schema changes and no DDL events of {whose} in {without_secrets(settings.state)}")
 
 
 def _show_changes(changes: Iterable[TableChange]) -> None:
@@ -191,7 +191,7 @@ def _shown_digest() -> int:
 
 
 def _what(change: Mapping[str, Any]) -> str:
-    """Return the change's statement, or its column with the former and new definition."""
+    """Return a change's DDL statement, or the changed column with its old and new definition."""
     if "statement" in change:
         return str(change["statement"])
     turned = " -> ".join(filter(None, (change["from"], change["to"])))
@@ -205,13 +205,16 @@ def _ways(one: TableChange) -> list[str]:
 @app.command()
 @guarded
 def show(named: Named, config: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
-    """Show one change in full, or all changes of a table. The exit code is 1 if no change is found."""
+    """Show a schema change, or all schema changes of a table, in full.
+
+    The exit code is 1 if no change is found.
+    """
     settings = chosen_config(None, config)
     statuses = {entry.table: entry for entry in read_statuses(settings)}
     found = _of_name(named, settings, statuses, _changes(settings, statuses, ()))
     if not found:
         raise NotKeptError(
-            f"No change of {named} waits, and no decided one is stored. `tidesink ddl list` lists all "
+            f"There is no waiting and no decided schema change of {named}. `tidesink ddl list` lists all "
             "changes."
         )
     if output is OutputFormat.JSON:
@@ -223,7 +226,7 @@ def show(named: Named, config: ConfigOption = None, output: Output = OutputForma
 
 
 def _lines(one: TableChange) -> Iterator[str]:
-    """Yield a change as text, with the commands that decide it."""
+    """Yield the text lines that show a change, followed by the commands that approve or reject it."""
     change = one.change
     decided = "" if one.decided is None else shown_moment(_moment(one.decided))
     yield f"{one.table}: {change['kind']}, {one.state}{f' at {decided} UTC' if decided else ''}"
@@ -251,10 +254,10 @@ def approve(
     all_of: AllOf = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Apply changes that wait.
+    """Approve schema changes that wait for a decision, so that the worker applies them.
 
-    They are named by table, by digest, or with --all-of by kind. The decision is only for what the status
-    shows. A table with other waiting changes still waits.
+    Name the changes by table or digest, or choose a kind with --all-of. Changes that the worker reports later
+    need their own decision. A table with further waiting changes keeps waiting.
     """
     _decide(config, named, all_of, "apply", output)
 
@@ -268,10 +271,10 @@ def reject(
     all_of: AllOf = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Let tables continue without changes that wait.
+    """Reject schema changes that wait for a decision, so that the tables continue without them.
 
-    They are named by table, by digest, or with --all-of by kind. The decision is only for what the status
-    shows. A table with other waiting changes still waits.
+    Name the changes by table or digest, or choose a kind with --all-of. Changes that the worker reports later
+    need their own decision. A table with further waiting changes keeps waiting.
     """
     _decide(config, named, all_of, "ignore", output)
 
@@ -288,39 +291,47 @@ def _decide(
     for name in named or ():
         found = _of_name(name, settings, statuses, waiting)
         if not found:
-            raise ConfigError(f"No change of {name} waits. `tidesink ddl list` shows the waiting changes.")
+            raise ConfigError(
+                f"No schema change of {name} waits for a decision. `tidesink ddl list` shows the waiting "
+                "changes."
+            )
         if len({one.table for one in found}) > 1:
             tables = ", ".join(str(one.table) for one in found)
-            raise ConfigError(f"The change {name} waits in several tables ({tables}). Name the tables.")
+            raise ConfigError(
+                f"The change {name} waits in several tables ({tables}). Give the tables' names instead."
+            )
         chosen += found
     _ask(settings, chosen, policy, output)
 
 
 def _of_kind(kind: str, waiting: Iterable[TableChange]) -> list[TableChange]:
-    """Return the waiting changes of a kind.
+    """Return the waiting schema changes of a kind, such as ``add``.
 
     Raises:
-        ConfigError: the kind does not exist, or no change of it waits.
+        ConfigError: the kind does not exist, or no change of this kind waits.
     """
     kinds = [word for part in get_args(ChangeKind) for word in get_args(part) or (part,)]
     if kind not in kinds:
         raise ConfigError(
-            f"--all-of {kind}: there is no such kind{nearest(kind, kinds)}: {', '.join(kinds)}."
+            f"--all-of {kind}: there is no such kind{nearest(kind, kinds)}. The kinds are {', '.join(kinds)}."
         )
     found = [one for one in waiting if one.change["kind"] == kind]
     if not found:
-        raise ConfigError(f"No change of kind {kind} waits. `tidesink ddl list` shows the waiting changes.")
+        raise ConfigError(
+            f"No schema change of kind {kind} waits for a decision. `tidesink ddl list` shows the waiting "
+            "changes."
+        )
     return found
 
 
 def _of_name(
     name: str, config: Config, statuses: Collection[TableId], changes: Sequence[TableChange]
 ) -> list[TableChange]:
-    """Return those of the changes that belong to a table or have a digest; possibly none.
+    """Return the changes that ``name`` chooses by table or by digest; the list may be empty.
 
     Raises:
-        ConfigError: the name is neither a table's nor the start of a digest, or several digests begin with
-            it.
+        ConfigError: ``name`` is neither a table of the pipeline nor the start of a digest, or several digests
+            begin with it.
     """
     known = (*(entry.table for entry in config.tables if entry.table is not None), *statuses)
     if fold_name(name) not in {fold_name(str(table)) for table in known} and _DIGEST.fullmatch(name):
@@ -330,22 +341,26 @@ def _of_name(
 
 
 def _of_digest(start: str, changes: Iterable[TableChange]) -> list[TableChange]:
-    """Return the change with a digest, or several if tables have the same change."""
+    """Return the changes whose digest begins with ``start``: several if tables have the same change.
+
+    Raises:
+        ConfigError: different digests begin with ``start``.
+    """
     found = [one for one in changes if one.digest.startswith(start)]
     if len({one.digest for one in found}) > 1:
         shown = ", ".join(f"{one.digest} ({one.table})" for one in found)
         raise ConfigError(
-            f"Several changes have a digest that begins with {start}: {shown}. Give more of it."
+            f"Several changes have a digest that begins with {start}: {shown}. Give more of its digits."
         )
     return found
 
 
 def _ask(config: Config, chosen: Iterable[TableChange], policy: ChangePolicy, output: OutputFormat) -> None:
-    """Decide changes, and show the requests. If one change does not allow the decision, nothing is decided.
+    """Store a decision on changes, and print them. If one change does not allow it, nothing is stored.
 
     Raises:
         ConfigError: a change does not allow the decision.
-        StateStoreError: the store does not answer.
+        StateStoreError: the state store does not answer.
     """
     now, digests = time.time(), dict[TableId, dict[str, ChangePolicy]]()
     decided = [replace(one, policy=policy, decided=now) for one in dict.fromkeys(chosen)]
@@ -381,8 +396,8 @@ def _store(config: Config, decided: Iterable[TableChange], policy: ChangePolicy,
 
 
 _NO_WAY: Final = (
-    "Follow the message; no decision helps. The table continues by itself once a worker starts with "
-    "the changed config, or after `tidesink resume {}` if the source was changed back."
+    "This change can be neither approved nor rejected. Do what the reason says. The table continues once a "
+    "worker starts with the changed config, or after `tidesink resume {}` if the source was changed back."
 )
 
 
@@ -401,9 +416,9 @@ def _check(one: TableChange, policy: ChangePolicy) -> None:
 def _changes(
     config: Config, statuses: Mapping[TableId, TableStatus], asked: Collection[TableId]
 ) -> list[TableChange]:
-    """Return the pending and the decided changes of tables, or of all tables if none is named.
+    """Return the pending, then the decided schema changes of the ``asked`` tables; if empty, of all tables.
 
-    Decisions by people come before those by policies.
+    Decisions by people come before decisions by the config's policies.
     """
     from tidesink.sinks.batch.schema_changes import read_choices
     from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls, read_decisions
@@ -434,7 +449,7 @@ def _changes(
 
 
 def _events(config: Config, tables: Sequence[TableId]) -> list[dict[str, Any]]:
-    """Return the DDL events of tables."""
+    """Return the stored DDL events of tables, as rows."""
     from tidesink.sinks.kafka.dead_letters import moment
     from tidesink.sinks.state.progress import load_ddl
 

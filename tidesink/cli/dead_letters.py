@@ -64,7 +64,7 @@ TopicId = Annotated[
     str | None,
     typer.Option(
         metavar="ID",
-        help="Kafka's id of the topic, if it was created again under its name; list -o json shows it.",
+        help="Kafka's topic id, if the topic was created again under its name; see `list -o json`.",
     ),
 ]
 
@@ -81,9 +81,9 @@ _COLUMNS: Final = ("table", "error", "count", "first", "last", "where")
 def list_letters(
     table: AnyTable = None, config: ConfigOption = None, output: Output = OutputFormat.TEXT
 ) -> None:
-    """Count the dead letters.
+    """Count the dead letters by table, error and partition.
 
-    Each line is for a table, error and partition, with the time and the place of the first and last letter.
+    Each line also shows the times and the offsets of the first and the last of these letters.
     """
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
@@ -112,9 +112,9 @@ def show(
 ) -> None:
     """Show one dead letter.
 
-    It shows the reason, the bytes, the result of decoding them today, and what can be done. Without a place
-    it lists the places of the table's newest 20 letters. The exit code is 1 if there is no letter at the
-    place.
+    The output has the error, the record's bytes, the result of decoding them with the present config, and the
+    next steps. Without a place it lists the places of the table's newest 20 letters. The exit code is 1 if no
+    letter is stored at the place.
     """
     settings = chosen_config(None, config)
     if place is None:
@@ -140,19 +140,22 @@ def show(
 
 
 def remedy_lines(table: str, place: str, *, decodes: bool) -> Iterator[str]:
-    """Yield the next steps for a letter. ``decodes``: True if the codec can decode it today."""
+    """Yield text lines with the next steps for a dead letter.
+
+    ``decodes``: True if the codec of the present config can decode it.
+    """
     letter = f" {shlex.quote(table)} {shlex.quote(place)}"
     if decodes:
-        yield f"next: it can be decoded now. `tidesink dlq replay{letter}` applies it"
+        yield f"next: the record can be decoded now. `tidesink dlq replay{letter}` applies it"
         return
     yield (
-        "next: if the cause can be removed (a schema, a definition, a policy), remove it, then run "
+        "next: if you can fix the cause (a missing schema, a table definition, a policy), fix it and run "
         f"`tidesink dlq replay{letter}`"
     )
     yield (
-        "      If its bytes are broken, no replay can read them. Have the row sent again (change it at the "
-        f"source, as by an UPDATE of one column, or `tidesink resync {shlex.quote(table)} --key ...`), "
-        f"then run `tidesink dlq drop{letter}`"
+        "      If the record's bytes are broken, a replay cannot decode them. Repair the row instead: UPDATE "
+        f"it in the source database, or run `tidesink resync {shlex.quote(table)} --key ...`. "
+        f"Then run `tidesink dlq drop{letter}`"
     )
 
 
@@ -160,7 +163,7 @@ _MOST_PLACES: Final = 20
 
 
 def _show_places(config: Config, table: str, topic_id: str | None, output: OutputFormat) -> None:
-    """List the newest letters of a table, each with its place."""
+    """Print the newest dead letters of a table, each with its place (partition and offset)."""
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     letters = dead_letters_of(config)
@@ -175,7 +178,7 @@ def _show_places(config: Config, table: str, topic_id: str | None, output: Outpu
         newest = found[-_MOST_PLACES:]
         show_table(None, ("place", "time", "error", "reason"), map(_place_row, newest), folded=("reason",))
         if len(found) > len(newest):
-            typer.echo(f"and {len(found) - len(newest)} earlier ones. -o json shows them all")
+            typer.echo(f"and {len(found) - len(newest)} earlier letters. Show all of them with -o json")
         last = place_of(newest[-1]._asdict())
         terminal.echo(f"to show one: tidesink dlq show {shlex.quote(table)} {shlex.quote(last)}")
 
@@ -187,7 +190,7 @@ def _place_row(letter: Letter) -> tuple[Any, ...]:
 
 
 def letter_json(letter: Letter, known: Iterable[TableId]) -> dict[str, Any]:
-    """Return a letter as JSON without its bytes. ``known``: the pipeline's tables."""
+    """Return a dead letter as JSON without its bytes. ``known``: the pipeline's tables."""
     from tidesink.sinks.kafka.dead_letters import moment
 
     shown = {name: value for name, value in letter._asdict().items() if name != "at"}
@@ -203,7 +206,7 @@ def drop(
     ] = None,
     *,
     config: ConfigOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="The letters of every table.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Drop the letters of every table.")] = False,
     error: Annotated[
         str | None, typer.Option(help="Only letters of this error, such as FramingError.")
     ] = None,
@@ -211,13 +214,14 @@ def drop(
         int | None, typer.Option(help="Only letters at offsets below this one, in every partition.")
     ] = None,
     topic_id: TopicId = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Drop dead letters for good, after a question.
+    """Drop dead letters for good, after asking for confirmation.
 
-    It drops those of a table, one of them, or with --all those of every table. If stdin is not a terminal,
-    the question cannot be asked: without --yes nothing is dropped and the exit code is 2.
+    Give a table to drop its letters, a table and a place to drop one letter, or --all to drop the letters of
+    every table. If stdin is not a terminal, the command cannot ask: without --yes it drops nothing and exits
+    with 2.
     """
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
@@ -257,11 +261,11 @@ def replay(
     ] = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Decode a table's dead letters again, and apply them.
+    """Decode a table's dead letters again, and apply them to the target.
 
-    It uses the present config and schemas. If a newer change of the same row was applied, the newer change
-    wins; so does a resync that read the row later. Letters that were applied, superseded or settled are
-    removed; the others stay, with the new reason. No worker may run. The exit code is 3 if letters stay.
+    The records are decoded with the present config and schemas. A letter never overwrites a newer change of
+    its row, nor a row that a resync read later. Letters that were applied or are outdated are removed; the
+    others stay, with the new reason. Stop the pipeline's worker first. The exit code is 3 if letters stay.
     """
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
     from tidesink.sinks.worker.replay import replay as replayed
@@ -282,24 +286,24 @@ def replay(
 
 
 def _note_open(config: Config, table: str | None, groups: Callable[[], Iterable[RecordGroup]]) -> None:
-    """Store the number of open letters for ``tidesink status``."""
+    """Save the number of open dead letters, which ``tidesink status`` shows."""
     with suppress(ConfigError, StateStoreError), worked_with(config) as store:
         note_open(store, config.pipeline, table, groups)
 
 
 def _replayable_table(config: Config, name: str) -> str:
-    """Return the table with this name, after the checks that need no Spark: its mode, and a running worker.
+    """Return the full name of a table whose dead letters can be replayed. The checks need no Spark.
 
     Raises:
-        ConfigError: the name is not a table's, or the table does not support a replay.
-        StaleProgressError: a worker of the pipeline runs.
+        ConfigError: no table has this name, or the table's mode does not support a replay.
+        StaleProgressError: a worker of the pipeline is running.
     """
     from tidesink.sinks.worker.replay import refuse_replay
 
     worked_on = tables_worked_on(config)
     if worked_on:
         table = known_table(name, config, worked_on)
-    else:  # the state store is new, or was lost: the table may have letters
+    else:  # the state store is new or was lost, so it cannot name the tables
         table = TableId(*name.partition(".")[::2])
         if not all(table):
             raise ConfigError(f"{name!r} is not a table's name. Give it as schema.table.")
@@ -322,43 +326,48 @@ def _show_replay(report: ReplayReport) -> None:
     columns = [name.replace("_", " ") for name in names]
     show_table(None, columns, [[str(report.table), *(shown[name] for name in names[1:])]])
     if report.settled:
-        typer.echo(f"{report.settled} letters are settled: {_SETTLED}")
+        typer.echo(f"{report.settled} letters were removed without being applied: {_SETTLED}")
     for name, meaning in _LEFT:
         if shown[name]:
             typer.echo(f"{shown[name]} letters stay: {meaning}")
 
 
-_SETTLED: Final = "a resync read their rows from the source after their changes, so nothing was applied"
+_SETTLED: Final = "a resync has read their rows from the source, including these changes"
 _LEFT: Final = (
     ("still_bad", "they still cannot be decoded. `tidesink dlq show` shows the reason"),
-    ("waiting", "they come after the applied records, so the worker will read them by itself"),
+    ("waiting", "their offsets are after the table's applied offset, so the worker will read them by itself"),
     (
         "expired",
-        "Kafka no longer holds all records that were applied after them, so a newer change of their rows may "
-        "have been applied. Compare the row with the source, write it again there, and drop the "
+        "Kafka no longer holds all records that were applied after them, so a newer change of the same row "
+        "may have been applied. Compare the row with the source, write it again at the source, and drop the "
         "letter",
     ),
     (
         "former",
-        "their topic was deleted and created again under its name, so a newer change of their row may have "
-        "been applied. Compare the row with the source, and drop the letter "
+        "their topic was deleted and created again under the same name, so a newer change of the same row "
+        "may have been applied. Compare the row with the source, and drop the letter "
         "(tidesink dlq drop TABLE --topic-id ID)",
     ),
     (
         "unsure",
-        "a snapshot or resync read rows from the source, and may have read theirs before or after their "
-        "changes. Wait until it is done, repair their rows (tidesink resync TABLE, or --key for "
-        "some of them), and run the replay again, which settles them",
+        "a snapshot or resync read their rows from the source, maybe before and maybe after the letters' "
+        "changes. Wait until it is done, repair the rows (tidesink resync TABLE, or --key for "
+        "single rows), and run the replay again, which then removes the letters",
     ),
     (
         "later",
-        "their changes are later than the next cut. Let the worker publish it, and run the replay again",
+        "their changes were committed after the time of the next cut. Run the worker until it has published "
+        "that cut, and run the replay again",
     ),
 )
 
 
 def _confirmed(count: int, place: str) -> bool:
-    """Ask the user for confirmation, on stderr since stdout is for the result."""
+    """Ask the user on stderr whether the letters may be dropped. Stdout is only for the result.
+
+    Raises:
+        ConfigError: stdin is not a terminal, so that nobody can answer.
+    """
     if not sys.stdin.isatty():
         raise ConfigError(
             f"{count} dead letters in {place} would be dropped for good. Give --yes to drop them."
@@ -367,11 +376,11 @@ def _confirmed(count: int, place: str) -> bool:
 
 
 def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
-    """Return the letter at a place.
+    """Return the dead letter at a place (partition and offset).
 
     Raises:
-        ConfigError: several topics have a letter there.
-        NotKeptError: no letter is there.
+        ConfigError: several topics have a letter at this place.
+        NotKeptError: no letter is stored at this place.
     """
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
@@ -384,7 +393,7 @@ def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
 
 
 def _decoded(row: dict[str, Any], config: Path) -> list[dict[str, Any]]:
-    """Decode a letter's bytes with the present codec; return the events or the error."""
+    """Decode a letter's bytes with the codec of ``config``. Returns a line per event, or one error line."""
     message = Message(row["topic"], row["partition"], row["offset"], row["key"], row["value"])
     found = setting({"config": config})
     codec = found.open_codec()
@@ -399,18 +408,19 @@ _DUMPED: Final = 256
 
 
 def check_one_topic(topics: Iterable[tuple[str, str | None]], place: str) -> None:
-    """Refuse a place that several topics have, since it does not identify a record.
+    """Check that a place (partition and offset) identifies one record.
 
-    Topics differ by name, or by id if one was created again under its name.
+    ``topics``: name and id of each topic that has a record at the place. Two topics of the same name differ
+    in their ids if the topic was deleted and created again.
 
     Raises:
-        ConfigError: several topics have the place.
+        ConfigError: several topics have a record at the place.
     """
     found = sorted({(topic, topic_id or "") for topic, topic_id in topics})
     if len(found) > 1:
         shown = ", ".join(f"{topic} ({topic_id or 'id not stored'})" for topic, topic_id in found)
         raise ConfigError(
-            f"several topics have a record at {place}: {shown}. Give TOPIC[PARTITION]@OFFSET, and --topic-id "
+            f"Several topics have a record at {place}: {shown}. Give TOPIC[PARTITION]@OFFSET, and --topic-id "
             "for a topic that was created again under its name."
         )
 
@@ -418,10 +428,10 @@ def check_one_topic(topics: Iterable[tuple[str, str | None]], place: str) -> Non
 def chosen_records(
     pipeline: str, table: str | None, place: str | None = None, topic_id: str | None = None
 ) -> Chosen:
-    """Return the records of a table or of all tables; with ``place`` only the record there.
+    """Return a selection of dead letters: of a table, of all tables (None), or only the letter at ``place``.
 
     Raises:
-        ConfigError: ``place`` is not a place.
+        ConfigError: ``place`` is neither PARTITION@OFFSET nor TOPIC[PARTITION]@OFFSET.
     """
     from tidesink.sinks.kafka.dead_letters import Chosen
 
@@ -435,10 +445,10 @@ def chosen_records(
 
 
 def error_name(text: str | None) -> str | None:
-    """Return the error class with this name, or None for None.
+    """Return the exact name of an error class that a user gave in upper or lower case; None for None.
 
     Raises:
-        ConfigError: the class does not exist.
+        ConfigError: no error class has this name.
     """
     known = {name.lower(): name for name in _names_below(TidesinkError)}
     if text is None or text.lower() in known:
@@ -456,7 +466,7 @@ def _names_below(error: type[TidesinkError]) -> Iterator[str]:
 
 
 def not_stored(chosen: Chosen, store: str) -> NotKeptError:
-    """Return the error for a place without a letter."""
+    """Return the error that no dead letter is stored at a place."""
     place = f"partition {chosen.partition}, offset {chosen.offset} of {chosen.topic or 'any topic'}"
     return NotKeptError(
         f"Pipeline {chosen.pipeline} stores no dead letter of table {chosen.table} at {place} in {store}. "
@@ -465,7 +475,7 @@ def not_stored(chosen: Chosen, store: str) -> NotKeptError:
 
 
 def moment_json(moment: datetime | None) -> str | None:
-    """Format a moment for JSON."""
+    """Format a time as ISO 8601 in UTC; None stays None."""
     return moment.astimezone(timezone.utc).isoformat() if moment else None
 
 
@@ -478,12 +488,12 @@ def record_json(row: Mapping[str, Any], known: Iterable[TableId]) -> dict[str, A
 
 
 def place_of(row: Mapping[str, Any]) -> str:
-    """Return a stored record's location in Kafka."""
+    """Return a stored record's location in Kafka, as TOPIC[PARTITION]@OFFSET."""
     return f"{row['topic']}[{row['partition']}]@{row['offset']}"
 
 
 def group_json(group: RecordGroup, known: Iterable[TableId]) -> dict[str, Any]:
-    """Return letters of one table, partition and error as JSON. ``known``: the pipeline's tables."""
+    """Return a group of letters (one table, partition, error) as JSON. ``known``: the pipeline's tables."""
     shown = asdict(group)
     times = {name: moment_json(shown[name]) for name in ("first_time", "last_time")}
     return {
@@ -495,7 +505,7 @@ def group_json(group: RecordGroup, known: Iterable[TableId]) -> dict[str, Any]:
 
 
 def group_row(group: RecordGroup) -> tuple[Any, ...]:
-    """Return a group of letters as a table row: table, kind, count, first, last, and location."""
+    """Return a group of letters as cells: table, error, count, time of the first and last, and location."""
     offsets = f"{group.first_offset}" + (f"-{group.last_offset}" if group.count > 1 else "")
     where = f"{group.topic}[{group.partition}]@{offsets}"
     times = shown_moment(group.first_time), shown_moment(group.last_time)
@@ -503,7 +513,7 @@ def group_row(group: RecordGroup) -> tuple[Any, ...]:
 
 
 def bytes_lines(name: str, data: bytes | None) -> Iterator[str]:
-    """Yield a record's key or value: as text if possible, otherwise in hexadecimal digits."""
+    """Yield text lines that show a record's key or value: as text if it is printable, else in hex digits."""
     if data is None:
         yield f"{name}: null"
         return

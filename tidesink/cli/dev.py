@@ -1,6 +1,7 @@
-"""``tidesink dev``: a broker and a registry on this machine, a workload for them, and the demo.
+"""``tidesink dev``: runs a broker and a registry on this machine, writes a workload, and runs the demo.
 
-``dev demo`` runs the main job from nothing, with a line per step; ``dev jars`` downloads the jars.
+``dev demo`` copies a workload from Kafka to Delta on a new broker, and prints a line per step. ``dev jars``
+downloads Spark's jars.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="A broker, a registry and a workload on this machine.",
+    help="A broker, a registry, a workload and a demo on this machine.",
     no_args_is_help=True,
 )
 
@@ -70,7 +71,7 @@ def up(
     registry_port: RegistryPort = REGISTRY_PORT,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Start the servers that do not run yet, and wait until all of them answer."""
+    """Start the broker and the registry unless they run, and wait until both answer."""
     addresses = DevStack(
         directory, kafka_port=kafka_port, controller_port=controller_port, registry_port=registry_port
     ).up(note)
@@ -83,7 +84,7 @@ def up(
 @app.command()
 @guarded
 def down(directory: Directory = DIRECTORY, output: Output = OutputFormat.TEXT) -> None:
-    """Stop the servers that run. Their data stay."""
+    """Stop the broker and the registry. Their data are kept."""
     stopped = DevStack(directory).down()
     if output is OutputFormat.JSON:
         write_json({"stopped": stopped})
@@ -111,7 +112,7 @@ def workload(
         float | None, typer.Option(min=0.1, help="Records per second; the default is as fast as possible.")
     ] = None,
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of new topics.")] = 4,
-    topics: Annotated[str, typer.Option(help="The topic rule.")] = "{schema}_{table}",
+    topics: Annotated[str, typer.Option(help="Rule for the topics' names.")] = "{schema}_{table}",
     brokers: Annotated[
         str | None, typer.Option(help="Kafka bootstrap servers; the default is the local stack.")
     ] = None,
@@ -125,10 +126,10 @@ def workload(
     directory: Directory = DIRECTORY,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Write the changes of a shop to the topics.
+    """Write the changes of a sample shop database to Kafka topics.
 
-    They follow from a seed, and are written by tidesink's own encoders. The expected final state is written
-    to a file.
+    The changes are generated from --seed and written by tidesink's own encoders. The expected final state of
+    the tables is written to a file.
     """
     from tidesink.dev.workload import WorkloadOptions, write_workload
     from tidesink.schema_registry import open_registry
@@ -150,7 +151,7 @@ def workload(
         rate=rate,
     )
     if options.expected.exists():
-        note(f"workload: {options.expected} of an earlier one is replaced: --expected names another file")
+        note(f"workload: replacing {options.expected} of an earlier workload. Keep it by giving --expected")
     with closing(registry) if registry is not None else nullcontext():
         report = write_workload(options, note)
     if output is OutputFormat.JSON:
@@ -205,12 +206,14 @@ def demo(
 ) -> None:
     """Copy from Kafka to Delta on this machine, and check every value.
 
-    It starts a broker and a registry, writes a workload, runs the worker until the topics are drained, and
-    checks every column of every row. The exit code is 1 if a value is wrong. It leaves nothing running.
+    The demo starts a broker and a registry, writes a workload, runs the worker until the topics are drained,
+    and checks every column of every row. The exit code is 1 if a value is wrong. The servers are stopped at
+    the end.
 
-    With --snapshot it starts a broker and a MariaDB (from the system's package) whose rows are not in Kafka.
-    The worker loads them while they change, and `tidesink diff` compares both sides. Then a row of the lake
-    is altered, which the comparison must find; the exit code is 1 if it does not.
+    With --snapshot the demo starts a broker and a MariaDB (from the system's package) whose rows are not in
+    Kafka. The worker loads these rows while they change, and `tidesink diff` compares the database with the
+    lake. Then the demo alters a row in the lake, and `tidesink diff` must find it; the exit code is 1 if it
+    does not.
     """
     from tidesink.dev.demo import DemoOptions
     from tidesink.dev.snapshot_demo import SnapshotDemoOptions
@@ -218,9 +221,11 @@ def demo(
     # Closing the terminal ends the demo like Ctrl-C: no broker may be left running.
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     if rows is not None and not snapshot:
-        raise ConfigError("Only the demo with --snapshot writes rows before the topics.", key="--rows")
+        raise ConfigError("This option needs --snapshot. Add --snapshot, or remove --rows.", key="--rows")
     if snapshot and protocol is Protocol.FLAT_AVRO:
-        raise ConfigError("The demo with --snapshot only supports canal-json.", key="--protocol")
+        raise ConfigError(
+            "The demo with --snapshot only supports canal-json. Remove --protocol.", key="--protocol"
+        )
     started = time.monotonic()
 
     def say(text: str) -> None:
@@ -240,7 +245,7 @@ def demo(
 
 
 def _shown_demo(options: DemoOptions, say: Say, output: OutputFormat) -> bool:
-    """Run the demo and show its result. Returns True if every value is right."""
+    """Run the demo and print its result. Returns True if every value in the lake is right."""
     from tidesink.dev.demo import run_demo
 
     result = run_demo(options, say, listener=_progress(say))
@@ -249,7 +254,7 @@ def _shown_demo(options: DemoOptions, say: Say, output: OutputFormat) -> bool:
 
 
 def _shown_snapshot_demo(options: SnapshotDemoOptions, say: Say, output: OutputFormat) -> bool:
-    """Run the demo of a first load and show its result. Returns True if both comparisons were as expected."""
+    """Run the demo with --snapshot and print its result. Returns True if both comparisons are as expected."""
     from tidesink.dev.snapshot_demo import run_snapshot_demo
 
     result = run_snapshot_demo(options, say, listener=_progress(say))
@@ -271,10 +276,10 @@ def _progress(say: Say) -> ProgressLines:
 @app.command()
 @guarded
 def jars(output: Output = OutputFormat.TEXT) -> None:
-    """Fetch the jars of Spark and of every target.
+    """Download the jars of Spark and of every target.
 
-    A worker then starts without a network. It also stores an archive of Spark's classes, which reduces the
-    JVM's start to two thirds of the time.
+    A worker then starts without network access. The command also stores an archive of Spark's classes, with
+    which the JVM needs two thirds of the time to start.
     """
     found = all_connector_jars(progress=note)
     archive = make_class_archive(note)
@@ -286,7 +291,7 @@ def jars(output: Output = OutputFormat.TEXT) -> None:
 
 
 def snapshot_demo_json(result: SnapshotDemoResult) -> dict[str, Any]:
-    """Return the result of the demo of a first load as JSON."""
+    """Return the result of the demo with --snapshot as JSON."""
     return {
         "right": result.right,
         "rows": result.rows,
@@ -301,9 +306,9 @@ def snapshot_demo_json(result: SnapshotDemoResult) -> dict[str, Any]:
 
 
 def _show_snapshot(result: SnapshotDemoResult) -> None:
-    typer.echo("\nSource and lake, while both changed")
+    typer.echo("\nComparison of the source and the lake while both changed")
     show_diffs(result.equal)
-    typer.echo("\nThe same, after one row was altered in the lake")
+    typer.echo("\nComparison after one row was altered in the lake")
     show_diffs(result.altered)
     for report in result.run.tables:
         if report.error:
@@ -311,12 +316,12 @@ def _show_snapshot(result: SnapshotDemoResult) -> None:
     took = _took(result.seconds)
     if result.right:
         typer.echo(
-            f"\nRight: {result.rows:,} rows of the database and {result.events:,} row events of Kafka are an "
-            f"equal\ncopy, and the altered row was found.\n({took})"
+            f"\nRight: after {result.rows:,} rows of the database and {result.events:,} row events of Kafka, "
+            f"the lake\nequals the source, and the altered row was found.\n({took})"
         )
     else:
         typer.echo(f"\nNOT right: see above. ({took})")
-    typer.echo(f"The lake stays in {_from_here(result.lake)}; the database was removed. State of the tables:")
+    typer.echo(f"The lake stays in {_from_here(result.lake)}; the database was removed. To show its tables:")
     typer.echo(f"  {shlex.join(['tidesink', 'status', str(_from_here(result.config))])}")
 
 

@@ -1,6 +1,6 @@
-"""``tidesink diff``: compares tables at the target with their source, and shows the rows that differ.
+"""``tidesink diff``: compares the tables of the target with their source, and shows the rows that differ.
 
-Spark's tasks read both sides, while a worker continues. Nothing is changed on either side.
+Spark tasks read both sides; a worker may run meanwhile. The command changes no row on either side.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ _WORDS: Final = {
 }
 ComparedTables = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[TABLE]...", help="schema.table; the default is all that were worked on."),
+    typer.Argument(
+        metavar="[TABLE]...", help="Tables (schema.table); the default is all that a worker read."
+    ),
 ]
 
 
@@ -61,10 +63,10 @@ def diff(
         typer.Option("--resume", help="Continue an interrupted comparison from its --report."),
     ] = False,
     lag: Annotated[
-        float, typer.Option(min=0, help="Seconds after which a change of the source is surely in its topic.")
+        float, typer.Option(min=0, help="Seconds after which a change in the source has reached its topic.")
     ] = 10.0,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait until the differing rows' changes are applied.")
+        bool, typer.Option("--wait/--no-wait", help="Wait until changes of differing rows are applied.")
     ] = True,
     where: Where = None,
     against: Annotated[
@@ -86,21 +88,25 @@ def diff(
     ] = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Compare tables at the target with their source.
+    """Compare the tables of the target with their source, row by row.
 
-    Rows are compared one by one, while both sides change. The command reads all rows of source.database and
-    of the target. With --against it reads another pipeline's target and this one's; with --at a lake's cut
-    and TiDB as of its time. A row that differs is looked at again until its changes are applied. The exit
-    code is 3 if a row differs or is not settled, and 2 if a comparable table could not be compared.
+    The command reads all rows of source.database and of the target, which both may change meanwhile. With
+    --against it compares the target with another pipeline's target, and with --at a cut of a lake with TiDB
+    as of the cut's time. A row that differs is read again until its pending changes are applied. The exit
+    code is 3 if a row differs or could not be compared for certain, and 2 if a comparable table could not be
+    compared.
     """
     settings = chosen_config(None, config_option)
     other = load_config(against) if against is not None else None
     if other is None and settings.source.database is None:
         raise ConfigError(
-            "Rows are compared with those of source.database, which is not set.", key="source.database"
+            "The command compares with the rows of source.database, which is not set. Set it.",
+            key="source.database",
         )
     if resume and report is None:
-        raise ConfigError("A comparison continues from its report. Give --report FILE, too.", key="--resume")
+        raise ConfigError(
+            "The command needs the report of the interrupted comparison. Give --report FILE.", key="--resume"
+        )
     cut = None if at is None else _cut_at(settings, other, at)
     from tidesink.sinks.diff.comparison import DiffOptions, TableDiff
     from tidesink.sinks.diff.run import diff as compared
@@ -140,10 +146,11 @@ def diff(
 
 
 def _cut_at(config: Config, against: Config | None, at: str) -> ChooseCut:
-    """Return the function that chooses the cut, after checking that a cut can be compared at its time.
+    """Return a function that chooses the newest cut at or before ``at``, a commit_ts or time.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the target is not a lake, ``at`` is neither a commit_ts nor a time, or ``against`` is
+            given too.
     """
     from tidesink.cuts import check_lake, chosen, commit_ts_of
 
@@ -161,12 +168,13 @@ def _cut_at(config: Config, against: Config | None, at: str) -> ChooseCut:
 def _chosen(
     config: Config, names: Sequence[str] | None, against: Config | None
 ) -> tuple[list[TableId], list[TableDiff]]:
-    """Return the tables to compare and, without names, the tables that cannot be compared, with reasons.
+    """Return the tables to compare and the tables that cannot be compared, with the reasons.
 
-    ``against``: the pipeline whose copies they are compared with.
+    ``names``: the tables that the user named, or None for all tables. ``against``: the pipeline whose target
+    is compared with, or None for the source database.
 
     Raises:
-        ConfigError: a named table is unknown, or cannot be compared.
+        ConfigError: a table in ``names`` is unknown or cannot be compared.
     """
     from tidesink.sinks.diff.comparison import TableDiff
     from tidesink.sinks.worker.table_copy import obstacle, refusal
@@ -178,13 +186,15 @@ def _chosen(
         others = _topics(against)
         if not names and not {*tables} & {*others}:
             raise ConfigError(
-                f"{against.pipeline} has worked on none of the tables of {config.pipeline}. Start tidesink "
-                "run there, or name tables that it has.",
+                f"No worker of {against.pipeline} has read a table of {config.pipeline}. Start its worker "
+                "(tidesink run), or name tables that it has.",
                 key="--against",
             )
         for table in tables:
             reason = (
-                obstacle(against, table, others.get(table)) if table in others else "it has no such table"
+                obstacle(against, table, others.get(table))
+                if table in others
+                else "that pipeline has no such table"
             )
             if reason is not None:
                 refused.setdefault(table, f"{against.pipeline}: {reason}")
@@ -196,7 +206,7 @@ def _chosen(
 
 
 def _topics(config: Config) -> dict[TableId, str | None]:
-    """Return the tables that a pipeline has worked on, with their topics."""
+    """Return the topic of each table that a worker of the pipeline has read; None if it is unknown."""
     from tidesink.sinks.worker.table_copy import topic_of
 
     with worked_with(config) as store:
@@ -215,7 +225,7 @@ def _telling() -> Iterator[Callable[[str], None]]:
 
 
 def diff_json(found: TableDiff, side: Side = "source") -> dict[str, Any]:
-    """Return one table's result as JSON."""
+    """Return the result of comparing one table as JSON."""
     table = found.table._asdict()
     if found.refused is not None:
         return {"table": table, "refused": found.refused}
@@ -226,7 +236,7 @@ def diff_json(found: TableDiff, side: Side = "source") -> dict[str, Any]:
 
 
 def show_diffs(tables: Sequence[TableDiff], side: Side = "source") -> None:
-    """Print a table of counts, and the keys that differ."""
+    """Print the counts of each compared table, and then the keys that differ."""
     compared = [one for one in tables if one.refused is None]
     if compared:
         counts = (named(name, side).replace("_", "\n") for name in _COUNTS)
@@ -240,11 +250,11 @@ def show_diffs(tables: Sequence[TableDiff], side: Side = "source") -> None:
         for line in _lines(one, side):
             typer.echo(f"{one.table}: {line}")
     if not tables:
-        typer.echo("no table was worked on yet")
+        typer.echo("no worker has read a table yet")
 
 
 def _lines(found: TableDiff, side: Side) -> Iterator[str]:
-    """Yield lines about a table other than its counts."""
+    """Yield text lines with a table's differing keys, and its columns and rows that were not compared."""
     if found.refused is not None:
         yield f"not compared: {found.refused}"
     if found.not_compared:
@@ -252,7 +262,7 @@ def _lines(found: TableDiff, side: Side) -> Iterator[str]:
     if found.unreadable:
         yield (
             f"{found.unreadable} rows of the source cannot be compared: a value does not fit the target's "
-            "column. A worker's snapshot names the column"
+            "column. A snapshot of the table (tidesink snapshot start) reports the column"
         )
     for one in found.shown:
         key = ", ".join(f"{name}={value}" for name, value in one.key.items())
@@ -262,11 +272,11 @@ def _lines(found: TableDiff, side: Side) -> Iterator[str]:
             yield f"  {name}: {_shown(here)} at the {side}, {_shown(there)} at the target"
     left = found.different + found.only_at_source + found.only_at_target - len(found.shown)
     if left:
-        yield f"{left} more keys differ. --limit shows more, --report writes all"
+        yield f"{left} more keys differ. Show more with --limit, or write all to a file with --report"
     if found.unsettled:
         yield (
-            f"{found.unsettled} keys are not settled: they kept changing, or their changes are not applied. "
-            "Compare again"
+            f"{found.unsettled} keys could not be compared for certain: they kept changing, or their changes "
+            "are not applied yet. Compare again"
         )
 
 

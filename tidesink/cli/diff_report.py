@@ -1,7 +1,7 @@
-"""The report of ``tidesink diff``: the differing keys as JSON Lines, and the tables that are done.
+"""The report file of ``tidesink diff``: the differing keys as JSON Lines.
 
-While a comparison runs, a second file next to the report lists the tables that are done, and the report's
-length at that time. With it an interrupted comparison can continue (``--resume``).
+While a comparison runs, a second file next to the report lists the tables that are compared, and the report's
+length after the last of them. An interrupted comparison continues from this file (``--resume``).
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from tidesink.events import TableId
 if TYPE_CHECKING:
     from tidesink.sinks.diff.comparison import Difference, TableDiff
 
-# Names of the side that the target is compared with, in texts and in JSON.
+# What the target is compared with, as named in texts and in JSON: the source, or the other pipeline's target.
 Side = Literal["source", "other"]
 _SUFFIX: Final = ".unfinished"
 
 
 class Report:
-    """An open report. ``found``: results of the tables that are done, including those of an earlier run."""
+    """The report file of a running comparison.
+
+    ``found``: results of the tables that are compared, including those of the interrupted run.
+    """
 
     def __init__(self, path: Path, file: IO[bytes], side: Side, of: Mapping[str, Any]) -> None:
         self.found: list[TableDiff] = []
@@ -37,13 +40,13 @@ class Report:
         self._file, self._side, self._of = file, side, dict(of)
 
     def keep(self, table: TableId, one: Difference) -> None:
-        """Write a key that differs."""
+        """Write a key that differs to the report file."""
         with _writing():
             line = {"table": table._asdict(), **difference_json(one, self._side)}
             self._file.write(orjson.dumps(line) + b"\n")
 
     def done(self, found: TableDiff) -> None:
-        """Record that a table is compared. A table that could not be compared is tried again."""
+        """Record a table as compared. A table that could not be compared is tried again with --resume."""
         if found.refused is not None:
             return
         self.found.append(found)
@@ -57,10 +60,10 @@ class Report:
             new.replace(self._progress)
 
     def go_on(self) -> None:
-        """Continue an earlier run: drop what it wrote after the last table that was done.
+        """Continue an interrupted run: truncate the report after the last table that was compared.
 
         Raises:
-            ConfigError: there is no interrupted run, or it compared something else.
+            ConfigError: there is no interrupted run, or the run compared something else.
         """
         from tidesink.sinks.diff.comparison import TableDiff
 
@@ -70,7 +73,7 @@ class Report:
             found, size = msgspec.convert(kept["tables"], list[TableDiff]), int(kept["bytes"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"There is no comparison to continue: {path}{_SUFFIX} does not exist. Leave --resume out.",
+                f"There is no comparison to continue: {path}{_SUFFIX} does not exist. Remove --resume.",
                 key="--resume",
             ) from error
         if kept["of"] != self._of:
@@ -85,25 +88,28 @@ class Report:
         self.found = found
 
     def finish(self) -> None:
-        """Record that all tables are done."""
+        """Remove the progress file: all tables are compared."""
         if self._progress is not None:
             with _writing():
                 self._progress.unlink(missing_ok=True)
 
     def leave(self) -> None:
-        """Tell the user that the comparison can continue later."""
+        """Print how to continue the comparison, if tables are compared and the report is a file."""
         if self.found and self._progress is not None:
-            note(f"{len(self.found)} tables are compared. The same command with --resume continues")
+            note(f"{len(self.found)} tables are compared. To continue, run the command again with --resume")
 
 
 @contextmanager
 def kept(
     path: Path, side: Side = "source", *, of: Mapping[str, Any] | None = None, resume: bool = False
 ) -> Iterator[Report]:
-    """Open the report of a comparison. ``of``: what is compared, in JSON. ``resume``: continue it.
+    """Open the report file of a comparison.
+
+    ``of``: options that describe what is compared, as JSON; an interrupted comparison only continues with the
+    same options. ``resume``: continue the interrupted comparison.
 
     Raises:
-        ConfigError: the file cannot be written, or there is no comparison to continue.
+        ConfigError: the file cannot be written, or there is no interrupted comparison.
     """
     try:
         with _writing():
@@ -127,12 +133,15 @@ def kept(
 
 
 class _NotWrittenError(Exception):
-    """A file of the report cannot be written; this is not an error of a table."""
+    """The report file or its progress file cannot be written; the compared tables are not at fault."""
 
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """Wrap access to the files only: a comparison raises OSErrors of its own."""
+    """Raise an OSError of the report's files as ``_NotWrittenError``.
+
+    The comparison itself may raise other OSErrors.
+    """
     try:
         yield
     except OSError as error:
@@ -144,7 +153,7 @@ def _named_options(of: Mapping[str, Any]) -> str:
 
 
 def difference_json(one: Difference, side: Side) -> dict[str, Any]:
-    """Return a key that differs as JSON."""
+    """Return a differing key and its values on both sides as JSON."""
     shown: dict[str, Any] = {"kind": named(one.kind, side), "key": dict(one.key)}
     if one.kind == "different":
         shown["columns"] = list(one.columns)
@@ -154,5 +163,5 @@ def difference_json(one: Difference, side: Side) -> dict[str, Any]:
 
 
 def named(name: str, side: Side) -> str:
-    """Return the name of a count or kind, which contains the side that the target is compared with."""
+    """Return the name of a count or kind of difference, with ``source`` in it replaced by ``side``."""
     return name.replace("source", side)

@@ -2,14 +2,14 @@
 
 - Capture file, one record per line: ``{"topic", "partition", "offset", "timestamp", "headers", "key_b64",
   "value_b64"}``. Further members are ignored. The file may be gzipped.
-- Its schemas, in a file of their own: ``{"id", "schema"}`` per line.
+- Schemas file, with the schemas of captured records: ``{"id", "schema"}`` per line.
 - Events: the output of ``tidesink decode -o json``, which ``tidesink encode`` reads.
 
 In events, integers are exact (unsigned 64-bit too). FLOAT is the shortest number that identifies its 32
 bits. Values without a JSON number (Postgres) are the text NaN, Infinity or -Infinity. DECIMAL is text at
-its scale; binary is ``{"base64": …}``; dates, times, JSON and VECTOR are the wire's text. Reading checks
-each member of a line, and refuses by name what ``decode -o json`` never writes. Column types come from the
-caller.
+its scale; binary is ``{"base64": …}``; dates, times, JSON and VECTOR are the text that the record contains.
+A line that ``decode -o json`` never writes raises a ConfigError that names the wrong member. The caller
+supplies the column types.
 """
 
 from __future__ import annotations
@@ -84,9 +84,10 @@ def _unpacked(stream: IO[bytes]) -> IO[bytes]:
 
 
 def json_lines(name: str, *, option: str = "", form: str = "") -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a JSON Lines file with their line numbers; empty lines are skipped.
+    """Yield the objects of a JSON Lines file with their line numbers. Empty lines are skipped.
 
-    Error messages name ``option``, which gave the file, and ``form``, the expected form of its lines.
+    ``option``: CLI option that named the file, for error messages. ``form``: expected form of a line, for
+    error messages.
 
     Raises:
         ConfigError: a line is not a JSON object, or the file cannot be read.
@@ -116,7 +117,7 @@ def read_capture(name: str) -> Iterator[Message]:
     """Yield the records of a capture file.
 
     Raises:
-        ConfigError: a line is not a record; the message has its number.
+        ConfigError: a line is not a Kafka record; the message has its line number.
     """
     for number, line in json_lines(name):
         try:
@@ -127,7 +128,7 @@ def read_capture(name: str) -> Iterator[Message]:
 
 
 def message_of(line: dict[str, Any]) -> Message:
-    """Return a capture line's record. Raises ConfigError, TypeError or ValueError for a wrong line."""
+    """Return the Kafka record of a capture line. A wrong line raises ConfigError, TypeError or ValueError."""
     for name in ("key_b64", "value_b64"):
         if name not in line:
             raise ConfigError(f"{name} is missing")
@@ -148,7 +149,7 @@ def base64_text(data: bytes | None) -> str | None:
 
 
 def capture_line(message: Message) -> dict[str, Any]:
-    """Return a record as one line of a capture file."""
+    """Return a Kafka record as one line of a capture file."""
     return {
         "topic": message.topic,
         "partition": message.partition,
@@ -161,7 +162,7 @@ def capture_line(message: Message) -> dict[str, Any]:
 
 
 class SchemaFile(NamedTuple):
-    """The schemas of a file, by a registry's id or by the UUID of an AWS Glue schema version."""
+    """Schema texts of a schemas file, by schema id, or by the UUID of an AWS Glue schema version."""
 
     name: str
     by_id: dict[int, str]
@@ -208,7 +209,7 @@ _INT64_LEAST, _UINT64_MOST = -(2**63), 2**64 - 1
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """Return an event as a JSON object."""
+    """Return an event as a JSON object, the form that ``decode -o json`` prints."""
     line = _members(event)
     if not isinstance(event, WatermarkEvent) and event.extension:
         line["extension"] = {name: _plain(value) for name, value in event.extension.items()}
@@ -275,13 +276,13 @@ _IN_POSITION = frozenset({"topic", "partition", "offset"})
 
 
 def _reason(error: TidesinkError) -> str:
-    """Return the message after the context that the position lacks (column, schema id)."""
+    """Return an error's message, preceded by its column and schema id if the error has them."""
     rest = [f"{name} {value}" for name, value in error.context.items() if name not in _IN_POSITION]
     return f"{', '.join(rest)}: {error.message}" if rest else error.message
 
 
 def error_json(error: TidesinkError, message: Message) -> dict[str, Any]:
-    """Return the line of a record that cannot be decoded: the reason, the remedy, and its bytes."""
+    """Return the JSON line of a record that cannot be decoded: the error, its remedy, and the bytes."""
     return {
         "type": "error",
         "error": type(error).__name__,
@@ -300,10 +301,12 @@ _UINT64_END: Final = 2**64
 
 
 def member(line: Line, name: str, kind: type, *, inside: str = "") -> Any:
-    """Return a required member of a kind (``str``, ``int``, ``dict`` or ``list``).
+    """Return a required member of a JSON line, of type ``kind`` (``str``, ``int``, ``dict`` or ``list``).
+
+    ``inside``: path of the object that holds the member, for error messages.
 
     Raises:
-        ConfigError: it is missing or of another kind.
+        ConfigError: the member is missing or of another type.
     """
     if name not in line:
         raise ConfigError(f"{inside}{name} is missing")
@@ -319,33 +322,33 @@ def optional(line: Line, name: str, kind: type, *, inside: str = "") -> Any:
 
 
 def position_of(line: Line) -> Position:
-    """Return a line's position in Kafka.
+    """Return the position in Kafka (topic, partition, offset, index) that a decoded line names.
 
     Raises:
-        ConfigError: it is missing, or a part of it is of the wrong kind.
+        ConfigError: the position is missing, or one of its members is negative or of the wrong type.
     """
     if line.get("position") is None:
-        raise ConfigError("position is missing: topic, partition and offset")
+        raise ConfigError("position is missing. It has topic, partition and offset")
     place = member(line, "position", dict)
     index = optional(place, "index", int, inside="position.")
     topic = member(place, "topic", str, inside="position.")
     partition, offset = (member(place, name, int, inside="position.") for name in ("partition", "offset"))
     if min(partition, offset, index or 0) < 0:
-        raise ConfigError("position: partition, offset and index are never negative")
+        raise ConfigError("position: partition, offset and index must not be negative")
     return Position(topic, partition, offset, index or 0)
 
 
 def table_of(line: Line) -> TableId:
-    """Return the table that a line names. Raises ConfigError if it names none."""
+    """Return the table that a decoded line names. Raises ConfigError if it names no table."""
     table = member(line, "table", dict)
     unknown = sorted(set(table) - {"schema", "name"})
     if unknown:
-        raise ConfigError(f"table.{unknown[0]} is unknown: a table has schema and name")
+        raise ConfigError(f"table.{unknown[0]} is unknown. A table only has schema and name")
     return TableId(member(table, "schema", str, inside="table."), member(table, "name", str, inside="table."))
 
 
 def commit_ts_of(line: Line) -> int | None:
-    """Return the commit timestamp of a row or DDL event, an unsigned 64-bit number. Raises ConfigError."""
+    """Return a line's commit_ts, or None. Raises ConfigError if it is not an unsigned 64-bit integer."""
     commit_ts: int | None = optional(line, "commit_ts", int)
     if commit_ts is not None and not 0 <= commit_ts < _UINT64_END:
         raise ConfigError(f"commit_ts must be an unsigned 64-bit integer, not {commit_ts}")
@@ -353,7 +356,7 @@ def commit_ts_of(line: Line) -> int | None:
 
 
 def schema_ids_of(line: Line) -> SchemaIds | None:
-    """Return the registry ids that a line was read with. Raises ConfigError for a wrong form."""
+    """Return the schema ids in a line's ``schema_id``, or None. Raises ConfigError for a wrong form."""
     ids = optional(line, "schema_id", dict)
     if not ids:
         return None
@@ -362,7 +365,7 @@ def schema_ids_of(line: Line) -> SchemaIds | None:
 
 
 def extension_of(line: Line) -> dict[str, Any] | None:
-    """Return the extension's members, binary ones as bytes. Raises ConfigError for a wrong form."""
+    """Return a line's ``extension`` with base64 values decoded. Raises ConfigError for a wrong form."""
     found = optional(line, "extension", dict)
     if not found:
         return None
@@ -400,7 +403,7 @@ def event_of(line: Line, schema_of: SchemaOf) -> Event:
 
     Raises:
         ConfigError: the line was not printed by ``decode -o json``.
-        EncodeError: a value is not of its column's type.
+        EncodeError: a value does not fit its column's type, or the schema lacks a column of the line.
     """
     kind = member(line, "type", str)
     position = position_of(line)
@@ -423,7 +426,7 @@ def event_of(line: Line, schema_of: SchemaOf) -> Event:
 
 
 def _parsed_change(line: Line, schema_of: SchemaOf) -> ChangeEvent:
-    # All members are checked before the schema is requested, because some of them identify it.
+    # All members are checked before the schema is requested, because some of them identify the schema.
     table, ids, extension = table_of(line), schema_ids_of(line), extension_of(line)
     rows = {name: optional(line, name, dict) for name in ("key", "before", "after")}
     commit_ts, schema = commit_ts_of(line), schema_of(line)

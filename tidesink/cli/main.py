@@ -1,6 +1,6 @@
 """The ``tidesink`` command line, and ``tidesink run``, which runs the worker.
 
-The worker runs until it is stopped, or until the requested end.
+The worker runs until it is stopped, or until the condition of ``--until`` or ``--batches`` is met.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 class Until(str, Enum):
-    """Condition under which a run ends by itself."""
+    """Condition under which ``tidesink run`` ends by itself."""
 
     DRAINED = "drained"
 
@@ -70,7 +70,7 @@ def run_worker(
     config_option: ConfigOption = None,
     *,
     until: Annotated[
-        Until | None, typer.Option(help="End once every record in the topics is applied.")
+        Until | None, typer.Option(help="End once all records in the topics are applied.")
     ] = None,
     batches: Annotated[int | None, typer.Option(min=1, help="End after N batches of each table.")] = None,
     log: Annotated[
@@ -134,13 +134,17 @@ def run_worker(
 
 
 def _with_spark_conf(config: Config, more: Mapping[str, str]) -> Config:
-    """Return the config with more Spark settings. Settings of the config itself win."""
+    """Return the config with additional Spark settings; they do not override the config's own settings."""
     conf = {**{name: SecretStr(value) for name, value in more.items()}, **config.spark.conf}
     return config.model_copy(update={"spark": config.spark.model_copy(update={"conf": conf})})
 
 
 def _listening(log: LogFormat, until: Until | None, config: Config) -> AbstractContextManager[Listener]:
-    """Return the listener that shows the run's steps. Bars need a terminal and a run that ends."""
+    """Return the listener that shows a run's progress on stderr.
+
+    With ``log: json`` it logs events. On a terminal, a run that ends by itself has progress bars. All other
+    runs print a line per step.
+    """
     brokers = config.source.bootstrap_servers
     if log is LogFormat.JSON:
         return nullcontext(LogListener())
@@ -200,7 +204,7 @@ def _ending(report: RunReport) -> str:
 
 
 def show_report(report: RunReport, source: SourceSettings) -> None:
-    """Print a run's report as text."""
+    """Print the report of a run: a row per table, then errors and totals."""
     show_table(None, ("table", "state", "batches", "lag", "source time"), map(_row, report.tables))
     typer.echo("")
     show_table(None, COUNTS, [counts_row(entry.table, entry.counters) for entry in report.tables])

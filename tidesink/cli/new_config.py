@@ -1,4 +1,4 @@
-"""Parts of the config that ``tidesink init`` writes: texts of a protocol, a target's section, and topics."""
+"""Parts of the config that ``tidesink init`` writes: comments, the target's section, and topic rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGET_VARIABLE: Final = "TARGET_PASSWORD"
 
 
 class TargetType(str, Enum):
-    """The types of targets."""
+    """The types of targets that ``tidesink init`` can configure."""
 
     DELTA = "delta"
     ICEBERG = "iceberg"
@@ -31,7 +31,10 @@ class TargetType(str, Enum):
 
 
 class Words(NamedTuple):
-    """The template's texts about a producer. ``rule``: its example rule of topics, if no broker answers."""
+    """Texts about a producer (TiCDC or Debezium) for the config template.
+
+    ``rule``: example of a topic rule, for a config that is written while no broker answers.
+    """
 
     origin: str
     names: str
@@ -45,26 +48,26 @@ _TICDC: Final = Words(
     "the topics of a TiCDC changefeed",
     "Names under `source` are TiCDC's own. Copy the values from the changefeed's sink URI.",
     "The topic rule of the changefeed's dispatchers, or a list of topics.",
-    "The changefeed's time zone: TIMESTAMP texts on the wire have none.",
+    "The changefeed's time zone. TIMESTAMP values in the topics have no zone.",
     "if neither a key record nor pkNames has them",
     "{schema}_{table}",
 )
 _FLAT_AVRO: Final = _TICDC._replace(
-    rules="The topic rule of the changefeed's dispatchers. A topic by its name needs its one table below: "
+    rules="The topic rule of the changefeed's dispatchers. For a topic given by name, list its table below: "
     "{name: shop.orders, topic: NAME}."
 )
 _DEBEZIUM: Final = Words(
     "the topics of a Debezium connector",
     "`source` has the topics that the connector writes, and its converter.",
     "The connector's topics: <topic.prefix>.<database or schema>.<table>, as a rule or as a list.",
-    "The zone of TIMESTAMP texts without a zone. Connectors write a zone, so UTC is right.",
+    "The zone of TIMESTAMP values without a zone. Connectors write a zone, so UTC is right.",
     "if the records have no key",
     "server1.{schema}.{table}",
 )
 
 
 def words_of(protocol: str) -> Words:
-    """Return the texts about the producer of a protocol."""
+    """Return the template's texts about the producer of a protocol."""
     if protocol.startswith("debezium"):
         return _DEBEZIUM
     return _FLAT_AVRO if protocol == "flat-avro" else _TICDC
@@ -83,7 +86,7 @@ _SHOWN_AS: Final[Mapping[TargetType, str]] = MappingProxyType(
 
 
 class Target(NamedTuple):
-    """A target's section: its lines, a description of its tables, and notes about what else to do."""
+    """The config's ``target`` section: its lines, a description of the tables, and notes for the user."""
 
     lines: str
     called: str
@@ -91,12 +94,13 @@ class Target(NamedTuple):
 
 
 def target_section(target: str | None, kind: TargetType | None) -> Target:
-    """Return the section of a target, given by path or URL.
+    """Return the config section of a target.
 
-    Without ``kind`` the URL's scheme chooses the type.
+    ``target``: path or URL, or None for an example. ``kind``: the target's type; if None, the URL's scheme
+    determines it.
 
     Raises:
-        ConfigError: the URL does not fit a target of the type.
+        ConfigError: ``target`` does not fit the type.
     """
     named = type_of_url(target) if target is not None else None
     chosen = kind or TargetType(named or "delta")
@@ -131,13 +135,17 @@ _ON_S3: Final = (
 def _delta(target: str | None) -> _Section:
     place = target or "./lake"
     is_on_s3 = scheme_of(place) in S3_SCHEMES
-    notes = ["on S3 target.single-writer is a promise of yours. Read its comment"] if is_on_s3 else []
+    notes = ["on S3, check target.single-writer: its comment says what you promise"] if is_on_s3 else []
     table = '  table: "{schema}/{table}"\n'
     return f"  path: {_scalar(place)}\n{table}{_ON_S3 if is_on_s3 else ''}", notes
 
 
 def _iceberg(target: str | None) -> _Section:
-    """A folder is a catalog by itself. A URL is a REST catalog, and a bucket needs a catalog."""
+    """Return the section of an Iceberg target.
+
+    A folder gets a Hadoop catalog, an HTTP URL is used as a REST catalog, and a bucket gets a REST catalog
+    whose address the user fills in.
+    """
     place, notes = target or "./ice", list[str]()
     if "://" not in place:
         kind, properties = "hadoop", {"warehouse": place}
@@ -145,7 +153,7 @@ def _iceberg(target: str | None) -> _Section:
         kind, properties = "rest", {"uri": place}
     else:
         kind, properties = "rest", {"uri": "https://catalog.example.com", "warehouse": place}
-        notes.append("put the address of your catalog into target.catalog-properties.uri")
+        notes.append("write the address of your catalog into target.catalog-properties.uri")
     others = ", ".join(one for one in ("hadoop", "rest", "hive", "glue", "jdbc", "nessie") if one != kind)
     lines = "".join(f"    {name}: {_scalar(value)}\n" for name, value in properties.items())
     return (
@@ -163,7 +171,7 @@ def _database(kind: TargetType, target: str | None) -> _Section:
     password = f"  password: {reference}\n" if parts.password else f"  # password: {reference}\n"
     notes = [f"set {TARGET_VARIABLE} to the password of the target's user"] if parts.password else []
     if parts.query:
-        notes.append("the options in the target's URL are left out. TLS is set under target.tls")
+        notes.append("the options in the target's URL were not copied. Set TLS under target.tls")
     user = _scalar(unquote(parts.username or "tidesink"))
     return (
         f"  url: {_scalar(bare.geturl())}\n  user: {user}\n{password}"
@@ -193,7 +201,9 @@ def _kafka(target: str | None) -> _Section:
 def _http(target: str | None) -> _Section:
     parts = urlsplit(target or _EXAMPLES[TargetType.HTTP])
     notes = (
-        ["user and password are left out of the URL. Give them under target.auth"] if parts.username else []
+        ["user and password were not copied from the URL. Set them under target.auth"]
+        if parts.username
+        else []
     )
     return f"  url: {_scalar(parts._replace(netloc=_host(parts)).geturl())}\n  format: json-lines\n", notes
 
@@ -226,7 +236,7 @@ _LISTED: Final = 20
 
 
 class Topics(NamedTuple):
-    """The topic rules to write, and their comment. ``notes``: for the terminal."""
+    """Topic rules for the config, the comment above them, and notes to print for the user."""
 
     rules: tuple[str, ...]
     comment: str = ""
@@ -234,11 +244,11 @@ class Topics(NamedTuple):
 
 
 def found_topics(brokers: str, protocol: str) -> Topics:
-    """Return topic rules from the brokers' topics if one answers within a second, otherwise an example."""
+    """Return topic rules that fit the brokers' topics, or an example if no broker answers within a second."""
     from tidesink.cli.sources import topic_names
 
     rule = words_of(protocol).rule
-    is_guess = f"{rule} is an example. Put the connector's topic.prefix into source.topics"
+    is_guess = f"{rule} is an example. Write the connector's topic.prefix into source.topics"
     is_debezium = protocol.startswith("debezium")
     guess = (is_guess,) if is_debezium else ()
     if not any(map(_answers, brokers.split(","))):
@@ -251,7 +261,7 @@ def found_topics(brokers: str, protocol: str) -> Topics:
 
 
 def topics_of(names: Iterable[str], protocol: str) -> Topics | None:
-    """Return the rules for a broker's topics, with the topics in the comment; None if there are none."""
+    """Return topic rules for a broker's topics, with a comment that lists the topics; None without topics."""
     own = sorted(name for name in names if not name.startswith(("__", "_")))
     if not own:
         return None
@@ -260,13 +270,13 @@ def topics_of(names: Iterable[str], protocol: str) -> Topics | None:
         return Topics((words_of(protocol).rule,), comment)
     rules = tuple(dict.fromkeys(_rules(own)))
     if not rules:
-        note = "no topic of the brokers has a name of three parts. Put the topic.prefix into source.topics"
+        note = "no topic is named PREFIX.SCHEMA.TABLE. Write the connector's topic.prefix into source.topics"
         return Topics((_DEBEZIUM.rule,), comment, (note,))
     return Topics(rules, comment)
 
 
 def _rules(topics: Collection[str]) -> Iterator[str]:
-    """Yield ``PREFIX.{schema}.{table}`` for names of three parts or more."""
+    """Yield the rule ``PREFIX.{schema}.{table}`` for each prefix of topic names with three parts or more."""
     for name in topics:
         parts = name.split(".")
         if len(parts) > 2 and all(parts):

@@ -1,7 +1,7 @@
-"""``tidesink offsets``: the offsets of tables in their topics, and rewinds to earlier offsets.
+"""``tidesink offsets``: shows the offsets of tables in their topics, and rewinds tables to earlier offsets.
 
-A rewind is checked here and stored in the state store. The worker checks it again and does it at the table's
-next turn.
+The command checks a rewind and writes the request to the state store. The worker checks the request again,
+and rewinds the table at the table's next turn.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
     from tidesink.sinks.state.progress import StateStore, TableStatus, TopicProgress
 
-app = typer.Typer(no_args_is_help=True, help="Offsets of tables in their topics, and rewinds.")
+app = typer.Typer(no_args_is_help=True, help="Show the offsets of tables in their topics, and rewind them.")
 
 _COLUMNS: Final = ("table", "topic", "partition", "applied", "begins", "ends", "waiting", "source time")
 _PLACE: Final = re.compile(r"(?P<partition>[0-9]+)=(?P<offset>[0-9]+)")
 _GONE: Final = "the topic does not exist"
-_OTHER: Final = "the topic was created again, so its offsets are not the applied ones"
+_OTHER: Final = "the topic was created again, so the applied offsets are those of the deleted topic"
 
 
 class _Standing(NamedTuple):
-    """A table's offsets.
+    """A table's offsets at the target and in Kafka.
 
-    applied: Applied offsets, or None if nothing is applied.
-    found: Offsets in Kafka, or None with a ``reason`` if they are unknown.
-    rewound: Same as in ``Progress``.
+    applied: Applied offset of each partition, or None if nothing is applied.
+    found: First and end offset of each partition in Kafka, or None with a ``reason`` if they are unknown.
+    rewound: Number of the table's last rewind; 0 if it was never rewound.
     """
 
     table: TableId
@@ -69,14 +69,15 @@ class _Standing(NamedTuple):
 def show(
     tables: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TABLE...]", help="Tables, as schema.table; the default is all."),
+        typer.Argument(metavar="[TABLE...]", help="Tables (schema.table); the default is all."),
     ] = None,
     config_option: ConfigOption = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show the applied offset of each partition.
+    """Show the applied offset of each partition of the tables' topics.
 
-    It also shows where Kafka begins and ends, and how many records wait.
+    The output also has the first and the end offset of the partition in Kafka, and the number of records that
+    wait to be applied.
     """
     settings = chosen_config(None, config_option)
     with worked_with(settings) as store, _brokers(settings) as brokers:
@@ -97,7 +98,10 @@ def _chosen(config: Config, store: StateStore, names: list[str]) -> list[TableSt
     chosen = [known_table(name, config, found) for name in dict.fromkeys(names)] or list(found)
     unread = [table for table in chosen if "topic" not in getattr(found.get(table), "details", {})]
     if unread:
-        raise ConfigError(f"No worker has read the topic of {unread[0]} yet.", table=str(unread[0]))
+        raise ConfigError(
+            f"No worker has read the topic of {unread[0]} yet. Start a worker first (tidesink run).",
+            table=str(unread[0]),
+        )
     return [found[table] for table in chosen]
 
 
@@ -189,25 +193,26 @@ def rewind(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Read again from this Kafka timestamp on: ISO 8601, UTC without a zone.",
+            help="Read records again from this Kafka timestamp on; ISO 8601, in UTC if it has no zone.",
         ),
     ] = None,
     to_commit_ts: Annotated[
         int | None,
-        typer.Option(metavar="TSO", help="Read again what was committed at this TiDB TSO or later."),
+        typer.Option(metavar="TSO", help="Read changes again that were committed at this TiDB TSO or later."),
     ] = None,
     to_beginning: Annotated[
         bool,
         typer.Option(
-            "--to-beginning", help="Read again everything that Kafka still holds, from the table's start on."
+            "--to-beginning", help="Read all records again, from the table's first offset that Kafka holds."
         ),
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Make a table read its topic again from an earlier offset.
 
-    It reads up to the applied offset. Until then rows may have earlier values. A rewind that
-    would lose or double rows, or leave older ones, is refused. The worker does it at the table's next turn.
+    The worker begins at the table's next turn, and reads the topic again up to the applied offset. Until it
+    is there, rows may have earlier values. The command fails if the rewind would lose or duplicate rows, or
+    leave outdated rows behind.
     """
     from tidesink.sinks.kafka.offsets import TopicGrowth
     from tidesink.sinks.kafka.rewind import refuse_meanwhile, rewound_offsets, steps_back
@@ -232,7 +237,10 @@ def rewind(
 
 
 def _starts(config: Config, store: StateStore, one: _Standing) -> Mapping[int, int]:
-    """Return the offsets where a table began to read its topic; empty for the beginning."""
+    """Return the offset in each partition at which a table began to read its topic, from the state store.
+
+    Empty if the table began at the beginning of the topic.
+    """
     from tidesink.sinks.kafka.offsets import is_other_topic
     from tidesink.sinks.worker.starts import known_start
 
@@ -243,7 +251,7 @@ def _starts(config: Config, store: StateStore, one: _Standing) -> Mapping[int, i
 
 
 def _loads(status: TableStatus) -> bool:
-    """Returns True if the status shows a running snapshot."""
+    """Returns True if the table's status shows an unfinished snapshot."""
     shown = status.details.get("snapshot")
     return shown is not None and shown["state"] not in ("done", "cancelled")
 
@@ -267,19 +275,19 @@ def _show_rewind(
             f"{one.table}: partition {number} is read again from {offset} to {end}, {end - offset} offsets"
         )
     terminal.echo(
-        "until then rows may have earlier values. `tidesink status` shows the progress"
+        "until this is done, rows may have earlier values. `tidesink status` shows the progress"
         if steps
         else "existing rows stay as they are, and missing rows come back"
     )
     typer.echo(
         "a worker is alive and handles the request at its next turn"
         if alive
-        else "no worker runs. The next one handles the request"
+        else "no worker runs. The next worker handles the request"
     )
 
 
 class _Place(NamedTuple):
-    """The place that a rewind goes to: exactly one member is set."""
+    """The destination of a rewind. Exactly one member is set."""
 
     partitions: dict[int, int]
     seconds: float | None
@@ -290,10 +298,10 @@ class _Place(NamedTuple):
     def of(
         cls, to_offset: list[str], to_time: str | None, to_commit_ts: int | None, to_beginning: bool
     ) -> _Place:
-        """Return the place that the options name.
+        """Return the destination that the command's options give.
 
         Raises:
-            ConfigError: none or several of them are given, or one is wrong.
+            ConfigError: no option or several options are given, or the value of one is wrong.
         """
         given = [bool(to_offset), to_time is not None, to_commit_ts is not None, to_beginning]
         if given.count(True) != 1:
@@ -307,17 +315,20 @@ class _Place(NamedTuple):
     def offsets(
         self, one: _Standing, status: TableStatus, brokers: KafkaOffsets, *, starts: Mapping[int, int]
     ) -> dict[int, int]:
-        """Return the offsets of the place, by partition. ``starts``: where the table began to read the topic.
+        """Return the offset of each partition to read again from.
+
+        ``starts``: offset of each partition where the table began to read the topic.
 
         Raises:
-            ConfigError: the table has no records from then on, or some of them may have expired.
+            ConfigError: the table has applied no records since the given time, or Kafka may have deleted some
+                of them.
         """
         from tidesink.sinks.kafka.offsets import started_at
         from tidesink.sinks.kafka.rewind import beginning, offsets_at, time_of_commit
 
         if self.partitions:
             return self.partitions
-        assert one.found is not None  # noqa: S101  (refused before)
+        assert one.found is not None  # noqa: S101  (the caller has checked it)
         if self.beginning:
             return _with_warning(beginning(one.applied, started_at(one.found, starts)))
         seconds = self.seconds
@@ -330,7 +341,10 @@ class _Place(NamedTuple):
 def _with_warning(found: dict[int, int]) -> dict[int, int]:
     late = ", ".join(f"{number} with {offset}" for number, offset in sorted(found.items()) if offset > 0)
     if late:
-        warn(f"records before the topic's present beginning cannot be read again: partition {late}")
+        warn(
+            "Kafka no longer holds the earliest of these records, so they cannot be read again: "
+            f"partition {late}"
+        )
     return found
 
 

@@ -1,8 +1,8 @@
-"""The number of each table's open dead letters: written, and neither replayed nor dropped.
+"""Number of open dead letters per table: letters that were written and neither replayed nor dropped.
 
-The exact number needs a read of the topic of letters. The commands that read it anyway (``tidesink dlq
-list``, ``drop`` and ``replay``) store their count in the state store, together with the worker's counter at
-that time. ``tidesink status`` adds what the worker counted since.
+The exact number can only be counted by reading the dead letter topic. The commands that read the topic anyway
+(``tidesink dlq list``, ``drop`` and ``replay``) save their count in the state store, together with the number
+of letters that the worker had written by then. ``tidesink status`` adds the letters written since.
 """
 
 from __future__ import annotations
@@ -25,39 +25,43 @@ _KIND: Final = "open-letters"
 def note_open(
     store: StateStore, pipeline: str, table: str | None, groups: Callable[[], Iterable[RecordGroup]]
 ) -> None:
-    """Store the number of open letters. ``groups`` returns the letters of ``table``, or of all tables.
+    """Save the number of open dead letters of ``table``, or of all tables if it is None.
 
-    If the store does not answer, the earlier count stays: only people read it.
+    ``groups``: function that reads the letters from the topic. If the state store does not answer, the
+    earlier count stays, because the count is only for display.
     """
     try:
-        # Read before the topic: letters written meanwhile are counted twice rather than missed.
+        # Read before the topic, so that letters written in between are counted twice rather than missed.
         written = {str(one.table): _written(one) for one in store.statuses(pipeline)}
         counts = Counter[str]()
         for group in groups():
             counts[group.table] += group.count
         scope = {*written, *counts} if table is None else {table}
         found = {name: [counts[name], written.get(name, 0)] for name in scope}
-        busy = StateStoreError("Other commands kept counting dead letters.", pipeline=pipeline)
+        busy = StateStoreError("Other commands kept storing a count of dead letters.", pipeline=pipeline)
         change_document(store, _KIND, pipeline, lambda old: {**(old or {}), **found}, busy)
     except StateStoreError:
         return
 
 
 def noted(store: StateStore, pipeline: str) -> Mapping[str, Any]:
-    """Return what ``note_open`` stored, by table.
+    """Return the counts that ``note_open`` saved, by table.
 
     Raises:
-        StateStoreError: the store does not answer.
+        StateStoreError: the state store does not answer.
     """
     found: Mapping[str, Any] = store.load_document(_KIND, pipeline) or {}
     return found
 
 
 def open_letters(status: TableStatus, known: Mapping[str, Any]) -> int:
-    """Return a table's number of open letters, from ``noted``. A record that was rewound counts again."""
+    """Return a table's number of open dead letters: the saved count plus the letters written since.
+
+    ``known``: the saved counts, from ``noted``. A letter that is written again after a rewind counts twice.
+    """
     count, before = known.get(str(status.table), (0, 0))
     written = _written(status)
-    # A smaller number means that the state store was lost, and counts from the beginning.
+    # A smaller number means that the state store was lost, so the worker's counter began again at zero.
     return int(count) + (written - int(before) if written >= before else written)
 
 

@@ -1,9 +1,9 @@
 """``tidesink init``, ``validate`` and ``plan``: commands for the config file, before any worker runs.
 
-``init`` writes a commented config to start from, or the config that reads a changefeed, which is given by
-its sink URI and its TOML file. The template is in this folder. ``validate`` shows for each wrong setting the
-reason and the remedy, and with ``--connect`` which servers answer. ``plan`` shows what the worker would do
-with each table, and what would be lost.
+``init`` writes a commented config from the template in this folder. Given a changefeed's sink URI and TOML
+file, it writes the config that reads this changefeed's topics. ``validate`` shows the reason and the remedy
+for each wrong setting, and with ``--connect`` also whether the servers answer. ``plan`` shows what the worker
+would do with each table, and which values would be lost.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.state.progress import TableStatus
 
 
-# Settings that other lines of the template contain, or that are written by lines of their own.
+# Settings of the source that the template has in other lines.
 _ELSEWHERE: Final = ("brokers", "protocol", "topics", "kafka")
 _KAFKA_EXAMPLE: Final = """\
   # Kafka client properties:
@@ -100,7 +100,7 @@ _TABLES_EXAMPLE: Final = """\
 
 
 class _Around(NamedTuple):
-    """Parts of a new config other than its source. ``found``: comment lines about existing topics."""
+    """Parts of a new config other than its source. ``found``: comment lines that list the broker's topics."""
 
     pipeline: str
     target: Target
@@ -110,7 +110,11 @@ class _Around(NamedTuple):
 def _filled(
     source: Mapping[str, Any], codec: str, tables: Sequence[Mapping[str, Any]], around: _Around
 ) -> str:
-    """Return the template with each placeholder replaced. ``codec`` consists of whole lines."""
+    """Return the config: the template with its placeholders replaced.
+
+    ``source``: settings of the source. ``codec``: the lines with the protocol's own settings. ``tables``:
+    entries of the config's ``tables``.
+    """
     kafka = source.get("kafka")
     words = words_of(source["protocol"])
     values = {
@@ -129,12 +133,12 @@ def _filled(
 
 
 def scalar(value: Any) -> str:
-    """A value as YAML on one line; a reference such as ``${env:NAME}`` stays as it is."""
+    """Return a value as YAML on one line. A reference such as ``${env:NAME}`` is not quoted."""
     return _yaml(value, flow=True).removesuffix("...\n").rstrip("\n")
 
 
 def _lines(heading: str, settings: Mapping[str, Any]) -> str:
-    """Settings of the source as YAML, after a comment with ``heading``."""
+    """Return settings of the source as YAML lines, after a comment line with ``heading``."""
     return indent(f"# {heading}:\n" + (_yaml(settings) if settings else ""), "  ")
 
 
@@ -146,25 +150,26 @@ def _yaml(value: Any, *, flow: bool = False) -> str:
 
 
 def _checked(text: str) -> str:
-    """Return the text unchanged if it is a correct config.
+    """Return a config's text unchanged after checking it.
 
-    Files that it names and variables that it refers to need not exist yet.
+    The files that the config names and the variables that it refers to need not exist yet.
 
     Raises:
-        ConfigError: a pipeline cannot use some of the changefeed's settings; the message lists all of them.
+        ConfigError: settings taken from the changefeed are not possible in a pipeline; the message lists all
+            of them.
     """
     names = (KAFKA_VARIABLE, REGISTRY_VARIABLE, CLAIM_CHECK_VARIABLE, TARGET_VARIABLE)
     unset = dict.fromkeys(names, "-")
     _, problems = parse_config(yaml.safe_load(text), base=Path(), environment=unset)
     left = [one for one in problems if not one.field.startswith("source.kafka.ssl.")]
     if left:
-        lines = ["The config would be wrong:", *(f"  {one}" for one in left)]
+        lines = ["The config would have wrong settings:", *(f"  {one}" for one in left)]
         raise ConfigError("\n".join(lines))
     return text
 
 
 class Producer(str, Enum):
-    """The TiCDC that a changefeed runs on."""
+    """The TiCDC architecture that runs a changefeed: classic or new."""
 
     CLASSIC = "classic"
     NEW = "new"
@@ -181,7 +186,7 @@ SinkUri = Annotated[
 ]
 ChangefeedFile = Annotated[Path | None, typer.Option("--changefeed", help="The changefeed's TOML file.")]
 ProducerOption = Annotated[
-    Producer, typer.Option("--producer", help="Which TiCDC runs it: classic, or the new architecture.")
+    Producer, typer.Option("--producer", help="TiCDC that runs the changefeed: classic or new architecture.")
 ]
 Definitions = Annotated[
     Path | None, typer.Option("--table-definition", help="SQL DDL with the tables' keys and indexes.")
@@ -195,7 +200,7 @@ def changefeed_of(sink_uri: str | None, file: Path | None, producer: Producer) -
         ConfigError: the sink URI is missing, or the file or a setting in it cannot be read.
     """
     if sink_uri is None:
-        raise ConfigError("A changefeed needs --sink-uri, which has its brokers, topic and protocol.")
+        raise ConfigError("Give --sink-uri: it has the changefeed's brokers, topic and protocol.")
     settings = read_toml_file(file) if file is not None else None
     return read_changefeed(sink_uri, settings, producer=producer.value)
 
@@ -233,7 +238,7 @@ _CODEC = {
 
 def init(
     *,
-    file: Annotated[Path, typer.Argument(help="Where to write the config.")] = DEFAULT_CONFIG,
+    file: Annotated[Path, typer.Argument(help="The config file to write.")] = DEFAULT_CONFIG,
     protocol: Annotated[
         str | None,
         typer.Option(
@@ -261,22 +266,21 @@ def init(
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="The folder of `tidesink dev up` whose servers the config should name."),
+        typer.Option("--dir", help="Folder of `tidesink dev up`, whose servers the config will name."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Write a commented config to start from.
 
-    With --sink-uri (and --changefeed, its TOML) it reads that changefeed, and writes the changefeed's
-    brokers, topics and options. Passwords become references. A changefeed that a pipeline cannot read, or
-    that does not keep the order of changes, is refused with the reason. TiCDC itself checks the other
-    options.
+    With --sink-uri (and --changefeed, its TOML file) the config has the brokers, topics and options of that
+    changefeed. Passwords are replaced by references. The command fails if a pipeline cannot read the
+    changefeed, or if the changefeed does not keep the order of changes. Other options are not checked.
 
     Without --sink-uri, --brokers and --schema-registry, the config names the servers that `tidesink dev up`
-    started in this folder or a folder in it, or in --dir. If none run, it names 127.0.0.1:9092 and
-    http://127.0.0.1:8081. If the broker answers, its topics are listed, and for Debezium the rule of topics
-    is derived from their names.
+    started in this folder, in a folder in it, or in --dir. If no such servers run, it names 127.0.0.1:9092
+    and http://127.0.0.1:8081. If the broker answers, a comment lists its topics, and for Debezium the topic
+    rule is derived from the topics' names.
     """
     if file.exists() and not force:
         raise ConfigError(f"{file} exists already. Give another name, or --force to replace it.")
@@ -291,7 +295,7 @@ def init(
         text = _example(named, addresses, topics, around._replace(found=topics.comment))
     else:
         if protocol is not None or schema_registry is not None:
-            raise ConfigError("--protocol and --schema-registry are in the sink URI. Remove them here.")
+            raise ConfigError("The sink URI contains the protocol and the registry. Remove the options.")
         feed = changefeed_of(sink_uri, changefeed, producer)
         draft = pipeline_draft(feed, definitions_of(table_definition, None))
         draft.source["brokers"] = brokers or draft.source["brokers"]
@@ -332,7 +336,7 @@ def _addresses(brokers: str | None, registry: str | None, directory: Path | None
             local = running_stack(folder)
             if local is not None:
                 note(
-                    f"{folder} runs a local stack, so the config names it: {local.brokers}, "
+                    f"the config names the servers that `tidesink dev up` runs in {folder}: {local.brokers}, "
                     f"{local.registry_url}"
                 )
                 return local
@@ -350,7 +354,7 @@ def _addresses(brokers: str | None, registry: str | None, directory: Path | None
 
 
 def _stack_folders() -> list[Path]:
-    """Folders in which ``dev up`` may have started servers: its default, and those in this folder."""
+    """Return the folders in which ``dev up`` may have started servers: its default, and this folder's."""
     with suppress(OSError):
         return [DIRECTORY, *sorted(one for one in Path().iterdir() if one.is_dir())]
     return [DIRECTORY]
@@ -379,18 +383,18 @@ def plan(
         int,
         typer.Option(
             min=1,
-            help="Number of records to read of each topic for its columns, from the first on. For flat-avro "
-            "the registry has all columns.",
+            help="Number of records to read from the beginning of each topic, to find its columns. Not used "
+            "for flat-avro, whose columns are in the registry.",
         ),
     ] = 2000,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show what a worker would do with each table.
 
-    It shows each table's topic, the columns with types and reasons, the key, the policies, and what the
-    target cannot do for it. It starts no Spark and does not connect to the target. The exit code is 2 if
-    a table needs a setting that the config lacks, if the target cannot have such a table, or if the topic for
-    dead letters cannot be used.
+    The plan has each table's topic, key, policies and columns with their types, and what the target cannot do
+    for the table. The command does not start Spark and does not connect to the target. The exit code is 2 if
+    a table needs a setting that the config lacks, if the target does not support such a table, or if the dead
+    letter topic cannot be used.
     """
     # Imported here because every command imports this module, and the targets' libraries take a second to
     # load.
@@ -439,7 +443,7 @@ def plan(
 
 
 def stored_records(config: Config) -> dict[str, str]:
-    """Return the places of dead letters and DDL events, if the pipeline may have them."""
+    """Return where dead letters and DDL events are stored, if the pipeline may write them."""
     from tidesink.sinks.kafka.dead_letters import dead_letters_of
 
     found = {}
@@ -451,14 +455,14 @@ def stored_records(config: Config) -> dict[str, str]:
 
 
 class LettersTopic(NamedTuple):
-    """State of the topic of dead letters. ``refused``: reason why it cannot be written to, or None."""
+    """State of the dead letter topic. ``refused``: reason why it cannot be written to, or None."""
 
     state: str = ""
     refused: str | None = None
 
 
 def letters_topic(config: Config) -> LettersTopic:
-    """Ask the broker about the topic of dead letters; both fields are empty if none is needed."""
+    """Ask the broker for the state of the dead letter topic. Both fields are None if no topic is needed."""
     from tidesink.sinks.kafka.dead_letters import check_topic, dead_letters_of
 
     if not keeps_bad_records(config):
@@ -470,7 +474,7 @@ def letters_topic(config: Config) -> LettersTopic:
 
 
 def limits_of(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
-    """Yield each limit of the target once, with the tables that may meet it."""
+    """Yield each limit of the target once, with the names of the tables that it concerns."""
     tables_of: dict[str, list[str]] = {}
     possible = [entry for entry in plans if entry.limits]
     for entry in possible:
@@ -483,7 +487,7 @@ def limits_of(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
 
 
 def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePlan]:
-    """Return the plans, with a problem for tables that would overwrite another table's rows at the target."""
+    """Return the plans. Tables that would overwrite each other's rows at the target get a problem."""
     goals, found = Goals.of(config), []
     for entry in plans:
         refused = goals.refusal(entry.table) if entry.table is not None else None
@@ -493,9 +497,9 @@ def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePl
 
 
 def with_merge_reason(entry: TablePlan, status: TableStatus | None) -> TablePlan:
-    """Return the plan, with the reason why Spark writes the batches of an existing lake table.
+    """Add the reason why Spark writes the batches of an existing lake table to the plan.
 
-    The worker recorded this reason: the plan itself does not ask the target.
+    The reason comes from the table's status, because the plan does not connect to the target.
     """
     from tidesink.sinks.targets.base import Limit
     from tidesink.sinks.worker.control import PLACE
@@ -508,19 +512,19 @@ def with_merge_reason(entry: TablePlan, status: TableStatus | None) -> TablePlan
 
 
 _BEGINS: Final = (
-    "start: {}: a table without applied records begins there. Earlier records of its topic are not applied{}"
+    "start: {}: the table begins with the records from then on. Earlier records are not applied{}"
 )
 _BEGUN: Final = (
-    "start: {} has no effect: the table has begun already. `tidesink offsets rewind` makes it read its topic "
-    "again"
+    "start: {} has no effect, because records of the table are already applied. To read its topic again, use "
+    "`tidesink offsets rewind`"
 )
-_STANDS: Final = "The table is {}, as its worker last reported: {}"
+_STANDS: Final = "The worker last reported that the table is {}: {}"
 
 
 def with_standing(config: Config, entry: TablePlan, status: TableStatus | None) -> TablePlan:
-    """Return the plan, with where the table begins, and why it is paused or failing.
+    """Add the table's start, and the reason why it is paused or failing, to the plan.
 
-    The worker last reported this reason; only the worker can check whether it is still true.
+    The reason comes from the table's status; only the worker can check whether it still holds.
     """
     from tidesink.sinks.worker.starts import said_of
 
@@ -540,14 +544,14 @@ def with_standing(config: Config, entry: TablePlan, status: TableStatus | None) 
 
 
 def _counted(status: TableStatus | None) -> dict[str, dict[str, int]]:
-    """Counts per column: dates that became NULL, and times that had two readings."""
+    """Return counts by column: invalid dates that became NULL, and ambiguous times."""
     if status is None:
         return {"zero_dates": {}, "ambiguous_times": {}}
     return {"zero_dates": dict(status.zero_dates), "ambiguous_times": dict(status.ambiguous_times)}
 
 
 def _rows_lines(entry: TablePlan) -> Iterator[str]:
-    """Lines about the rows: the snapshot's size, the omitted columns, and the query of the living rows."""
+    """Yield lines about a table's rows: the snapshot's size, omitted columns, and how to read live rows."""
     if entry.snapshot is not None:
         rows, size, ranges, key = entry.snapshot
         parts = "1 range" if ranges == 1 else f"{ranges} ranges"
@@ -555,7 +559,7 @@ def _rows_lines(entry: TablePlan) -> Iterator[str]:
     if entry.omitted:
         yield f"omitted: {', '.join(entry.omitted)}"
     if entry.read_as:
-        yield f"deleted rows stay, marked. Read the living rows with: {entry.read_as}"
+        yield f"deleted rows stay in the table, marked. Read the other rows with: {entry.read_as}"
 
 
 def _show_plans(
@@ -587,8 +591,8 @@ def _show_plans(
             typer.echo(f"  {count} invalid dates of column {column} became NULL so far")
         for column, count in counted["ambiguous_times"].items():
             typer.echo(
-                f"  {count} times of column {column} so far occur twice when clocks go back, so the other "
-                "one may be meant"
+                f"  {count} values of column {column} so far are ambiguous local times, which occur twice "
+                "when clocks go back"
             )
         for warning in entry.warnings:
             terminal.echo(f"  warning: {warning}")
@@ -598,7 +602,7 @@ def _show_plans(
 
 
 def policy_lines(policies: Mapping[str, str]) -> Iterator[str]:
-    """Lines about a table's policies. Changes of columns and rows are grouped by policy."""
+    """Yield lines with a table's policies. Kinds of schema changes are grouped by policy."""
     changes = policies.get(_CHANGES, "")
     others = [f"{name}: {value}" for name, value in policies.items() if name != _CHANGES]
     if others:
@@ -617,7 +621,7 @@ _CHANGES: Final = "schema-changes"
 
 
 class Answer(NamedTuple):
-    """The answer of one external part, such as the broker. ``ok``: True if it can be used."""
+    """Result of checking one external part, such as the broker. ``ok``: True if the part can be used."""
 
     part: str
     ok: bool
@@ -631,8 +635,8 @@ def validate(
         bool,
         typer.Option(
             "--connect",
-            help="Also check the broker, the registry, the state store, the target's path, the topic of dead "
-            "letters, and whether the columns of debezium-json's first rows have types.",
+            help="Also check the broker, the registry, the state store, the target, the dead letter topic, "
+            "and whether the columns of the first debezium-json rows have types.",
         ),
     ] = False,
     output: Output = OutputFormat.TEXT,
@@ -668,7 +672,7 @@ def _show_problems(path: Path, problems: list[Problem], answers: list[Answer]) -
             typer.echo(f"  {problem.field}\n    {problem.reason}\n    -> {problem.remedy}", err=True)
         return
     typer.echo(f"{path}: all settings are correct" + (". Asking the servers:" if answers else ""))
-    # All on stdout, so that a pipe keeps the order. Programs use the exit code.
+    # All lines go to stdout, so that they keep their order in a pipe.
     for answer in answers:
         typer.echo(f"{answer.part}: {'ok' if answer.ok else 'FAILED'}, {answer.detail}")
     failed = [answer.part for answer in answers if not answer.ok]
@@ -704,14 +708,14 @@ _MOST_TOPICS: Final = 20
 
 
 def _types(config: Config) -> Iterator[Answer]:
-    """Check that the tables' columns have types. Yields an answer for each table that waits for them."""
+    """Check that the columns of each topic's first row have types. Yields a result per topic without them."""
     from tidesink.cli.record_types import check_first_row
     from tidesink.cli.sources import topic_names
 
     try:
         topics = config.topics_among(topic_names(config.source.confluent_properties()))
     except TidesinkError:
-        return  # the check of the broker reports it
+        return  # the check of the broker reports this error
     problems = []
     for topic in topics[:_MOST_TOPICS]:
         try:
@@ -732,10 +736,10 @@ def _kafka(config: Config) -> str:
 
 
 def topics_read(config: Config, topics: Collection[str]) -> str:
-    """Return which of a broker's topics are read, and why the others are not.
+    """Return a text that lists the broker's topics that are read, and the others with the reason.
 
     Raises:
-        ConfigError: a topic that must exist does not.
+        ConfigError: a topic that the config names does not exist.
     """
     missing = [topic for topic in config.fixed_topics if topic not in topics]
     if missing:
@@ -756,15 +760,15 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _unread(config: Config, topics: Iterable[str]) -> Iterator[str]:
-    """The topics that are not read, grouped by reason."""
+    """Yield a text for each reason why topics are not read, with the topics' names."""
     reasons: dict[str, list[str]] = {}
     for topic in topics:
         if topic == config.dead_letters.topic:
-            reason = "the topic of dead letters"
+            reason = "dead letter topic"
         elif topic == config.source.debezium.schema_change_topic:
-            reason = "Debezium's schema changes, no rows"
+            reason = "schema changes of Debezium, not rows"
         elif topic.startswith("__"):
-            reason = "Kafka's own"
+            reason = "internal to Kafka"
         else:
             reason = "no rule of source.topics matches"
         reasons.setdefault(reason, []).append(topic)
@@ -785,7 +789,7 @@ def _state_store(config: Config) -> str:
 
     with closing(open_state_store(config.state)) as store:
         store.try_write()
-        return f"{len(store.statuses(config.pipeline))} tables known"
+        return f"has the state of {len(store.statuses(config.pipeline))} tables"
 
 
 def _dead_letters(config: Config) -> str:
@@ -804,7 +808,7 @@ def _target(config: Config) -> str:
     missing = module.PREFLIGHT.missing_grants(config, tables)
     if missing:
         raise ConfigError(
-            f"{answer}. But the target's user lacks rights. As an administrator of the target, run:\n"
+            f"{answer}, but the target's user lacks privileges. As an administrator of the target, run:\n"
             + "".join(f"    {statement};\n" for statement in missing)
             + (f"  {_OWNS}" if any("OWNER TO" in one for one in missing) else "")
         )
@@ -812,13 +816,13 @@ def _target(config: Config) -> str:
 
 
 _OWNS: Final = (
-    "Only a table's owner may add or widen its columns. If the user should not own it, use apply for no kind "
-    "of the table's schema-changes: schema-changes: {add: pause, widen: pause}"
+    "Only a table's owner may add or widen columns. If the user should not own the table, set "
+    "schema-changes: {add: pause, widen: pause}"
 )
 
 
 def _known_tables(config: Config) -> tuple[TableId, ...]:
-    """The tables that the pipeline writes, from the names of topics, the config and the state store."""
+    """Return the tables that the pipeline writes, from the topics' names, the config and the state store."""
     from tidesink.cli.sources import topic_names
 
     found = {entry.table: None for entry in config.tables if entry.table is not None}

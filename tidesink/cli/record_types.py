@@ -1,4 +1,7 @@
-"""Types of debezium-json's records without schemas, for ``plan`` and ``validate``, as a worker finds them."""
+"""Column types of debezium-json records without schemas, for ``plan`` and ``validate``.
+
+The types are found in the same way as by a worker.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ if TYPE_CHECKING:
     from tidesink.codecs.base import CodecOptions
     from tidesink.config import Config
 
-# Origin of a table's types: a definition in the config, the topic's own DDL, the Avro schemas, the type names
-# in rows, the schemas in debezium-json's records, or the database (for a table without records or schemas).
-# Nothing: columns are text, as configured.
+# Origin of a table's column types: a definition in the config, the topic's own DDL, the Avro schemas, the
+# type names in rows, the schemas in debezium-json records, or the source database (for a table without
+# records or schemas). ``nothing``: the config makes all columns text.
 TypesFrom = Literal["definition", "ddl", "avro", "rows", "records", "database", "nothing"]
-# Number of records at each partition's end, as a worker reads them.
+# Number of records to read at each partition's end, the same as in a worker.
 _LAST_RECORDS: Final = 100
-# Number of records at each partition's beginning, among which there should be a row.
+# Number of records to read at each partition's beginning to find a row.
 _FIRST_RECORDS: Final = 20
 
 
 class TypedRows(NamedTuple):
-    """The columns of a topic's newest row, and the origin of their types; ``untyped`` ones are text."""
+    """The columns of a topic's newest row, and the origin of their types. ``untyped`` columns become text."""
 
     columns: tuple[Column, ...]
     types_from: TypesFrom
@@ -35,7 +38,7 @@ class TypedRows(NamedTuple):
 
 
 class MetRecords:
-    """The types in the rows of one topic that were read so far. ``codec`` decodes them."""
+    """Collects the column types of the rows of one topic. ``codec`` decodes the rows."""
 
     def __init__(self, options: CodecOptions) -> None:
         self.codec = LoneCodec(options, None)
@@ -44,7 +47,7 @@ class MetRecords:
         self._writers: dict[int, tuple[TableSchema, JsonWriter]] = {}
 
     def take(self, event: ChangeEvent, schema: TableSchema) -> None:
-        """Add the row that was decoded last."""
+        """Add the types of the row that ``codec`` has just decoded."""
         self._newest = self.codec.reported(schema)
         if id(schema) not in self._writers:
             is_ticdc = event.commit_ts is not None
@@ -52,12 +55,13 @@ class MetRecords:
             self._writers[id(schema)] = schema, writer
 
     def typed(self, config: Config, topic: str, table: TableId) -> TypedRows:
-        """Return the columns of the newest row, typed as a worker types them.
+        """Return the columns of the newest row, with the types that a worker would use.
 
         Raises:
-            ConfigError: a column has no type, so that a worker's table waits; or the database refuses the
-            user. SourceUnavailableError: the database or the broker does not answer.
-            StateStoreError: the store does not answer.
+            ConfigError: a column has no type, so that the table would wait; or the source database rejects
+                the user.
+            SourceUnavailableError: the source database or the broker does not answer.
+            StateStoreError: the state store does not answer.
         """
         writers = Writers().with_new(writer for _, writer in self._writers.values())
         types, writers = settled_types(config, topic, table, writers)
@@ -78,12 +82,13 @@ class MetRecords:
 def settled_types(
     config: Config, topic: str, table: TableId, writers: Writers
 ) -> tuple[RecordTypes, Writers]:
-    """Return the types of a table's columns, and the writers they came from.
+    """Return the types of a table's columns, and the writer schemas that the types came from.
 
     Raises:
-        ConfigError: a column has no type, so that a worker's table waits; or the database refuses the user.
-        SourceUnavailableError: the database or the broker does not answer.
-        StateStoreError: the store does not answer.
+        ConfigError: a column has no type, so that the table would wait; or the source database rejects the
+            user.
+        SourceUnavailableError: the source database or the broker does not answer.
+        StateStoreError: the state store does not answer.
     """
     with store_if_there(config) as store:
         declared = config.definitions().get(table)
@@ -101,12 +106,13 @@ def _typed_at_ends(config: Config, topic: str) -> Iterator[JsonWriter]:
 
 
 def check_first_row(config: Config, topic: str) -> None:
-    """Check that the columns of a topic's first row have types, if one of its first records is a row.
+    """Check that the columns of a topic's first row have types. Does nothing if no first record is a row.
 
     Raises:
-        ConfigError: a column has no type, so that a worker's table waits; or the database refuses the user.
-        SourceUnavailableError: the database or the broker does not answer.
-        StateStoreError: the store does not answer.
+        ConfigError: a column has no type, so that the table would wait; or the source database rejects the
+            user.
+        SourceUnavailableError: the source database or the broker does not answer.
+        StateStoreError: the state store does not answer.
     """
     properties, options = config.source.confluent_properties(), config.source.codec_options()
     row = first_row(peek(properties, topic, most=_FIRST_RECORDS), options)

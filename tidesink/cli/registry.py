@@ -1,7 +1,7 @@
-"""``tidesink registry``: the content of a registry, and whether it accepts what TiCDC would register.
+"""``tidesink registry``: shows a schema registry's content, and checks or registers the schemas of TiCDC.
 
-``check`` builds the schemas of the tables in a definition or a config, and shows the verdict per subject and
-field. ``register`` registers them.
+``check`` builds the schemas that TiCDC would register for the tables of a definition or a config, and shows
+for each subject and field whether the registry accepts them. ``register`` registers these schemas.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tidesink.schema_registry.compatibility import (
 )
 
 app = typer.Typer(
-    help="The schema registry: list, check before DDL, register.",
+    help="List, check and register the schemas of a schema registry.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -57,11 +57,11 @@ Patterns = Annotated[
     list[str] | None, typer.Argument(metavar="[SUBJECT]...", help="Subjects, or patterns such as shop_*.")
 ]
 RegistryConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="Use the registry of a config file's source.")
+    Path | None, typer.Option("--config", "-c", help="Use the source's registry in this config file.")
 ]
 Definition = Annotated[
     Path | None,
-    typer.Option("--table-definition", help="SQL DDL: CREATE TABLEs, or ALTERs of known tables."),
+    typer.Option("--table-definition", help="SQL DDL: CREATE TABLE, or ALTER TABLE of known tables."),
 ]
 Database = Annotated[
     str | None, typer.Option("--database", help="The database of tables without one in the DDL.")
@@ -75,7 +75,7 @@ Rule = Annotated[
 
 
 class Place(NamedTuple):
-    """The registry options of a command line."""
+    """The registry options of a command line: a URL, a settings file, or a config."""
 
     url: str | None
     file: Path | None
@@ -95,7 +95,10 @@ with_registry = with_options(
 
 
 class Opened(NamedTuple):
-    """A registry. ``live``: True for a server, False for an earlier definition in its place."""
+    """An open registry.
+
+    live: True for a server, False for the schemas of an earlier definition (``--previous``).
+    """
 
     registry: SchemaRegistry
     live: bool
@@ -119,10 +122,10 @@ def opened(place: Place) -> Iterator[Opened]:
         yield Opened(registry, True, config)
 
 
-# Apicurio 3 lists at most this many subjects, unless apicurio.ccompat.max-subjects is set.
+# Apicurio 3 lists at most this many subjects by default (apicurio.ccompat.max-subjects).
 _APICURIO_LISTS: Final = 1000
 _CUT_LIST: Final = (
-    f"The registry lists exactly {_APICURIO_LISTS} subjects, which is where Apicurio cuts its list. There "
+    f"The registry lists exactly {_APICURIO_LISTS} subjects, which is the most that Apicurio lists. There "
     "may be more. Name the subjects (without a *), or raise apicurio.ccompat.max-subjects."
 )
 _AT_ONCE: Final = 8
@@ -141,12 +144,13 @@ class SubjectEntry(NamedTuple):
 
 
 def chosen_subjects(registry: SchemaRegistry, patterns: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the sorted subjects that match a pattern (``shop_*``), and whether the list may be cut.
+    """Return the sorted names of the chosen subjects, and whether the registry's list may be incomplete.
 
-    Names without a wildcard are not looked up in the list.
+    ``patterns``: names of subjects, which are returned as they are, or patterns such as ``shop_*``, which are
+    compared with the registry's list.
 
     Raises:
-        SchemaNotFoundError: a name or a pattern matches no subject.
+        SchemaNotFoundError: a pattern matches no subject.
     """
     globs = [name for name in patterns if any(char in name for char in "*?[")]
     exact = sorted(set(patterns) - set(globs))
@@ -167,7 +171,7 @@ def chosen_subjects(registry: SchemaRegistry, patterns: Sequence[str]) -> tuple[
 
 
 def read_catalog(registry: SchemaRegistry, subjects: Iterable[str]) -> list[SubjectEntry]:
-    """Return the entries of these subjects, in order; warns of subjects that cannot be read.
+    """Read the level and the versions of subjects, in order. Warns of subjects that cannot be read.
 
     Raises:
         RegistryUnavailableError: the registry does not answer.
@@ -228,10 +232,9 @@ def _entry_row(entry: SubjectEntry) -> tuple[str, str, str, str]:
 @guarded
 @with_registry
 def export(*, place: Place, subjects: Patterns = None) -> None:
-    """Write every version of the subjects to stdout.
+    """Write the schemas of all versions of the subjects to stdout, as JSON Lines.
 
-    Each version is a line of JSON, with the same bytes each time. `tidesink decode --schemas` reads such a
-    file.
+    An unchanged registry is always written as the same bytes. `tidesink decode --schemas` reads such a file.
     """
     with opened(place) as found:
         names, cut = chosen_subjects(found.registry, subjects or ())
@@ -261,7 +264,7 @@ def show(
     version: Annotated[str, typer.Argument(help="A version's number, or latest.")] = "latest",
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show the schema of a subject's version, or of an id, field by field."""
+    """Show the fields of a schema, chosen by subject and version or by schema id."""
     with opened(place) as found:
         item = schema_at(found.registry, subject, version)
         level = found.registry.compatibility_level(item.subject) if item.subject else None
@@ -301,7 +304,7 @@ def _shown_json(item: RegisteredSchema, level: str | None, places: list[tuple[st
             "field": one.path,
             "type": one.type,
             "sql": one.source_type or None,
-            # A default of null differs from no default.
+            # In an object, since a default of null differs from no default.
             "default": None if one.default is None else {"value": json.loads(one.default)},
         }
         for one in schema_fields(item.schema_text)
@@ -330,7 +333,7 @@ def _show(item: RegisteredSchema, level: str | None, places: list[tuple[str, int
 
 
 class Request(NamedTuple):
-    """The tables and options of ``check`` and ``register``."""
+    """The tables and options that the command line of ``check`` or ``register`` gives."""
 
     given: Given
     definition: Path | None
@@ -339,14 +342,14 @@ class Request(NamedTuple):
     previous: Path | None = None
 
     def options(self, config: Config | None) -> CodecOptions:
-        """Return the producer's options: the given ones, which override the config's."""
+        """Return the producer's options: those of the config, overridden by those of the command line."""
         return codec_options(self.given, config.source.codec_options() if config else None)
 
     def candidates(self, config: Config | None) -> Candidates:
-        """Return the schemas of the tables that the command line names.
+        """Return the schemas of the tables that the command line or the config defines.
 
         Raises:
-            ConfigError: no tables are named, or they cannot be read.
+            ConfigError: no tables are given, or their definitions cannot be read.
         """
         options, topic_of = self.options(config), topic_namer(self.rule, config)
         if self.definition is not None:
@@ -373,22 +376,22 @@ def check(
     topic_rule: Rule = None,
     previous: Annotated[
         Path | None,
-        typer.Option(help="Earlier SQL DDL, instead of a registry; checks by BACKWARD, or --level."),
+        typer.Option(help="Compare with this earlier SQL DDL instead of a registry, by BACKWARD or --level."),
     ] = None,
     level: Annotated[
-        str | None, typer.Option(help="Check by this level, offline, instead of the subject's own.")
+        str | None, typer.Option(help="Check offline by this compatibility level, not the subject's own.")
     ] = None,
     live: Annotated[
         bool,
-        typer.Option("--live/--no-live", help="Also ask the registry, if one is given and --level is not."),
+        typer.Option("--live/--no-live", help="Also ask the registry, unless --level is given."),
     ] = True,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Check whether the registry would accept the schemas that TiCDC registers.
 
-    The result has a verdict for each subject and field. The tables come from --table-definition or --config.
-    The schemas are checked by Avro's rules and, if one is given, by a live registry. The exit code is 1 if a
-    schema is not accepted.
+    The result shows for each subject and field whether it would be accepted. The tables come from
+    --table-definition or --config. The schemas are checked by Avro's compatibility rules, and by the registry
+    if one is given. The exit code is 1 if a schema is not accepted.
     """
     wanted = None if level is None else require_level(level.upper())
     request = Request(given, table_definition, database, topic_rule, previous)
@@ -405,7 +408,7 @@ def check(
 
 @contextmanager
 def _checked_against(place: Place, request: Request, level: CompatibilityLevel | None) -> Iterator[Opened]:
-    """Open the registry to check against; with ``--previous`` it holds the schemas of the earlier tables."""
+    """Open the registry to check against. With ``--previous`` it only holds the earlier tables' schemas."""
     if request.previous is None:
         with opened(place) as found:
             yield found
@@ -433,20 +436,24 @@ def register(
     subject_name: Annotated[
         str | None, typer.Argument(metavar="[SUBJECT]", help="The subject, with --schema.")
     ] = None,
-    schema: Annotated[Path | None, typer.Option("--schema", help="A file of one Avro schema.")] = None,
+    schema: Annotated[Path | None, typer.Option("--schema", help="A file with one Avro schema.")] = None,
     table_definition: Definition = None,
     database: Database = None,
     topic_rule: Rule = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Register a schema file, or the schemas of tables.
 
-    For the tables of a definition it registers the schemas that TiCDC would. It shows the verdict first. If
-    one schema would be refused, nothing is registered and the exit code is 1.
+    For the tables of --table-definition the command registers the schemas that TiCDC would register. It first
+    shows whether the registry accepts them. If it rejects one schema, nothing is registered and the exit code
+    is 1.
     """
     if output is OutputFormat.JSON and not yes:
-        raise ConfigError("-o json cannot ask. Give --yes, or run `tidesink registry check` first.")
+        raise ConfigError(
+            "With -o json the command cannot ask for confirmation. Give --yes, or run `tidesink registry "
+            "check` first."
+        )
     with opened(place) as found:
         if schema is None:
             made = Request(given, table_definition, database, topic_rule).candidates(found.config)
@@ -461,7 +468,7 @@ def register(
     if output is OutputFormat.JSON:
         write_json({"registered": done, "check": report.as_json()})
     for item in done if output is OutputFormat.TEXT else ():
-        what = "registered" if item["new"] else "was there"
+        what = "registered" if item["new"] else "already registered"
         typer.echo(f"{item['subject']}: {what} as version {item['version']}, id {item['id']}")
     if not done:
         note("nothing was registered")
@@ -495,9 +502,9 @@ _NO_KEY: Final = (
     "it has neither a primary key nor a unique key of NOT NULL columns, so TiCDC's avro does not replicate it"
 )
 _NULL_DEFAULT: Final = (
-    "a TiCDC whose Avro library lacks the fix of pingcap/tiflow issue 11994 stops its changefeed at this "
-    "table: the default of {} is the text 'null', which that library reads as NULL. Use a TiCDC with "
-    "the fix, or give the column another default or NOT NULL"
+    "TiCDC without the fix of pingcap/tiflow issue 11994 stops its changefeed at this table: the default of "
+    "column {} is the text 'null', which TiCDC's Avro library reads as NULL. Use a TiCDC with the fix, or "
+    "give the column another default or NOT NULL"
 )
 TopicOf = Callable[[TableId], str]
 
@@ -511,9 +518,11 @@ class Candidate(NamedTuple):
 
 @dataclass
 class Candidates:
-    """The schemas of tables, the tables without a schema with the reason, and tables that TiCDC stops at.
+    """The schemas that TiCDC would register for tables.
 
-    ``warnings``: by table, why some versions of TiCDC stop at it although the registry accepts its schemas.
+    skipped: Tables without a schema, with the reason.
+    failed: Tables at which TiCDC's encoder stops, with the reason.
+    warnings: Tables at which some versions of TiCDC stop although the registry accepts the schemas.
     """
 
     found: list[Candidate] = field(default_factory=list)
@@ -522,13 +531,16 @@ class Candidates:
     warnings: dict[str, str] = field(default_factory=dict)
 
     def check(self, registry: SchemaRegistry, *, level: CompatibilityLevel | None, live: bool) -> CheckReport:
-        """Return the verdict on each schema, in their order."""
+        """Check each schema, in order. Returns a verdict per schema."""
         verdicts = [verdict(registry, *one, level=level, live=live) for one in self.found]
         return CheckReport(verdicts, self.skipped, self.failed, live, self.warnings)
 
 
 class CheckReport(NamedTuple):
-    """The verdicts on schemas, and the tables without one. ``live``: True if the registry was asked too."""
+    """The verdict on each schema, and the tables without a schema.
+
+    live: True if the registry was asked in addition to the offline check.
+    """
 
     verdicts: list[Verdict]
     skipped: dict[str, str]
@@ -538,7 +550,7 @@ class CheckReport(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Returns True if there are schemas, and the registry accepts all of them."""
+        """True if there is at least one schema, all schemas are accepted, and TiCDC stops at no table."""
         return bool(self.verdicts) and not self.failed and all(item.taken for item in self.verdicts)
 
     def as_json(self) -> dict[str, Any]:
@@ -573,7 +585,7 @@ class CheckReport(NamedTuple):
 
 
 class Sql(NamedTuple):
-    """Statements, the database of names without one, and the statements' origin."""
+    """SQL statements, the database of table names without a database, and the origin of the statements."""
 
     text: str
     database: str
@@ -590,10 +602,13 @@ def sql_file(option: str, file: Path, database: str | None) -> Sql:
 
 
 def defined_tables(sql: Sql, before: Iterable[Sql] = ()) -> list[TableSchema]:
-    """Return the tables that the statements create, and the tables of ``before`` that they change.
+    """Return the tables that SQL statements create, and the tables of earlier statements that they alter.
+
+    ``before``: the earlier statements.
 
     Raises:
-        ConfigError: there are no tables, SQL cannot be read, or a table's database is not given.
+        ConfigError: the statements create or alter no table, cannot be parsed, or do not name a table's
+            database.
     """
     alone, over = TableDefinitions(), TableDefinitions()
     created = alone.declare(sql.text, sql.database)
@@ -604,8 +619,8 @@ def defined_tables(sql: Sql, before: Iterable[Sql] = ()) -> list[TableSchema]:
     found = [schema for schema in tables if schema is not None]
     if not found:
         raise ConfigError(
-            f"{sql.place} creates no table, and changes no known one. Give its CREATE TABLE, or for an ALTER "
-            "the earlier table with --previous or --config."
+            f"{sql.place} neither creates a table nor alters a known one. Add a CREATE TABLE, or give the "
+            "tables that it alters with --previous or --config."
         )
     bare = [schema.table.name for schema in found if not schema.table.schema]
     if bare:
@@ -617,7 +632,10 @@ def defined_tables(sql: Sql, before: Iterable[Sql] = ()) -> list[TableSchema]:
 
 
 def config_tables(config: Config | None) -> list[Sql]:
-    """Return a config's definitions in TiDB's SQL: TiCDC registers schemas of no other database."""
+    """Return the table definitions of a config that are in TiDB's SQL.
+
+    Definitions of other databases are left out, because TiCDC only registers schemas of TiDB tables.
+    """
     return [
         Sql(entry.definition.sql, entry.table.schema, f"the definition of {entry.table}")
         for entry in (config.tables if config else ())
@@ -626,10 +644,10 @@ def config_tables(config: Config | None) -> list[Sql]:
 
 
 def topic_namer(rule: str | None, config: Config | None) -> TopicOf:
-    """Return a table's topic: by ``rule``, else by the config, else ``{schema}_{table}``.
+    """Return a function that returns a table's topic, by ``rule``, the config, or ``{schema}_{table}``.
 
     Raises:
-        ConfigError: the rule is wrong.
+        ConfigError: ``rule`` is not a valid topic rule.
     """
     if rule is not None or config is None:
         parsed = TopicRule.parse(rule or DEFAULT_RULE)
@@ -644,7 +662,7 @@ def topic_namer(rule: str | None, config: Config | None) -> TopicOf:
 
 
 def of_tables(tables: Iterable[TableSchema], options: CodecOptions, topic_of: TopicOf) -> Candidates:
-    """Return the key and value schemas of tables, as a producer with these options registers them."""
+    """Return the key and value schemas that TiCDC with these options would register for tables."""
     made = Candidates()
     for schema in tables:
         try:
@@ -666,14 +684,14 @@ def of_tables(tables: Iterable[TableSchema], options: CodecOptions, topic_of: To
 
 
 def of_config(config: Config, options: CodecOptions, topic_of: TopicOf) -> Candidates:
-    """Return the schemas of tables with a definition in the config; others are skipped, with a reason."""
+    """Return the schemas of the config's tables. Tables without a definition are skipped, with a reason."""
     given = config_tables(config)
     if not given:
         raise ConfigError("The config defines no table. Add tables: [{name, definition}].")
     made = of_tables([schema for sql in given for schema in defined_tables(sql)], options, topic_of)
     for entry in config.tables:
         if entry.table is not None and entry.definition is None:
-            made.skipped[str(entry.table)] = "the config has no definition of it. Add one"
+            made.skipped[str(entry.table)] = "the config has no definition of this table. Add one"
     return made
 
 
@@ -701,7 +719,7 @@ def _who(item: Verdict, *, live: bool) -> str:
 
 
 def show_changes(changes: Sequence[FieldChange]) -> None:
-    """Print the fields that differ or cause a refusal, and the number of the other fields."""
+    """Print the fields that differ or are not accepted, and the number of unchanged fields."""
     listed = [change for change in changes if change.change != "same" or change.problem]
     if listed:
         rows = [(change.path, _words(change), _verdict(change)) for change in listed]

@@ -1,6 +1,6 @@
 """``tidesink snapshot`` and ``resync``: request, pause, resume and cancel snapshots, and show their progress.
 
-Requests are written to the state store. The worker reads them at its next turn, as with ``tidesink pause``.
+The commands write requests to the state store, and the worker handles them at its next turn.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
     from tidesink.sinks.worker.control import SnapshotControl
     from tidesink.source_database.key_bounds import Bound
 
-app = typer.Typer(no_args_is_help=True, help="Read tables from the source's database while they change.")
+app = typer.Typer(no_args_is_help=True, help="Read tables from the source database while they change.")
 
 
-# A function that changes the request to a table's snapshots. Arguments: the request so far, and the number of
-# the last snapshot in the table's status.
+# A function that changes the stored request for a table's snapshots. Arguments: the present request, and the
+# number of the last snapshot in the table's status.
 Change = Callable[["SnapshotControl", int], "SnapshotControl"]
 Where = Annotated[
     str | None,
     typer.Option(
-        help="Only a range of the source's key, such as 'id >= 100 and id < 200'; for integers, decimals, "
-        "dates and times."
+        help="Only rows in this range of the source table's key, such as 'id >= 100 and id < 200'; for key "
+        "columns that are integers, decimals, dates or times."
     ),
 ]
 
@@ -67,10 +67,10 @@ def start(
     where: Where = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Read all rows of tables from source.database.
+    """Read all rows of tables from source.database and write them to the target.
 
-    Their changes are applied meanwhile. A running snapshot begins again. Rows that the source no longer has
-    stay at the target.
+    The worker applies the tables' changes meanwhile. A snapshot that is already running begins again. Rows
+    that the source no longer has stay in the target; `tidesink resync` deletes them.
     """
     settings, now = _startable(config_option), time.time()
     word = "snapshot requested"
@@ -92,7 +92,7 @@ def resync(
         list[str] | None,
         typer.Option(
             "--key",
-            help="Repair only this key, by its columns at the source, such as 'id=17' or 'region=a,id=17'; "
+            help="Repair only the row with this key at the source, such as 'id=17' or 'region=a,id=17'; "
             "repeatable.",
         ),
     ] = None,
@@ -101,9 +101,10 @@ def resync(
 ) -> None:
     """Repair tables at the target from source.database.
 
-    All rows of the source are written again, and rows that it does not have are deleted. The tables'
-    changes are applied meanwhile. A resync is a snapshot with a second phase: `tidesink snapshot status`
-    shows its progress, and `tidesink snapshot pause`, `resume` and `cancel` apply to it too.
+    The worker writes all rows of the source again, and deletes the rows that the source does not have. It
+    applies the tables' changes meanwhile. A resync is a snapshot with a second phase for the deletes:
+    `tidesink snapshot status` shows its progress, and `tidesink snapshot pause`, `resume` and `cancel` apply
+    to it too.
     """
     settings, now = _startable(config_option), time.time()
     word = "resync requested"
@@ -121,15 +122,21 @@ def resync(
 
 
 def _startable(config_option: Path | None) -> Config:
-    """Return the config, after checking that its tables can have snapshots."""
+    """Load the config.
+
+    Raises:
+        ConfigError: the config is wrong, or does not set source.database, so that no snapshot can be read.
+    """
     settings = chosen_config(None, config_option)
     if settings.source.database is None:
-        raise ConfigError("A snapshot is read from source.database, which is not set.", key="source.database")
+        raise ConfigError(
+            "A snapshot is read from source.database, which is not set. Set it.", key="source.database"
+        )
     return settings
 
 
 class _Start(NamedTuple):
-    """A requested snapshot or resync: of some ``keys``, of a range (``where``), or of all rows."""
+    """A snapshot or resync to request: of some ``keys``, of a key range (``where``), or of all rows."""
 
     now: float
     deletes: bool
@@ -137,11 +144,11 @@ class _Start(NamedTuple):
     where: tuple[Bound, ...] = ()
 
     def of(self, asked: SnapshotControl, last: int) -> SnapshotControl:
-        """Return the request with this snapshot in it."""
+        """Return the table's request with this snapshot added. ``last``: number of the last snapshot."""
         return asked.start(self.now, last=last, deletes=self.deletes, keys=self.keys, where=self.where)
 
     def refuse(self, config: Config, store: StateStore, status: TableStatus | None, table: TableId) -> None:
-        """Refuse a table for which it is not possible."""
+        """Raise ConfigError if this snapshot or resync is not possible for a table."""
         (_refuse_resync if self.deletes else _refuse)(config, table)
         if status is not None:
             _refuse_unfinished(status)
@@ -151,7 +158,7 @@ class _Start(NamedTuple):
 def _start_within(
     config: Config, names: list[str], where: str, start: _Start, output: OutputFormat, word: str
 ) -> None:
-    """Request a snapshot or resync within bounds, after asking the source's database about them."""
+    """Request a snapshot or resync of a key range, after checking ``where`` against the source's key."""
     from tidesink.sinks.worker.snapshot import open_source_database
     from tidesink.source_database.key_bounds import checked_bounds, parse_bounds
 
@@ -169,7 +176,7 @@ def _start_within(
 
 
 def _resync_keys(config: Config, names: list[str], report: Path, output: OutputFormat, now: float) -> None:
-    """Request a resync of the keys in a report. Tables without keys in it are skipped."""
+    """Request a resync of the keys in a report of ``tidesink diff``. Tables without such keys are skipped."""
     from tidesink.sinks.worker.asked_keys import read_report
 
     start = _Start(now, deletes=True)
@@ -184,19 +191,16 @@ def _resync_keys(config: Config, names: list[str], report: Path, output: OutputF
             _ask_keys(store, config, start, table, reported[table].asked)
     for table in tables:
         if table not in asked:
-            note(f"{table}: {report} has no key of it that could be repaired")
+            note(f"{table}: {report} has no key of this table that could be repaired")
         elif nulls := reported[table].nulls:
-            note(f"{table}: {nulls} keys with a NULL are left unchanged")
+            note(f"{table}: {nulls} keys contain NULL, and their rows are left unchanged")
     _tell(config, asked, output, "resync of the report's keys requested")
 
 
 def _resync_given(
     config: Config, names: list[str], given: list[str], output: OutputFormat, now: float
 ) -> None:
-    """Request a resync of the keys on the command line.
-
-    Their columns are looked up in the source's database.
-    """
+    """Request a resync of the keys on the command line, whose columns are checked in the source database."""
     from tidesink.sinks.worker.asked_keys import given_keys
     from tidesink.sinks.worker.snapshot import open_source_database
 
@@ -215,7 +219,7 @@ def _resync_given(
 
 
 def _ask_keys(store: StateStore, config: Config, start: _Start, table: TableId, asked: AskedKeys) -> None:
-    """Request some keys of a table, replacing the keys of the last request."""
+    """Request a resync of some keys of a table. Replaces the keys of the table's last request."""
     from tidesink.sinks.worker.asked_keys import forget_keys, store_keys
 
     name = store_keys(store, config.pipeline, table, asked)
@@ -225,7 +229,10 @@ def _ask_keys(store: StateStore, config: Config, start: _Start, table: TableId, 
 
 
 def _is_begun(store: StateStore, config: Config, table: TableId, asked: SnapshotControl) -> bool:
-    """Returns True if a worker may have begun the request: replays of dead letters check its keys."""
+    """Returns True if a worker may have begun the request.
+
+    The keys of such a request must be kept, because replays of dead letters check them.
+    """
     status = store.status_of(config.pipeline, table)
     batch = status.batch if status is not None else 0
     progress = store.progress_of_batch(config.pipeline, table, batch) if batch else None
@@ -235,7 +242,7 @@ def _is_begun(store: StateStore, config: Config, table: TableId, asked: Snapshot
 
 
 def _refuse_unfinished(status: TableStatus) -> None:
-    """Refuse a table whose unfinished snapshot would be lost."""
+    """Raise ConfigError if the table has an unfinished snapshot, which a new request would replace."""
     state = status.details.get("snapshot", {}).get("state", "done")
     if state not in ("done", "cancelled"):
         raise ConfigError(
@@ -246,7 +253,10 @@ def _refuse_unfinished(status: TableStatus) -> None:
 
 
 def _refuse_unbegun(config: Config, store: StateStore, batch: int, table: TableId) -> None:
-    """Refuse a table with a request for all rows that no worker has begun: no status shows it yet."""
+    """Raise ConfigError if a snapshot or resync of all rows is requested that no worker has begun.
+
+    The table's status does not show such a request yet.
+    """
     from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
 
     asked = read_controls(store, config.pipeline).get(table, NOTHING_ASKED).snapshot
@@ -258,8 +268,8 @@ def _refuse_unbegun(config: Config, store: StateStore, batch: int, table: TableI
     if forgotten or (found is not None and found.number >= asked.started):
         return
     raise ConfigError(
-        f"A snapshot or resync of all rows of {table} is requested, and no worker has begun it. Let a worker "
-        "do it, or cancel it (tidesink snapshot cancel).",
+        f"A snapshot or resync of all rows of {table} is requested, and no worker has begun it. Run a worker "
+        "until it is done, or cancel it (tidesink snapshot cancel).",
         table=str(table),
     )
 
@@ -271,16 +281,13 @@ def pause(tables: Tables, config_option: ConfigOption = None, output: Output = O
 
 
 def resume(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
-    """Resume paused snapshots.
-
-    They continue after the last applied row.
-    """
+    """Resume paused snapshots. They continue after the last applied row."""
     settings = chosen_config(None, config_option)
     _ask(settings, tables, lambda asked, _: replace(asked, rests=False), output, "snapshot continues")
 
 
 def cancel(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
-    """Cancel snapshots. The rows that were applied stay."""
+    """Cancel snapshots. Rows that were already written stay in the target."""
     settings = chosen_config(None, config_option)
     _ask(settings, tables, lambda asked, last: asked.cancel(last=last), output, "snapshot cancelled")
 
@@ -326,7 +333,7 @@ def _ask(
     word: str,
     refuse: Callable[[Config, TableId], None] | None = None,
 ) -> None:
-    """Change the request to each table's snapshots. If one of the tables refuses it, nothing is changed."""
+    """Change the request for each table's snapshots. If it is not possible for one, none is changed."""
     with worked_with(config) as store:
         tables = _named(names, config, store, starts=refuse is not None)
         if refuse is not None:
@@ -338,7 +345,7 @@ def _ask(
 
 
 def _named(names: Sequence[str], config: Config, store: StateStore, *, starts: bool) -> list[TableId]:
-    """Return the tables with these names. ``starts``: also look in the database for tables without records.
+    """Return the tables with these names. ``starts``: also look for the names in the source database.
 
     Raises:
         ConfigError: a table does not exist.
@@ -360,7 +367,7 @@ def _named(names: Sequence[str], config: Config, store: StateStore, *, starts: b
 
 
 def _quiet_table(name: str, config: Config) -> TableId | None:
-    """Return a table of the database that a worker can load without a record, or None."""
+    """Return a table that no record names, from the source database; None if a worker cannot load it."""
     from tidesink.sinks.worker.look_ups import tables_of_database
 
     if not may_load_quiet_tables(config):
@@ -371,7 +378,7 @@ def _quiet_table(name: str, config: Config) -> TableId | None:
 
 
 def _change(store: StateStore, config: Config, table: TableId, change: Change) -> SnapshotControl:
-    """Change the request to a table's snapshots. Returns the former request."""
+    """Store a changed request for a table's snapshots. Returns the request before the change."""
     from tidesink.sinks.worker.control import SnapshotControl, TableControl, change_control
 
     before = SnapshotControl()
@@ -388,7 +395,7 @@ def _change(store: StateStore, config: Config, table: TableId, change: Change) -
 
 
 def _tell(config: Config, tables: Sequence[TableId], output: OutputFormat, word: str) -> None:
-    """Show what was requested for tables, and whether a worker runs."""
+    """Print what was requested for tables, and whether a worker runs."""
     alive = worker_is_alive(config)
     if output is OutputFormat.JSON:
         shown = [table._asdict() for table in tables]
@@ -401,7 +408,7 @@ def _tell(config: Config, tables: Sequence[TableId], output: OutputFormat, word:
     typer.echo(
         "a worker is alive and handles the request at its next turn"
         if alive
-        else "no worker runs. The next one handles the request"
+        else "no worker runs. The next worker handles the request"
     )
 
 
@@ -412,10 +419,10 @@ def _refuse(config: Config, table: TableId) -> None:
 
 
 _NO_RESYNC: Final[Mapping[str, str]] = {
-    "append": "a log (mode: append) stores rows that the source no longer has. `tidesink snapshot start` "
-    "appends the rows that the source has.",
-    "history": "a history (mode: history) consists of changes, and a row that is read neither corrects nor "
-    "ends a version. `tidesink snapshot start` adds the rows that no change has.",
+    "append": "a table with mode: append also stores rows that the source no longer has. `tidesink snapshot "
+    "start` appends the source's rows.",
+    "history": "a table with mode: history stores versions of rows, which rows of the source cannot correct. "
+    "`tidesink snapshot start` adds rows that no change has written.",
 }
 
 

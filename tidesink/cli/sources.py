@@ -1,11 +1,10 @@
-"""Inputs of commands: a codec with its options, registry and definitions, and records.
+"""Inputs of commands: the codec with its options, registry and table definitions; and Kafka records.
 
-Codec options have TiCDC's names. ``decode`` needs none of them; given options are compared with the
-bytes. A boolean may be written as a flag (``--enable-tidb-extension``) or as in a sink URI
+Codec options have TiCDC's names. ``decode`` does not need them; it compares given options with the bytes. A
+boolean option may be written as a flag (``--enable-tidb-extension``) or as in a sink URI
 (``--enable-tidb-extension=true``).
 
-Records come from Kafka or a capture file. No consumer group is joined and nothing is committed: reading a
-topic leaves no trace on the broker.
+Records come from Kafka or a capture file. Reading a topic joins no consumer group and commits no offsets.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ R = TypeVar("R")
 
 Given = Mapping[str, Any]
 
-# Options that CodecOptions has under another name, or lacks because the messages contain them.
+# Options that CodecOptions has under another name, or lacks because records show their value.
 _OTHERS: Final[Mapping[str, Any]] = {
     "force_replicate": bool,
     "integrity_check_level": Literal["none", "correctness"],
@@ -77,9 +76,9 @@ _DEBEZIUM: Final = frozenset(one.name for one in fields(DebeziumModes))
 _TYPES: Final = {**get_type_hints(DebeziumModes), **get_type_hints(CodecOptions), **_OTHERS}
 _HELP: Final[Mapping[str, str]] = {
     "enable_tidb_extension": "The topic carries TiDB's extension fields.",
-    "output_raw_change_event": "Key changes are not split by the producer.",
+    "output_raw_change_event": "The producer does not split updates of a key into delete and insert.",
     "time_zone": "The changefeed's time zone.",
-    "producer": "Which TiCDC writes, classic or new; for encoding.",
+    "producer": "TiCDC architecture that writes the topic, classic or new; for encoding.",
     "max_message_bytes": "The size limit of the producer's messages; for encoding.",
     "force_replicate": "Accepted as in the changefeed; has no effect here.",
     "terminator": "Accepted as in the changefeed; has no effect here.",
@@ -90,27 +89,27 @@ _HELP: Final[Mapping[str, str]] = {
     "integrity_check_level": "none, or correctness: rows carry checksums (flat-avro).",
     "checksum": "off, warn or reject: what to do if a row's checksum does not match (flat-avro).",
     "namespace": "The changefeed's namespace; for encoding (flat-avro).",
-    "keyspace": "The namespace, under new TiCDC's name.",
+    "keyspace": "The name of --namespace in the new TiCDC.",
     "content_compatible": "Full column types in mysqlType (canal-json).",
-    "only_output_updated_columns": "In updates, old has only the changed columns (canal-json).",
+    "only_output_updated_columns": "In updates, the member old only has the changed columns (canal-json).",
     "delete_only_output_handle_key_columns": "Deletes carry only the key (canal-json).",
     "output_row_key": "Rows carry TiDB's row key (canal-json, new TiCDC).",
     "large_message_handle_option": "none, claim-check or handle-key-only; for encoding (canal-json).",
     "large_message_handle_compression": "none, snappy or lz4; for encoding (canal-json, debezium).",
     "claim_check_storage_uri": "Directory or URL of the messages that were too large (canal-json).",
-    "claim_check_raw_value": "Claim-check files hold the bare value; for encoding (canal-json).",
-    "upstream_url": "SQLAlchemy URL of the upstream TiDB, for rows reduced to their key (canal-json).",
+    "claim_check_raw_value": "Claim-check files hold only the value; for encoding (canal-json).",
+    "upstream_url": "SQLAlchemy URL of the upstream TiDB, to read rows sent as keys (canal-json).",
     "binary_text": "How binary columns are written as text: iso-8859-1 or utf-8; for decoding (canal-json).",
     "max_decompressed_bytes": "Size limit of one message after decompression (canal-json, debezium).",
     "cluster_id": "TiCDC's cluster id, in names and source (debezium); for encoding.",
     "debezium_disable_schema": "Messages carry no schema (debezium); for encoding.",
     "debezium_include_start_ts": "The source block has start_ts (debezium); for encoding.",
     "debezium_output_old_value": "Updates carry the old row (debezium); for encoding.",
-    "debezium_unwrapped": "ExtractNewRecordState flattened the topic: a null value is a delete.",
+    "debezium_unwrapped": "The connector uses ExtractNewRecordState: a record with a null value is a delete.",
     "decimal_handling_mode": "Debezium's decimal.handling.mode: precise, string or double.",
     "bigint_unsigned_handling_mode": "Debezium's bigint.unsigned.handling.mode: long, precise or string.",
     "binary_handling_mode": "Debezium's binary.handling.mode: bytes, base64, base64-url-safe or hex.",
-    "time_precision_mode": "Debezium's time.precision.mode; adaptive for Postgres' default.",
+    "time_precision_mode": "Debezium's time.precision.mode; Postgres connectors default to adaptive.",
     "interval_handling_mode": "Debezium's interval.handling.mode: numeric or string.",
     "hstore_handling_mode": "Debezium's hstore.handling.mode: json or map.",
     "decimal_format": "decimal.format of Connect's JSON converter: base64 or numeric.",
@@ -130,7 +129,7 @@ def _option(name: str) -> str:
 
 
 def _parameter(name: str, text: str) -> Any:
-    """Return an option's annotation, for the type of its field."""
+    """Return the typer annotation of a codec option, for the type of its field in CodecOptions."""
     option, kind = _option(name), _TYPES[name]
     if kind is bool:
         flags = f"{option}/--no{option[1:]}"
@@ -144,7 +143,7 @@ def _parameter(name: str, text: str) -> Any:
 
 
 def _heading(name: str) -> str:
-    """Return the heading of an option in --help: its protocol's, if it belongs to only one."""
+    """Return the heading of a codec option in --help: its protocol, or the changefeed if several have it."""
     if name in _DEBEZIUM - {"time_zone"} or name.startswith("debezium_"):
         return "Options of debezium"
     setting = {"integrity_check_level": "checksum", "keyspace": "namespace"}.get(name, name)
@@ -160,8 +159,8 @@ def with_options(
 ) -> Callable[[Callable[P, R]], Callable[..., R]]:
     """Return a decorator that adds a group of options to a command, before ``--output``.
 
-    ``parameters``: their annotations by name. The decorator passes ``made(values)`` to the command as its
-    argument ``name``; the value of an option that was not given is None.
+    ``parameters``: annotations of the options, by name. ``made``: converts the options' values (None for an
+    option that was not given) to the object that the command receives as its argument ``name``.
     """
 
     def decorated(command: Callable[P, R]) -> Callable[..., R]:
@@ -179,7 +178,7 @@ def with_options(
         ]
         last = [one for one in kept if one.name == "output"]
         listed = [*(one for one in kept if one.name != "output"), *added, *last]
-        del run.__wrapped__  # else the command's own signature would be read
+        del run.__wrapped__  # otherwise typer would read the signature of the command itself
         run.__signature__ = own.replace(parameters=listed)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in listed}
         return run
@@ -191,7 +190,7 @@ _KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the given options under the names of CodecOptions; an empty text means TiCDC's default."""
+    """Return the options that were given, under the names of CodecOptions. Empty texts are left out."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if value is None or value == "":
@@ -216,7 +215,7 @@ with_codec_options = with_options("given", _CODEC_OPTIONS, _given)
 
 
 def _resolved(name: str, value: str) -> str:
-    """Return a secret with its ``${env:NAME}`` and ``${file:path}`` replaced."""
+    """Return an option's value with ``${env:NAME}`` and ``${file:path}`` replaced by their secrets."""
     found = Interpolated(value, base=Path.cwd())
     for problem in found.problems:
         raise ConfigError(f"{_option(name)}: {problem.reason}; {problem.remedy}")
@@ -224,7 +223,7 @@ def _resolved(name: str, value: str) -> str:
 
 
 def codec_options(given: Given, base: CodecOptions | None = None) -> CodecOptions:
-    """Return a config's codec options, overridden by the given ones."""
+    """Return the codec options: those of ``base`` (a config), overridden by those of the command line."""
     options = base or CodecOptions()
     modes = {name: value for name, value in given.items() if name in _DEBEZIUM}
     known = {name: value for name, value in given.items() if name in CodecOptions.__dataclass_fields__}
@@ -232,16 +231,16 @@ def codec_options(given: Given, base: CodecOptions | None = None) -> CodecOption
 
 
 def protocol_named(name: str | None) -> str:
-    """Return the protocol of a user's name for it, in upper or lower case.
+    """Return the protocol that a user named in upper or lower case.
 
     Raises:
-        ConfigError: no name is given, or no codec has this name.
+        ConfigError: ``name`` is None, or no protocol has this name.
     """
     if name is None:
         *first, last = CODECS
         raise ConfigError(
             f"Give --protocol {', '.join(first)} or {last} (or --config). "
-            "The bytes do not identify the protocol with certainty."
+            "The protocol cannot be recognised from the records with certainty."
         )
     try:
         return known_protocol(name)
@@ -250,14 +249,14 @@ def protocol_named(name: str | None) -> str:
 
 
 class CodecCommand(TyperCommand):
-    """A command whose booleans also accept a value: ``--content-compatible=true``."""
+    """A command whose boolean options also accept a value, as in ``--content-compatible=true``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Rewrite booleans with a value to flags, then parse."""
+        """Rewrite boolean options with a value to flags, then parse the command line."""
         return super().parse_args(ctx, list(_as_flags(args)))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write each option under its heading; plain help does not show panels itself."""
+        """Print the options of --help grouped by heading, which typer's plain help does not do."""
         found: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -295,7 +294,7 @@ ProtocolName = Annotated[
     str | None,
     typer.Option("--protocol", help=f"{', '.join(ALIASES)}."),
 ]
-Schemas = Annotated[Path | None, typer.Option(help="Schemas by id as JSON Lines, instead of a registry.")]
+Schemas = Annotated[Path | None, typer.Option(help="File of schemas (JSON Lines), instead of a registry.")]
 RegistryUrl = Annotated[
     str | None, typer.Option("--schema-registry", help="The registry's URL, several separated by commas.")
 ]
@@ -304,7 +303,7 @@ RegistryFile = Annotated[
     typer.Option("--registry-file", help="A YAML file of the registry's settings: urls, auth, tls, timeout."),
 ]
 Definitions = Annotated[
-    Path | None, typer.Option("--table-definition", help="SQL DDL with types that a codec does not carry.")
+    Path | None, typer.Option("--table-definition", help="SQL DDL, for types that the records do not have.")
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="Use the brokers, registry and options of a config.")
@@ -313,9 +312,9 @@ ConfigFile = Annotated[
 
 @dataclass(frozen=True)
 class Setting:
-    """Options for reading bytes: those of the command line, which override those of a config.
+    """Settings for decoding and encoding records: those of the command line override those of a config.
 
-    declared: Given producer options, which can be compared with the bytes.
+    declared: Producer options that the user gave, which ``decode`` compares with the bytes.
     """
 
     protocol: str
@@ -332,7 +331,7 @@ class Setting:
         """Open the codec with all of these settings.
 
         Raises:
-            ConfigError: an Avro codec without a registry.
+            ConfigError: the codec needs a schema registry, and none is set.
         """
         return open_codec(
             self.protocol,
@@ -356,10 +355,10 @@ _SETTING: Final[Mapping[str, Any]] = {
 
 
 def setting(values: Mapping[str, Any]) -> Setting:
-    """Return the setting that a command line describes, from the values of its options.
+    """Return the settings for a codec from the values of a command line's options.
 
     Raises:
-        ConfigError: a value is missing, unknown, or cannot be read.
+        ConfigError: the value of an option is missing or unknown, or a file cannot be read.
     """
     protocol, schemas, schema_registry, registry_file, definitions, config = map(values.get, _SETTING)
     given = _given({name: value for name, value in values.items() if name not in _SETTING})
@@ -401,10 +400,10 @@ def _declared(config: Config | None) -> dict[str, Any]:
 
 
 def registry_of(url: str | None, file: Path | None, config: Config | None) -> SchemaRegistry | None:
-    """Open the registry that the options name, or else the config's.
+    """Open the registry of ``url`` or ``file``, or else of the config. Returns None if none is set.
 
     Raises:
-        ConfigError: both options are given, or the registry's settings are wrong.
+        ConfigError: both ``url`` and ``file`` are given, or the registry's settings are wrong.
     """
     _exclusive({"--schema-registry": url, "--registry-file": file})
     if url is not None:
@@ -417,7 +416,7 @@ def registry_of(url: str | None, file: Path | None, config: Config | None) -> Sc
 
 
 def _exclusive(options: Mapping[str, Any]) -> None:
-    """Refuse several options for the same thing."""
+    """Raise ConfigError if several of the options are given."""
     several = [name for name, value in options.items() if value is not None]
     if len(several) > 1:
         raise ConfigError(f"{' and '.join(several)} exclude each other. Keep one of them.")
@@ -449,8 +448,8 @@ def records(
     """Yield the records of a file, of stdin, or of a topic.
 
     Raises:
-        ConfigError: neither a file nor a topic is given, or both; an option of topics is given with a file;
-            or a line of the capture is not a record.
+        ConfigError: neither a file nor a topic is given, or both are; an option that only applies to topics
+            is given with a file; or a line of the file is not a Kafka record.
         SourceUnavailableError: the broker does not answer.
     """
     if (file is None) == (topic is None):
@@ -479,11 +478,11 @@ def _from_topic(
 _SECONDS = 6.0
 _POLL_SECONDS = 0.5
 _AT_ONCE = 500
-_HELD = 20_000  # records of one partition in memory before it is paused
+_HELD = 20_000  # records of one partition in memory before the consumer pauses the partition
 
 
 class Start(NamedTuple):
-    """Start of reading: ``earliest``, ``latest``, an offset, or a time in ms since 1970."""
+    """Where to start reading a topic: ``earliest``, ``latest``, an offset, or a time in ms since 1970."""
 
     kind: str
     value: int = 0
@@ -522,9 +521,9 @@ def read_topic(
 ) -> Iterator[Message]:
     """Yield the records of a topic from ``start`` to its present end, at most ``limit`` of them.
 
-    Partitions are merged by the records' timestamps, so that a DDL event (which TiCDC writes to
+    The records of all partitions are merged by timestamp, so that a DDL event (which TiCDC writes to
     partition 0) comes before the rows that need it. From ``latest``, records are returned as they
-    arrive, until ``limit`` or without an end.
+    arrive, until ``limit`` is reached; without ``limit``, reading never ends.
 
     Raises:
         ConfigError: the topic does not exist.
@@ -538,7 +537,7 @@ def read_topic(
 
 @contextmanager
 def _reading(properties: Mapping[str, str]) -> Iterator[Consumer]:
-    """A consumer that commits nothing; what Kafka does not answer is an error of the source."""
+    """Open a consumer that commits no offsets. Kafka's errors become SourceUnavailableError."""
     own = {"group.id": "tidesink-cli", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
     consumer = open_client(Consumer, properties, own, logger=SILENT)
     with closing(consumer):
@@ -549,7 +548,7 @@ def _reading(properties: Mapping[str, str]) -> Iterator[Consumer]:
 
 
 def peek(properties: Mapping[str, str], topic: str, *, most: int, ends: bool = False) -> Iterator[Message]:
-    """Yield at most ``most`` of the first records of each partition, or of the last ones with ``ends``.
+    """Yield the first records of each partition, at most ``most``. ``ends``: the last ones instead.
 
     Raises:
         ConfigError: the topic does not exist.
@@ -576,7 +575,7 @@ def _partitions(consumer: Consumer, topic: str) -> list[int]:
 
 
 def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
-    """Begin at ``start``. Returns the present end offset of each partition with something to read."""
+    """Assign the topic's partitions from ``start`` on. Returns the end offset of each that has records."""
     ends: dict[int, int] = {}
     assigned = []
     gone: dict[int, int] = {}
@@ -599,13 +598,16 @@ def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
 
 
 def gone_before(start: Start, firsts: Mapping[int, int]) -> str:
-    """Return the warning that partitions begin later than requested. ``firsts``: their first offsets."""
+    """Return the warning that the broker has removed requested records.
+
+    ``firsts``: first offset of each partition that begins later than ``start``.
+    """
     held = ", ".join(f"partition {number} from {first}" for number, first in sorted(firsts.items()))
     return f"--from {start.value}: the broker has removed earlier records. It holds {held}"
 
 
 def nothing_from(start: Start, ends: Mapping[int, int]) -> str:
-    """Return the warning that a topic has no records from there on. ``ends``: each partition's end offset."""
+    """Return the warning that a topic has no records after ``start``. ``ends``: partitions' end offsets."""
     at = ", ".join(f"partition {number} at {end}" for number, end in sorted(ends.items()))
     if start.kind == "earliest":
         return f"the topic holds no record ({at})"
@@ -631,7 +633,7 @@ def _following(consumer: Consumer) -> Iterator[Message]:
 
 
 class _Merge:
-    """Records of several partitions merged by timestamp, in which each partition keeps its order."""
+    """Merges the records of several partitions by timestamp. Each partition's records keep their order."""
 
     def __init__(self, consumer: Consumer, topic: str, ends: dict[int, int]) -> None:
         self._consumer = consumer
@@ -641,7 +643,7 @@ class _Merge:
         self._paused: set[int] = set()
 
     def records(self) -> Iterator[Message]:
-        """Yield all records up to the ends."""
+        """Yield all records up to each partition's end offset."""
         while self._waiting:
             while any(not queue and number in self._ends for number, queue in self._waiting.items()):
                 self._fetch()
@@ -668,7 +670,7 @@ class _Merge:
         if message.offset + 1 >= end:
             del self._ends[number]
         elif len(self._waiting[number]) >= _HELD and number not in self._paused:
-            # One partition far ahead of the others must not fill the memory.
+            # A partition that is far ahead of the others must not fill the memory.
             self._consumer.pause([TopicPartition(self._topic, number)])
             self._paused.add(number)
 
@@ -678,7 +680,10 @@ class _Merge:
             self._paused.discard(number)
 
     def _drop_ended(self) -> None:
-        """End partitions by position, as their last offsets may hold no record (compaction, transactions)."""
+        """Remove the partitions that the consumer has read to the end.
+
+        The consumer's position shows this even if the last offsets hold no record (compaction, transactions).
+        """
         for part in self._consumer.position(self._consumer.assignment()):
             if part.offset >= self._ends.get(part.partition, part.offset + 1):
                 del self._ends[part.partition]

@@ -1,7 +1,7 @@
-"""``tidesink status``, ``pause``, ``resume`` and ``accept-restored``: table states and requests by people.
+"""``tidesink status``, ``pause``, ``resume`` and ``accept-restored``: show and control the tables.
 
-Status is read from the worker's state store, and requests are written to it. ``accept-restored`` confirms
-that a table may continue from a backup.
+The commands read the tables' states from the state store, and write requests for the worker to it.
+``accept-restored`` confirms that a table may continue after its target was restored from a backup.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 COUNTS = ("table", "read", "applied", "superseded", "without row", "dead letters")
 UNWELL_STATES = frozenset({"PAUSED", "FAILING"})
-# A worker that left no mark for this long is late: waiting for the brokers takes 30 s at most.
+# A worker is late if it has not updated its mark (sign of life) for this long. It waits at most 30 s for the
+# brokers.
 _LATE_SECONDS = 35.0
 
 
@@ -58,7 +59,7 @@ def status(
     alive_within: Annotated[
         float | None,
         typer.Option(
-            min=1, metavar="SECONDS", help="Only report whether the worker's loop ran within SECONDS."
+            min=1, metavar="SECONDS", help="Only report whether the worker was alive in the last SECONDS."
         ),
     ] = None,
     watch: Annotated[
@@ -69,8 +70,8 @@ def status(
     """Show the state of each table.
 
     The exit code is 3 if a table is paused or failing, or if a server does not answer. With --alive-within
-    the exit code is 0 if the worker is alive and 1 if it is not, whatever the state of its tables. --watch
-    refreshes in place on a terminal; otherwise it prints each status after the last, as JSON one line each.
+    the exit code only depends on the worker: 0 if it is alive, 1 if not. With --watch the status is refreshed
+    in place on a terminal; otherwise each status is printed below the last one, with -o json as one line.
     """
     settings = chosen_config(config, config_option)
     if watch and alive_within is not None:
@@ -86,8 +87,9 @@ def status(
 
 
 def _show_status(settings: Config, output: OutputFormat) -> bool:
-    """Show the state of the tables. Returns True if one is paused or failing, or a server does not answer."""
-    # Read before the statuses: if a worker meanwhile does what was requested, they show it.
+    """Print the tables' states. Returns True if a table is paused or failing, or a server does not answer."""
+    # Requests are read before the statuses, so that a request which the worker handles in between is not
+    # shown as open.
     controls = _controls(settings)
     found, mark = read_statuses(settings), read_mark_of(settings)
     works = is_alive(mark.seconds)
@@ -102,7 +104,7 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
         for line in letter_lines(found, letters):
             terminal.echo(line)
         for table in asked.rests:
-            typer.echo(f"{table}: asked to pause; it pauses after its batch, or once a worker runs")
+            typer.echo(f"{table}: pause requested. It pauses after its current batch, or once a worker runs")
         for table, rewind in asked.rewinds.items():
             typer.echo(f"{table}: {_rewind_line(rewind)}")
         for line in cut_lines(cuts_of(settings) if settings.cuts is not None else None):
@@ -111,7 +113,7 @@ def _show_status(settings: Config, output: OutputFormat) -> bool:
             for line in failure_lines(mark.failure, works=works):
                 terminal.echo(f"all tables: {line}")
         if found and not works:
-            terminal.echo("lag: as of each table's last update; `tidesink offsets show` asks Kafka")
+            terminal.echo("lag: as of each table's last update. `tidesink offsets show` reads it from Kafka")
         typer.echo(_worker_line(mark.seconds, found))
     return mark.failure is not None or any(is_unwell(entry) for entry in found)
 
@@ -122,7 +124,7 @@ def is_unwell(entry: TableStatus) -> bool:
 
 
 def _pipeline_json(config: Config, asked: _Requests, mark: Mark) -> dict[str, Any]:
-    """The whole pipeline's part of the status: the worker's sign of life, and pending requests."""
+    """Return the status of the pipeline as JSON: whether its worker is alive, and pending requests."""
     return {
         "pipeline": config.pipeline,
         "worker": {
@@ -151,32 +153,32 @@ def _show_life(config: Config, alive_within: float, output: OutputFormat) -> Non
     if output is OutputFormat.JSON:
         write_json({"pipeline": config.pipeline, "alive": alive, "seconds_since_turn": seconds})
     elif seconds is None:
-        typer.echo("not alive: no worker has left a sign of life, or it has ended")
+        typer.echo("not alive: no worker of this pipeline has run, or the last one has ended")
     else:
-        typer.echo(f"{'alive' if alive else 'not alive'}: the last turn was {seconds:.0f} s ago")
+        typer.echo(f"{'alive' if alive else 'not alive'}: the worker was last active {seconds:.0f} s ago")
     if not alive:
         raise typer.Exit(terminal.FAILED)
 
 
 def seconds_since_turn(config: Config) -> float | None:
-    """Seconds since the worker's loop last ran; None if no worker runs."""
+    """Return the seconds since the pipeline's worker was last active; None if no worker runs."""
     return read_mark_of(config).seconds
 
 
 def read_mark_of(config: Config) -> Mark:
-    """Return the last sign of life of the pipeline's worker."""
+    """Return the mark that the pipeline's worker last stored as its sign of life."""
     return _asked(config, lambda store: read_mark(store, config.pipeline)) or Mark()
 
 
 class _Requests(NamedTuple):
-    """Requests of people that no worker has done yet."""
+    """Requests of users that no worker has handled yet."""
 
     rests: tuple[TableId, ...]
     rewinds: Mapping[TableId, RewindControl]
 
     @classmethod
     def of(cls, controls: Controls, found: Iterable[TableStatus]) -> _Requests:
-        """Return the requests in ``controls`` that the tables' statuses do not show as done."""
+        """Return the stored requests (``controls``) that the tables' statuses do not show as done."""
         resting = {entry.table for entry in found if entry.details.get("rests")}
         return cls(
             tuple(table for table, control in controls.items() if control.rests and table not in resting),
@@ -193,44 +195,45 @@ def _controls(config: Config) -> Controls:
 def _rewind_line(rewind: RewindControl) -> str:
     parts = ", ".join(f"partition {number} from {start}" for number, start in sorted(rewind.offsets.items()))
     return (
-        f"asked to read {rewind.topic} again: {parts}. A worker does it at the table's next turn, or when it "
-        "is resumed"
+        f"rewind of {rewind.topic} requested: {parts}. A worker handles it at the table's next turn, or when "
+        "the table is resumed"
     )
 
 
 def _worker_line(seconds: float | None, found: tuple[TableStatus, ...]) -> str:
-    """State of the worker.
+    """Return a line about the state of the pipeline's worker.
 
-    ``seconds`` is None before the first worker started, and after the last one ended.
+    ``seconds``: time since the worker was last active; None before the first worker started and after the
+    last one ended.
     """
     if is_alive(seconds) and seconds < _LATE_SECONDS:
         return f"worker: alive (seen {seconds:.0f} s ago)"
     if is_alive(seconds):
         return (
             f"worker: seen {seconds:.0f} s ago, although it reports every {EVERY_SECONDS:.0f} s. It was "
-            "killed, cannot write to the state store, or waits for the brokers. Its log shows which"
+            "killed, cannot write to the state store, or waits for the brokers. Look at its log"
         )
     if seconds is not None:
         seen = datetime.now(timezone.utc) - timedelta(seconds=seconds)
-        return f"worker: no worker seen since {shown_moment(seen)} UTC, and it did not report that it ended"
+        return f"worker: not seen since {shown_moment(seen)} UTC, and it did not report that it ended"
     last = max((entry.updated for entry in found if entry.updated), default=None)
-    return "worker: none runs" + (f"; no worker seen since {shown_moment(last)} UTC" if last else "")
+    return "worker: no worker runs" + (f"; last seen {shown_moment(last)} UTC" if last else "")
 
 
 def shown_moment(moment: datetime | None) -> str:
-    """Format a moment for people, in UTC; empty for None."""
+    """Format a time in UTC, to the second, as text for people; empty for None."""
     return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S") if moment else ""
 
 
 def cuts_of(config: Config) -> Mapping[str, Any] | None:
-    """The last and the next cut, and what holds the next one back; None if there are no cuts."""
+    """Return the last and the next cut, and the tables that hold back the next one; None without cuts."""
     from tidesink.sinks.worker.cuts import cut_status
 
     return _asked(config, lambda store: cut_status(store, config.pipeline))
 
 
 def cut_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
-    """Lines about the last and the next cut, and about the tables that hold it back."""
+    """Yield lines about the last and the next cut, and the tables that hold back the next one."""
     if found is None:
         return
     by_position = "waits" in found
@@ -241,17 +244,20 @@ def cut_lines(found: Mapping[str, Any] | None) -> Iterator[str]:
         position = f"position {found['next']}"
         yield f"next cut: {position if by_position else commit_time(found['next']) + ' UTC'}"
     if by_position and found["waits"]:
-        yield f"next cut waits for the connector: {found['waits']}"
+        yield f"the next cut waits for the connector: {found['waits']}"
     for table, reason in found["held_back"].items():
-        yield f"next cut waits for {table}: {reason}"
-    # Cuts by positions are for connectors, whose tables have no snapshot of ours.
+        yield f"the next cut waits for {table}: {reason}"
+    # Cuts by position are cuts of a connector's topics, whose tables are not loaded by our snapshots.
     reason = "its topic is still empty" if by_position else "its snapshot runs, or is later than the cut"
     for table in found.get("excluded", ()):
-        yield f"next cut leaves out {table}: {reason}"
+        yield f"the next cut leaves out {table}: {reason}"
 
 
 def _last_cut(commit_ts: int, at: float | None, *, by_position: bool) -> str:
-    """The last cut as text. ``at`` may be None for a position that another worker reached."""
+    """Return the time of the last cut as text.
+
+    ``at``: time at which the cut's position was reached; may be None if another worker reached it.
+    """
     position = f"position {commit_ts}" if by_position else ""
     if at is None:
         return position
@@ -261,17 +267,20 @@ def _last_cut(commit_ts: int, at: float | None, *, by_position: bool) -> str:
 
 
 def read_statuses(config: Config) -> tuple[TableStatus, ...]:
-    """Return the status of each table of a pipeline; empty before its first run."""
+    """Return the stored status of each table of a pipeline; empty before the first run of a worker."""
     return _asked(config, lambda store: store.statuses(config.pipeline)) or ()
 
 
 def snapshots_asked_for(config: Config) -> tuple[TableId, ...]:
-    """Tables for which a snapshot was requested and not cancelled."""
+    """Return the tables for which a snapshot was requested and not cancelled."""
     return tuple(table for table, asked in _controls(config).items() if asked.snapshot.is_asked)
 
 
 def _asked(config: Config, question: Callable[[StateStore], T]) -> T | None:
-    """Return the store's answer, or None if there is no store yet: a question must not create one."""
+    """Return the result of ``question`` about the state store, or None if there is no store yet.
+
+    Reading a status must not create the store.
+    """
     if not _has_store(config):
         return None
     with worked_with(config) as store:
@@ -288,7 +297,7 @@ def status_json(entry: TableStatus) -> dict[str, Any]:
     shown["table"] = {"schema": entry.table.schema, "name": entry.table.name}
     shown["updated"] = entry.updated.isoformat() if entry.updated else None
     failure = failure_in(entry.details)
-    # Converts the counters' names of earlier versions.
+    # Converts the names of counters that earlier versions stored.
     shown["counters"] = Account.from_counters(entry.counters).as_counters() if entry.counters else {}
     if "filtered" in entry.details:
         shown["details"] |= Filtered.from_details(entry.details).as_details()
@@ -300,7 +309,7 @@ def status_json(entry: TableStatus) -> dict[str, Any]:
 
 
 def _failure_json(failure: Failure | None) -> dict[str, Any] | None:
-    """A failure as JSON. ``next_try`` is None if the worker does not try again by itself."""
+    """Return a failure as JSON. Its ``next_try`` is None if the worker does not try again by itself."""
     if failure is None:
         return None
     return {
@@ -315,12 +324,12 @@ def _instant(seconds: float) -> datetime:
 
 
 class Lag(NamedTuple):
-    """Records of its topic that a table has not applied, as of the worker's last report.
+    """A table's lag: the records of its topic that are not applied, as of the worker's last report.
 
-    records: Number of records, or None if unknown.
-    seconds: Age of the lag now, or None if unknown.
-    of: Start of ``seconds``: ``kafka`` is Kafka's timestamp of the oldest record that is not applied,
-        ``source`` is the source's commit time of the newest applied change.
+    records: Number of these records, or None if unknown.
+    seconds: Seconds that the table is behind now, or None if unknown.
+    of: Time from which ``seconds`` counts. ``kafka``: Kafka's timestamp of the oldest record that is not
+        applied. ``source``: commit time of the newest applied change.
     """
 
     records: int | None
@@ -344,13 +353,13 @@ def lag_of(entry: TableStatus, now: float | None = None) -> Lag:
 
 
 _LAG_OF = {
-    "kafka": "since Kafka's time of the oldest one",
-    "source": "since the source time of the last applied change",
+    "kafka": "since the Kafka timestamp of the oldest one",
+    "source": "since the commit time of the last applied change",
 }
 
 
 def lag_line(lag: Lag) -> str:
-    """A table's lag as text; empty if nothing waits."""
+    """Return a table's lag as text; empty if all records are applied."""
     if not lag.records:
         return ""
     waits = f"lag: {lag.records} records are not applied"
@@ -360,10 +369,10 @@ def lag_line(lag: Lag) -> str:
 def failure_lines(
     failure: Failure, table: TableId | None = None, *, works: bool, error: bool = True
 ) -> Iterator[str]:
-    """Lines about an error that persists: since when, and what happens next.
+    """Yield lines about an error that persists: its text, its first time, and what happens next.
 
-    ``table`` is None if the error concerns all tables. ``works``: True if a worker is alive. ``error``: False
-    if the error's text was shown already.
+    ``table``: the table, or None if the error concerns all tables. ``works``: True if a worker is alive.
+    ``error``: False if the error's text was printed already.
     """
     now = time.time()
     if error:
@@ -378,20 +387,23 @@ def failure_lines(
 
 
 def next_line(table: TableId | None, *, works: bool) -> str:
-    """The next step if the worker does not try again by itself. ``works``: True if a worker is alive."""
+    """Return a line with the next step for an error that the worker does not retry by itself.
+
+    ``table``: the table, or None if the error concerns all tables. ``works``: True if a worker is alive.
+    """
     if not works:
-        return f"next: no worker runs. Remove the cause, then run `tidesink run`. {_KEPT}"
+        return f"next: no worker runs. Fix the cause, then run `tidesink run`. {_KEPT}"
     way = f"`tidesink resume {shlex.quote(str(table))}`" if table is not None else "`tidesink run`"
-    return f"next: the worker does not try this again by itself. Remove the cause, then run {way}. {_KEPT}"
+    return f"next: the worker does not try this again by itself. Fix the cause, then run {way}. {_KEPT}"
 
 
-_KEPT = "Nothing is lost: Kafka keeps the records that are not applied, up to the topic's retention"
+_KEPT = "Nothing is lost: Kafka keeps the records that are not applied, until the topic's retention ends"
 
 
 def show_statuses(found: tuple[TableStatus, ...], source: SourceSettings, *, works: bool) -> None:
-    """Print the tables' states as text."""
+    """Print a row per table with its state, followed by lines about errors and counters."""
     if not found:
-        terminal.echo("no table has been worked on yet. `tidesink run` starts the worker")
+        terminal.echo("no worker has read a table yet. `tidesink run` starts a worker")
         return
     show_table(None, ("table", "state", "batch", "lag", "source time", "updated"), map(_row, found))
     typer.echo("")
@@ -402,16 +414,16 @@ def show_statuses(found: tuple[TableStatus, ...], source: SourceSettings, *, wor
 
 
 def letter_lines(found: Iterable[TableStatus], letters: Mapping[TableId, int]) -> Iterator[str]:
-    """Lines about open dead letters, one per table that ever wrote a dead letter."""
+    """Yield a line about open dead letters for each table that ever wrote a dead letter."""
     for entry in found:
         if written := Account.from_counters(entry.counters).dead_lettered:
             count = letters[entry.table]
             way = f": `tidesink dlq show {shlex.quote(str(entry.table))}`" if count else ""
-            yield f"{entry.table}: dead letters: {count} open of {written} in the table's life{way}"
+            yield f"{entry.table}: dead letters: {count} open of {written} written so far{way}"
 
 
 def counts_row(table: TableId, counters: Mapping[str, int]) -> tuple[Any, ...]:
-    """A table's row under ``COUNTS``: the number of row events per outcome."""
+    """Return a table's cells for the columns ``COUNTS``: its numbers of row events by outcome."""
     return str(table), *Account.from_counters(counters).values()
 
 
@@ -432,7 +444,7 @@ def _remarks(entry: TableStatus, source: SourceSettings, *, works: bool) -> list
     if failure is not None and entry.state != "PAUSED":
         remarks += failure_lines(failure, entry.table, works=works, error=entry.error is None)
     elif entry.state == "FAILING":
-        # Saved by an earlier version.
+        # A status that an earlier version stored.
         remarks += [next_line(entry.table, works=works)]
     remarks += [line] if (line := lag_line(lag_of(entry))) else []
     remarks += _routed_to(entry)
@@ -445,11 +457,11 @@ def _remarks(entry: TableStatus, source: SourceSettings, *, works: bool) -> list
 
 
 def count_remarks(entry: TableStatus | TableReport, source: SourceSettings) -> Iterator[str]:
-    """Lines about a table's other counters, one for each that is not zero."""
+    """Yield a line for each of a table's counters, other than ``COUNTS``, that is not zero."""
     counts = Account.from_counters(entry.counters)
     if counts.filtered_out:
-        changes = f"{counts.filtered_out} changes whose row does not satisfy the table's filter"
-        yield f"filtered out: {changes}, among applied and superseded"
+        changes = f"{counts.filtered_out} changes of rows that do not satisfy the table's filter"
+        yield f"filtered out: {changes}, counted as applied or superseded"
     if counts.row_by_row:
         number = f"{counts.row_by_row} of {counts.read} records were decoded one by one, which is slower"
         yield f"row by row: {number}: {row_by_row_reason(source)}"
@@ -459,13 +471,13 @@ def count_remarks(entry: TableStatus | TableReport, source: SourceSettings) -> I
     for column, count in entry.ambiguous_times.items():
         if count:
             yield (
-                f"{count} times of column {column} occur twice when clocks go back, so the other one may be "
-                "meant (ambiguous-time)"
+                f"{count} times of column {column} occur twice when clocks go back, so the other occurrence "
+                "may be meant (ambiguous-time)"
             )
 
 
 def row_by_row_reason(source: SourceSettings) -> str:
-    """The records of a protocol that are not decoded in columns."""
+    """Return which records of the source's protocol are decoded one by one, or why all of them are."""
     if source.checksum != "off":
         return f"source.checksum: {source.checksum} requires the checksum of each row"
     return _ROW_BY_ROW[source.protocol]
@@ -483,7 +495,7 @@ _ROW_BY_ROW = {
 
 
 def without_row_lines(entry: TableStatus) -> list[str]:
-    """Lines about records without rows: the count per kind, the watermark, and the last DDL event."""
+    """Return lines about records that change no row: counts by kind, the watermark, and the last DDL."""
     found = Filtered.from_details(entry.details)
     counts = (found.ddl, "DDL events"), (found.watermarks, "watermarks"), (found.messages, _MESSAGES)
     kinds = [f"{count} {word}" for count, word in counts if count]
@@ -504,22 +516,22 @@ _MESSAGES = "messages that change no row (tombstones, heartbeats, ends of transa
 
 
 def _routed_to(entry: TableStatus) -> list[str]:
-    """The target table of a routed table."""
+    """Return a line with the target table of a routed table; empty if the table has no route."""
     table, shard = entry.details.get("target_table"), entry.details.get("shard")
     if table is None:
         return []
-    return [f"goes to {table}" + (f", as shard {shard}" if shard is not None else "")]
+    return [f"written to table {table}" + (f", as shard {shard}" if shard is not None else "")]
 
 
 def left_to_spark(entry: TableStatus) -> str:
-    """The way in which Spark wrote a lake table's last batch, with the reason; empty for files."""
+    """Return how Spark wrote a lake table's last batch, and why; empty if no Spark job wrote it."""
     from tidesink.sinks.worker.tally import LEFT
 
     return str(entry.details.get(LEFT, ""))
 
 
 def _snapshot(entry: TableStatus) -> list[str]:
-    """The progress of the table's snapshot; empty if it is done."""
+    """Return lines with the progress of the table's snapshot; empty if it is done."""
     shown = entry.details.get("snapshot")
     if shown is None or shown["state"] == "done":
         return []
@@ -531,38 +543,38 @@ def _snapshot(entry: TableStatus) -> list[str]:
 
 
 def deletes_text(shown: Mapping[str, Any]) -> str:
-    """The progress of a resync's deletes; empty for a snapshot, which deletes nothing."""
+    """Return the progress of a resync's deletes as text; empty for a snapshot, which deletes no rows."""
     deletes = shown.get("deletes")
     if deletes is None:
         return ""
     if not deletes["parts"]:
-        return "deletes follow after the rows"
+        return "deletes begin after the last row"
     return f"{deletes['deletes']} deletes, part {deletes['done']} of {deletes['parts']}"
 
 
 def again_line(again: Mapping[str, Sequence[int]]) -> str:
-    """The line about a rewound table.
+    """Return a line about a rewound table.
 
-    ``again``: per partition the offsets that are still to be read again.
+    ``again``: for each partition, the first offset that is still to be read again, and the end offset.
     """
     parts = ", ".join(f"partition {number} from {start} to {end}" for number, (start, end) in again.items())
-    return f"rewound, and reads again: {parts}. Until then rows may have earlier values"
+    return f"rewound, and reading again: {parts}. Until this is done, rows may have earlier values"
 
 
 def source_time(commit_ts: int | None) -> str:
-    """``commit_time`` for a table's cell: ``-`` for protocols without commit_ts."""
+    """Return ``commit_time``, or ``-`` if the protocol has no commit_ts, for a cell of the status."""
     return commit_time(commit_ts) or "-"
 
 
 def commit_time(commit_ts: int | None) -> str:
-    """Format a TiDB TSO's wall clock in UTC; empty for None."""
+    """Format the wall clock time of a TiDB TSO in UTC; empty for None."""
     if commit_ts is None:
         return ""
     return shown_instant(datetime.fromtimestamp(physical_ms(commit_ts) / 1000, timezone.utc))
 
 
 def shown_instant(moment: datetime) -> str:
-    """Format a moment of the source for people, in UTC with milliseconds."""
+    """Format a commit time in UTC, with milliseconds, as text for people."""
     return (
         moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
     )
@@ -572,14 +584,14 @@ Tables = Annotated[list[str], typer.Argument(metavar="TABLE...", help="Tables, a
 Asked = tuple[TableId, "TableStatus | None", "TableControl"]
 WHERE_IT_ENDS = {
     True: "a worker is alive and handles the request at its next turn",
-    False: "no worker runs. The next one handles the request",
+    False: "no worker runs. The next worker handles the request",
 }
 
 
 def pause(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
     """Pause tables after their current batch.
 
-    They stay paused until `tidesink resume`, even if the worker restarts.
+    The tables stay paused until `tidesink resume`, even if the worker restarts.
     """
     settings = chosen_config(None, config_option)
     asked = ask_tables(settings, tables, lambda _table, _status: lambda control: control.pause())
@@ -593,17 +605,16 @@ def resume(
     accept: Annotated[
         bool,
         typer.Option(
-            "--accept", help="Accept counts that did not add up, or deletes that may be missing, as shown."
+            "--accept", help="Accept the wrong counts or missing deletes that `tidesink status` shows."
         ),
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Resume tables that are paused.
 
-    A table is paused by a person, by a change of columns or rows, or by a failure. The worker checks a
-    pending change again, and the table continues only if the change no longer exists: `tidesink ddl approve`
-    and `tidesink ddl reject` decide it. If counts did not add up, or deletes may be missing, the table
-    continues only with --accept.
+    A table was paused by `tidesink pause`, by a schema change, or by an error. A schema change is checked
+    again: if it is still pending, the table stays paused until `tidesink ddl approve` or `tidesink ddl
+    reject`. If a batch's counts did not add up, or deletes may be missing, give --accept.
     """
     settings = chosen_config(None, config_option)
 
@@ -619,7 +630,7 @@ def _accepted(table: TableId, status: TableStatus | None) -> dict[str, ChangePol
     if not broken:
         changes = pending_changes(status)
         raise ConfigError(
-            f"{table} has no count that did not add up, and no deletes that may be missing. "
+            f"{table} has nothing to accept: its counts add up, and no deletes are missing. "
             + (
                 "Decide its changes with `tidesink ddl approve` or `tidesink ddl reject`."
                 if changes
@@ -631,12 +642,12 @@ def _accepted(table: TableId, status: TableStatus | None) -> dict[str, ChangePol
 
 
 def pending_changes(status: TableStatus | None) -> Sequence[dict[str, Any]]:
-    """Changes that wait for a decision, from the table's status."""
+    """Return the schema changes that wait for a decision, from the table's status."""
     return status.details.get("pending", []) if status is not None else []
 
 
 def _broken(status: TableStatus | None) -> list[dict[str, Any]]:
-    """The count that did not add up, and the deletes that may be missing, from the table's status."""
+    """Return the wrong counts and the possibly missing deletes that stop a table, from its status."""
     from tidesink.sinks.worker.control import BROKEN, MISSED
 
     details = status.details if status is not None else {}
@@ -648,7 +659,7 @@ def ask_tables(
     names: Iterable[str],
     change: Callable[[TableId, TableStatus | None], Callable[[TableControl], TableControl]],
 ) -> list[Asked]:
-    """Store a request for each table. If one of the tables refuses it, none is stored."""
+    """Store a request for each table. If a table's request is not possible, no request is stored."""
     from tidesink.sinks.worker.control import change_control
 
     with worked_with(config) as store:
@@ -672,13 +683,13 @@ def _show(config: Config, asked: Sequence[Asked], output: OutputFormat, *, word:
         for change in [] if control.rests else pending_changes(status):
             typer.echo(f"  {change_words(change)}: {_prospect(change, control)}")
         for broken in [] if control.rests else _broken(status):
-            accepted = "" if broken["digest"] in control.accepted else "not accepted, so the table stays: "
+            accepted = "" if broken["digest"] in control.accepted else "not accepted, so it stays paused: "
             typer.echo(f"  {accepted or 'accepted: '}{broken['text']}")
     typer.echo(WHERE_IT_ENDS[alive])
 
 
 def change_words(change: Mapping[str, Any]) -> str:
-    """A change from the status as text. DDL that changes rows is shown with its statement."""
+    """Return a schema change of a table's status as text: its kind, and its column or DDL statement."""
     if change["column"]:
         return f"{change['kind']} of column {change['column']}"
     return f"{change['kind']} ({change['statement']})" if "statement" in change else str(change["kind"])
@@ -702,19 +713,19 @@ def _as_json(table: TableId, status: TableStatus | None, control: TableControl) 
 
 
 def worker_is_alive(config: Config) -> bool:
-    """Returns True if a worker of the pipeline left a recent sign of life."""
+    """Returns True if a worker of the pipeline was active recently."""
     return is_alive(seconds_since_turn(config))
 
 
 def accept_restored(
-    table: Annotated[str, typer.Argument(metavar="SCHEMA.TABLE", help="The table, by its source's name.")],
+    table: Annotated[str, typer.Argument(metavar="SCHEMA.TABLE", help="The table's name at the source.")],
     config_option: ConfigOption = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Let a table continue after its target was restored from a backup.
 
-    The next worker reads the records after the backup from Kafka again. This accepts one restore, not a later
-    one.
+    The next worker reads the records since the backup again from Kafka. The command accepts only the present
+    restore: a later restore needs its own.
     """
     from tidesink.sinks.worker.control import accept_restored
 
@@ -726,7 +737,7 @@ def accept_restored(
     if output is OutputFormat.JSON:
         write_json({"pipeline": settings.pipeline, "table": known._asdict(), "accepted_below_batch": batch})
     else:
-        typer.echo(f"{table}: continues from a backup older than batch {batch}. Start the worker again")
+        typer.echo(f"{table}: will continue from a backup older than batch {batch}. Start the worker again")
 
 
 @contextmanager
@@ -734,14 +745,14 @@ def worked_with(config: Config) -> Iterator[StateStore]:
     """Open the state store of a pipeline.
 
     Raises:
-        ConfigError: no worker has created it yet.
-        StateStoreError: it does not answer.
+        ConfigError: no worker has created the store yet.
+        StateStoreError: the store does not answer.
     """
     from tidesink.sinks.state.sql_store import open_state_store
 
     if not _has_store(config):
         raise ConfigError(
-            "no worker has run yet, so there is no state store. `tidesink run` creates it.",
+            "No worker has run yet, so there is no state store. `tidesink run` creates it.",
             state=config.state,
         )
     with closing(open_state_store(config.state)) as store:
@@ -750,10 +761,10 @@ def worked_with(config: Config) -> Iterator[StateStore]:
 
 @contextmanager
 def store_if_there(config: Config) -> Iterator[StateStore | None]:
-    """Open the state store of a pipeline, or return None if there is none yet: a look must not create one.
+    """Open the state store of a pipeline. Yields None if no worker has created the store yet.
 
     Raises:
-        StateStoreError: it does not answer.
+        StateStoreError: the store does not answer.
     """
     if not _has_store(config):
         yield None
@@ -763,24 +774,25 @@ def store_if_there(config: Config) -> Iterator[StateStore | None]:
 
 
 def tables_worked_on(config: Config) -> list[TableId]:
-    """Tables in a pipeline's state store; none before its first run."""
+    """Return the tables in a pipeline's state store; empty before the first run of a worker."""
     return [entry.table for entry in read_statuses(config)]
 
 
 def named_table(name: str, known: Iterable[TableId]) -> TableId:
-    """The table with this name, ``schema.table`` as in records. Either part may contain a dot."""
+    """Return the table with this name (``schema.table``, as in records). Either part may contain a dot."""
     found = {str(table): table for table in known}
     schema, dot, rest = name.partition(".")
     return found.get(name) or (TableId(schema, rest) if dot else TableId("", name))
 
 
 def known_table(name: str, config: Config, found: Iterable[TableId]) -> TableId:
-    """The table with this name, spelt as the worker or the config spells it. Either part may contain a dot.
+    """Return the table with this name, in the spelling of the state store or the config.
 
-    Upper and lower case are ignored, unless a table with exactly this name has been worked on.
+    Upper and lower case are ignored, unless ``found`` has a table with exactly this name. Schema and table
+    may contain dots. ``found``: tables in the state store.
 
     Raises:
-        ConfigError: neither the worker nor the config has the table.
+        ConfigError: neither the state store nor the config has the table.
     """
     found = tuple(found)
     spelt = {str(table): table for table in found}
@@ -790,7 +802,7 @@ def known_table(name: str, config: Config, found: Iterable[TableId]) -> TableId:
     known = {fold_name(str(table)): table for table in (*named, *found)}
     if fold_name(name) not in known:
         raise ConfigError(
-            f"no table {name} is known to pipeline {config.pipeline}{nearest(name, known)}. `tidesink "
-            "status` lists the tables that were worked on."
+            f"Pipeline {config.pipeline} has no table {name}{nearest(name, known)}. `tidesink "
+            "status` lists its tables."
         )
     return known[fold_name(name)]

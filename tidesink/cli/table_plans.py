@@ -1,4 +1,4 @@
-"""The plan of each table, made without Spark: its columns, its mode, and its limits."""
+"""Plans of tables for ``tidesink plan``, made without Spark: columns, key, policies, warnings and limits."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _TEXTS: Final = frozenset({"string", "text", "longtext"})
 
 
 class ColumnPlan(NamedTuple):
-    """The plan of a column: its types at the source and at the target. ``note``: what differs, or is lost."""
+    """The plan of a column: its types at the source and the target. ``note``: what is converted or lost."""
 
     name: str
     source_type: str
@@ -91,7 +91,7 @@ class ColumnPlan(NamedTuple):
 def column_plan(
     config: Config, column: ShapeColumn, shape: TableShape, sources: Mapping[str, str], reported: str
 ) -> ColumnPlan:
-    """Return the plan of a column of ``shape``. ``sources``: the source's names of the columns from there."""
+    """Return the plan of a target column. ``sources``: the source's column names by the target's names."""
     was = sources.get(column.name, column.name)  # a mode's own columns are not in the source
     there = column_type(config, column)
     notes = (reported, f"{was} at the source" if was != column.name else "", _note(column, shape, there))
@@ -100,7 +100,7 @@ def column_plan(
 
 
 def _reason(column: ShapeColumn, there: str) -> str | None:
-    """Return why a column has another type at the target than the nearest one, or None.
+    """Return why a target column does not have the type that is nearest to its source type; None if it does.
 
     Some targets have a type for numbers that are text in Spark.
     """
@@ -128,23 +128,24 @@ def _note(column: ShapeColumn, shape: TableShape, there: str) -> str:
 
 
 _NO_KEY = (
-    "The topic names no key for this table, so its rows cannot be identified. Give its keys in the config, "
+    "The topic has no key for this table, so its rows cannot be identified. Set its keys in the config, "
     "as in tables: [{{name: {table}, keys: [...]}}], or set mode: append to store its changes. {identity}"
 )
 _NO_ORDER = (
-    "sequence_by: source compares TiDB's commit_ts, which the rows of this topic do not have. Of Debezium's "
-    "messages only TiCDC's have one. Set sequence_by: kafka, which is right for a connector's topics."
+    "sequence_by: source compares TiDB's commit_ts, which the records of this topic do not have. In "
+    "Debezium's protocols only TiCDC sends one. Set sequence_by: kafka, which is right for a connector's "
+    "topics."
 )
 _UNSERVED = "tables names {table}, but {found}. Check its name in the changefeed, and whether it has rows yet"
 
 
 class SnapshotEstimate(NamedTuple):
-    """The size of a table's snapshot, as the database estimates it.
+    """The size of a table's snapshot, as the source database estimates it.
 
     rows: Number of rows.
-    bytes: Size of the rows.
-    ranges: Number of ranges in which they are read.
-    key: Columns of the key by which they are read.
+    bytes: Size of the rows in bytes.
+    ranges: Number of key ranges in which the rows are read.
+    key: Columns of the key by which the rows are read.
     """
 
     rows: int
@@ -158,14 +159,14 @@ class TablePlan:
     """The plan of one table.
 
     problem: Reason why the worker cannot process the table yet, or None.
-    types_from: Origin of the source's types.
+    types_from: Origin of the column types at the source.
     omitted: Columns of the source that the target does not have.
-    shard: Value of the shard column of its rows.
-    read_as: Query of the living rows, if deleted rows stay in the table, marked.
-    limits: Limits of the target that the table may meet.
+    shard: Value of the shard column in the rows of this table, or None.
+    read_as: SQL query that leaves out the deleted rows, if deleted rows stay in the table and are marked.
+    limits: Limits of the target that concern the table.
     snapshot: Size of the snapshot with which the table begins, or None.
-    sampled: Number of records that the plan was made from, if the topic has more; otherwise, or if a registry
-        has all schemas, 0.
+    sampled: Number of sampled records if the topic has more records than that; otherwise 0. Also 0 if a
+        registry has all schemas.
     """
 
     table: TableId | None
@@ -185,7 +186,7 @@ class TablePlan:
     sampled: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """The plan as a JSON object."""
+        """Return the plan as a JSON object."""
         shown = dataclasses.asdict(self)
         shown["table"] = None if self.table is None else self.table._asdict()
         shown["columns"] = [column._asdict() for column in self.columns]
@@ -195,11 +196,13 @@ class TablePlan:
 
 
 def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
-    """Yield the plan of every table that exists now. ``sample``: records to read of a canal-json topic.
+    """Yield the plan of every table of the existing topics.
+
+    ``sample``: number of records to read from the beginning of each topic whose columns no registry has.
 
     Raises:
         SourceUnavailableError: the broker does not answer.
-        RegistryError: the registry does not answer, or refuses.
+        RegistryError: the registry does not answer or refuses access.
     """
     topics = config.topics_among(topic_names(config.source.confluent_properties()))
     if CODECS[config.source.protocol].shares_topics:
@@ -227,14 +230,14 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
 
 @dataclass
 class Sample:
-    """The first ``size`` records of a topic. ``more``: True if the topic has more, as reading showed."""
+    """The first ``size`` records of a topic. ``more``: True if reading showed that the topic has more."""
 
     topic: str
     size: int
     more: bool = False
 
     def records(self, config: Config) -> Iterator[Message]:
-        """Yield these records, in the order of Kafka's timestamps."""
+        """Yield the sampled records, in the order of their Kafka timestamps."""
         properties = config.source.confluent_properties()
         found = read_topic(properties, self.topic, start=Start("earliest"), limit=self.size + 1)
         for number, message in enumerate(found):
@@ -244,12 +247,12 @@ class Sample:
             yield message
 
     def noted(self, plan: TablePlan) -> TablePlan:
-        """Return the plan, with the number of its records if the topic has more."""
+        """Return the plan with the number of sampled records, if the topic has more records than that."""
         return dataclasses.replace(plan, sampled=self.size) if self.more else plan
 
 
 def sample_warning(plans: Iterable[TablePlan]) -> str | None:
-    """Return the warning that plans only show their topics' first records; None if they show all."""
+    """Return the warning that the plans are only based on first records; None if all records were read."""
     sizes = {plan.topic: plan.sampled for plan in plans if plan.sampled}
     if not sizes:
         return None
@@ -270,18 +273,20 @@ _QUIET: Final = (
     "None of the sampled records belongs to this table. Its columns come from the source database."
 )
 _UNBORN: Final = (
-    "Topic {} does not exist yet. The table is loaded, and the topic is read from its beginning once the "
-    "changefeed creates it. Check that source.topics is the changefeed's rule."
+    "Topic {} does not exist yet. The worker loads the table, and reads the topic from its beginning once "
+    "the changefeed creates it. Check that source.topics is the changefeed's topic rule."
 )
-_MUST_EXIST: Final = "The broker has no topic {}, and the worker does not load its tables before it exists."
+_MUST_EXIST: Final = "The broker has no topic {}. The worker loads its tables only after the topic exists."
 
 
 def with_quiet_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]:
-    """Yield the plans, and plans of tables that are loaded from the database although no record names them.
+    """Yield the plans, followed by plans of tables of the source database that no record names.
+
+    A worker loads such tables from the source database.
 
     Raises:
-        ConfigError: the database refuses the user.
-        SourceUnavailableError: it does not answer.
+        ConfigError: the source database rejects the user.
+        SourceUnavailableError: the source database does not answer.
     """
     planned = set()
     for plan in plans:
@@ -309,14 +314,14 @@ def _quiet(config: Config, topic: str, table: TableId, statement: str) -> TableP
     except ConfigError as error:
         return _unplanned(config, topic, table, error.message)
     schema = definitions.get(table)
-    assert schema is not None  # noqa: S101  (it was created)
+    assert schema is not None  # noqa: S101  (the statement has created it)
     plan = _canal_table(config, table, _Seen(topic, schema), definitions)
     types: TypesFrom = "definition" if plan.types_from == "definition" else "database"
     return dataclasses.replace(plan, types_from=types, warnings=(_QUIET, *plan.warnings))
 
 
 def _of_no_topic(config: Config, plan: TablePlan) -> TablePlan:
-    """Return the plan of a table whose topic does not exist yet."""
+    """Add to a plan that the table's topic does not exist yet."""
     if plan.topic in config.fixed_topics or config.cuts is not None:
         return dataclasses.replace(plan, problem=plan.problem or _MUST_EXIST.format(plan.topic))
     return dataclasses.replace(plan, warnings=(*plan.warnings, _UNBORN.format(plan.topic)))
@@ -327,17 +332,17 @@ _COMPACTED: Final = (
     "(delete.retention.ms). A table that was not read for that long stops, since deletes may be missing."
 )
 _LEFT_OUT: Final = (
-    "Compaction also removes updates whose values later updates leave out (TOAST in Postgres). REPLICA "
-    "IDENTITY FULL sends all values."
+    "Compaction also removes updates whose values later updates leave out (TOAST in Postgres). Set REPLICA "
+    "IDENTITY FULL, so that every update has all values."
 )
 _NO_TOPIC_ID: Final = (
-    "The broker assigns no ids to topics (Kafka before 2.8, and some services). If a topic is created again, "
-    "only its ends and first records show it."
+    "The broker assigns no ids to topics (Kafka before 2.8, and some services). Without ids, a topic that "
+    "was deleted and created again can only be recognised by its offsets and first records."
 )
 
 
 def by_topics(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]:
-    """Yield the plans, with warnings and problems from the settings of their topics.
+    """Yield the plans, with warnings and problems from the Kafka settings of their topics.
 
     Raises:
         SourceUnavailableError: the broker does not answer.
@@ -352,7 +357,7 @@ def by_topics(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]
 
 
 def of_topic(config: Config, plan: TablePlan, topic: TopicOffsets) -> TablePlan:
-    """Return the plan of a topic's table, with warnings and problems from the topic's settings."""
+    """Add warnings and problems from the topic's Kafka settings to a plan."""
     warnings, problem = list(plan.warnings), plan.problem
     if topic.topic_id == NO_ID:
         warnings.append(_NO_TOPIC_ID)
@@ -367,11 +372,11 @@ def of_topic(config: Config, plan: TablePlan, topic: TopicOffsets) -> TablePlan:
 
 
 def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[TablePlan]:
-    """Yield the plans, with the size of each table's snapshot if its first batch begins one.
+    """Yield the plans, with the snapshot's size for each table that will begin with a snapshot.
 
     Raises:
-        ConfigError: the database refuses the user.
-        SourceUnavailableError: it does not answer.
+        ConfigError: the source database rejects the user.
+        SourceUnavailableError: the source database does not answer.
     """
     with ExitStack() as closing:
         database: SourceDatabase | None = None
@@ -381,7 +386,7 @@ def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[Table
                 yield plan
                 continue
             if database is None:
-                # Imported here because it imports Spark's tasks, which take a second to load.
+                # Imported here because this module imports Spark's tasks, which take a second to load.
                 from tidesink.sinks.worker.snapshot import open_source_database
 
                 database = closing.enter_context(open_source_database(config))
@@ -400,13 +405,13 @@ def with_snapshots(config: Config, plans: Iterable[TablePlan]) -> Iterator[Table
 
 _NOT_SENT: Final = (
     "The table's key is ({}), but Postgres does not send {} of a deleted row: the replica identity is ({}). "
-    "A delete would name another row, or none. Set REPLICA IDENTITY FULL on the table, or choose only "
+    "A delete would delete another row, or none. Set REPLICA IDENTITY FULL on the table, or list only "
     "columns of the replica identity in message.key.columns."
 )
 
 
 def with_identity(plan: TablePlan, stored: StoredTable) -> TablePlan:
-    """Return the plan, with the consequences of a Postgres table's replica identity for its key."""
+    """Add what a Postgres table's replica identity means for the table's key to a plan."""
     problem = plan.problem or identity_problem(plan.keys, stored)
     facts = KeyFacts(identity=stored.replica_identity)
     if facts.are_sent(plan.keys) is None and not facts.confirm(plan.keys):
@@ -417,7 +422,7 @@ def with_identity(plan: TablePlan, stored: StoredTable) -> TablePlan:
 
 
 def identity_problem(keys: Collection[str], stored: StoredTable) -> str | None:
-    """Return why deletes of a Postgres table do not name their rows; None if they do, or if it is unknown."""
+    """Return why deletes of a Postgres table do not identify their rows; None if they do or may."""
     there = {fold_name(name): name for name in stored.types}
     if stored.identity is None or not {fold_name(key) for key in keys} <= there.keys():
         return None
@@ -428,7 +433,7 @@ def identity_problem(keys: Collection[str], stored: StoredTable) -> str | None:
 
 
 def unserved_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[str]:
-    """Yield a warning for each table that the config names and no topic has, and for each unused pattern."""
+    """Yield a warning for each table of the config without a topic, and for each pattern without a table."""
     listed = list(plans)
     yield from idle_patterns(config, (plan.table for plan in listed if plan.table is not None))
     planned = {fold_name(str(plan.table)) for plan in listed}
@@ -447,7 +452,7 @@ def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: Tabl
     try:
         keys = settings.keys or _key_names(registry, topic)
         records = _records(registry, topic, "value")
-        # A table with a later start has the schemas of later records. Only the newest is certain.
+        # A table that does not start at the earliest record may not meet the older schemas.
         read = records if settings.start == "earliest" else records[-1:]
         shapes = [_shape(record.table_schema(table, keys), settings) for record in read]
         if not shapes:
@@ -483,14 +488,14 @@ class _Seen(NamedTuple):
 
 @dataclass
 class Undecodable:
-    """The sampled records that cannot be decoded. ``errors`` are in Kafka's order."""
+    """The sampled records of a topic that cannot be decoded. ``errors``: their errors, in Kafka's order."""
 
     looked_at: int = 0
     errors: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """The number of such records, and the first error."""
+        """Return a text with the number of undecodable records, and the first error."""
         number = f"{len(self.errors)} of the {self.looked_at} sampled records"
         first = self.errors[0]
         return (
@@ -498,25 +503,25 @@ class Undecodable:
         )
 
     def told(self, config: Config, plan: TablePlan) -> TablePlan:
-        """Return the table's plan with these errors: a problem if the worker stops at them, or a warning."""
+        """Add the errors to a table's plan: as a problem if the worker stops at them, else as a warning."""
         if not self.errors:
             return plan
         if plan.table is None:
             return dataclasses.replace(plan, warnings=(), problem=plan.problem or self.text)
         if config.table_config(plan.table).bad_record == "dead-letter":
-            remark = f"{self.text} The worker stores them as dead letters (bad-record: dead-letter)."
+            remark = f"{self.text} The worker stores such records as dead letters (bad-record: dead-letter)."
             return dataclasses.replace(plan, warnings=(*plan.warnings, remark))
         stops = f"{self.text} The table stops before this record (bad-record: pause). {_SET_ASIDE}"
         return dataclasses.replace(plan, problem=plan.problem or stops)
 
 
-_SET_ASIDE: Final = "Make the record readable, or set bad-record: dead-letter to set such records aside."
+_SET_ASIDE: Final = "Fix the cause, or set bad-record: dead-letter to store such records as dead letters."
 
 
 def _table_named(message: Message) -> TableId | None:
-    """Return the table that an undecodable canal-json record names, or None if it names none.
+    """Return the table that an undecodable canal-json record names; None if it names no table.
 
-    The worker counts a record without a table for every table of its topic.
+    A record without a table counts for every table of its topic, as in a worker.
     """
     try:
         found = json.loads(message.value or b"")
@@ -560,18 +565,19 @@ _NO_ROW: Final = "None of the sampled records changes a row."
 
 _SEVERAL: Final = (
     "The topic holds rows of several tables ({}), and their keys do not distinguish the tables. If a "
-    "transform routes them into it (ByLogicalTableRouter), set key.enforce.uniqueness=true and leave the "
-    "field that it adds ({}) among the keys. Or give each table its own topic, and merge the tables with "
-    "route and shard-column. Tables with equal names in Kafka need topic names of their own."
+    "transform (ByLogicalTableRouter) merges the tables into this topic, set key.enforce.uniqueness=true and "
+    "keep the field that it adds ({}) among the keys. Or write each table to its own topic, and merge the "
+    "tables with route and shard-column. Tables with equal names in Kafka need topic names of their own."
 )
 
 
 def routed_problem(
     tables: Collection[TableId], keys: Collection[str], added: Collection[str] = ()
 ) -> str | None:
-    """Return why a topic's rows are not of one table; None if they are, or if their keys name the table.
+    """Return why rows of several tables in one topic cannot be told apart; None if they can.
 
-    ``keys``: the key at the target. ``added``: columns that only the keys of records have.
+    ``tables``: the tables whose rows the topic holds. ``keys``: the key at the target. ``added``: columns
+    that the records' keys have and the rows do not.
     """
     if len(tables) < 2 or not {ROUTED, *added}.isdisjoint(keys):
         return None
@@ -579,14 +585,14 @@ def routed_problem(
 
 
 def _by_records(config: Config, registry: SchemaRegistry | None, read: Sample) -> TablePlan:
-    """Return the plan of a topic's only table, from its first records."""
+    """Return the plan of a topic with one table, from the topic's first records."""
     bad = Undecodable()
     plan = _of_rows(config, registry, read, bad)
     return read.noted(bad.told(config, plan))
 
 
 def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad: Undecodable) -> TablePlan:
-    """Return the plan from the rows among these records. Adds decode errors to ``bad``."""
+    """Return the plan of a topic with one table, from the rows in ``read``. Adds decode errors to ``bad``."""
     topic = read.topic
     stated, options = config.definitions(), config.source.codec_options()
     met = MetRecords(options) if config.source.protocol == "debezium-json" else None
@@ -608,7 +614,7 @@ def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad:
             continue
         for event in events if message.value is not None else ():  # a tombstone has only the key
             if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
-                # The newest row has the most columns: also those that were added.
+                # The newest row has all columns, including those that were added later.
                 found = event
                 if met is not None:
                     met.take(event, event.schema)
@@ -651,11 +657,11 @@ def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad:
 
 def _canal_table(config: Config, table: TableId, found: _Seen, definitions: TableDefinitions) -> TablePlan:
     settings = config.table_config(table)
-    # As in the worker: a definition in the config stays valid, whatever DDL the topic has.
+    # As in the worker: a definition in the config overrides the topic's DDL.
     stated = config.definitions().get(table)
     defined = stated or definitions.get(table)
     schema = defined or found.schema
-    # As in the worker: DDL shows a unique key that rows do not name.
+    # As in the worker: DDL shows a unique key that rows do not have.
     handle = schema.handle_columns or found.schema.handle_columns
     keys = settings.keys or tuple(column.name for column in handle)
     try:
@@ -670,7 +676,7 @@ def _canal_table(config: Config, table: TableId, found: _Seen, definitions: Tabl
     plan = plan_of(config, found.topic, shape, types_from=types_from, renames=renames, past=past)
     plan = dataclasses.replace(plan, warnings=(*plan.warnings, *ambiguous_times(shape, plan.omitted)))
     if defined is None:
-        reported = "Types come from the short names in mysqlType. A definition of the table has full types."
+        reported = "Types come from the short names in mysqlType. For full types, give a table definition."
         unreported_key = (UNREPORTED_KEY,) if is_row_keyed(shape) else ()
         return dataclasses.replace(plan, warnings=(reported, *unreported_key, *plan.warnings))
     return plan
@@ -697,7 +703,8 @@ def plan_of(
 ) -> TablePlan:
     """Return the plan of a table whose schema at the source is known.
 
-    ``renames``: pairs of a column's former and later name, from its DDL. ``past``: names of dropped columns.
+    ``renames``: pairs of a column's old and new name, from the table's DDL. ``past``: names of dropped
+    columns.
     """
     settings = config.table_config(source.table)
     try:
@@ -732,7 +739,7 @@ def plan_of(
 def _preflight(
     config: Config, shape: TableShape, sources: Mapping[str, str]
 ) -> tuple[PreflightResult, str | None]:
-    """Return the target's limits for the table, and the reason if the target cannot have such a table."""
+    """Return the target's limits for a table, and why the target does not support the table, or None."""
     if not shape.keys:
         no_key = _NO_KEY.format(table=shape.source, identity=IDENTITIES.get(config.source.protocol, ""))
         return PreflightResult(), no_key.rstrip()
@@ -752,7 +759,7 @@ def _unplanned(config: Config, topic: str, table: TableId, problem: str) -> Tabl
 
 
 def _path(config: Config, table: TableId) -> str:
-    """Return the table's location, or an empty text if the target refuses its name."""
+    """Return a table's location at the target, or an empty text if the target does not allow its name."""
     try:
         return target_module(config.target).place_of(config.target, table)
     except SchemaRefusedError:
@@ -760,18 +767,18 @@ def _path(config: Config, table: TableId) -> str:
 
 
 def _warnings(config: Config, shape: TableShape, sources: Mapping[str, str]) -> Iterator[str]:
-    """Yield warnings for columns that have another type at the target, or make the table wait."""
+    """Yield warnings about columns that get another type at the target, or for which the table waits."""
     settings = config.table_config(shape.source)
     for column in (column for column in shape.columns if column.name in sources):
         reason = _reason(column, column_type(config, column))
         if reason:
             yield f"column {column.name}: {reason}"
         if settings.layout.doubts(column):
-            yield f"column {column.name}: {doubt_of(column, settings.layout)}: the table waits with it"
+            yield f"column {column.name}: {doubt_of(column, settings.layout)}: the table waits because of it"
 
 
 def _policies(config: Config, settings: TableConfig) -> dict[str, str]:
-    # The rows of one key have no order in a log, and a history always orders them by commit_ts.
+    # A log keeps the changes of a key as they arrive, and a history always orders them by commit_ts.
     ordered = {"sequence_by": settings.sequence_by, "deletes": settings.deletes}
     return {
         "mode": settings.mode,
@@ -787,27 +794,28 @@ def _policies(config: Config, settings: TableConfig) -> dict[str, str]:
 
 
 _NO_OLD_ROWS: Final = (
-    "The topic has no old rows. Updates arrive only as update_postimage, and deletes only with their key. "
-    "New TiCDC writes old rows with avro-include-before-value=true; canal-json always has them."
+    "The topic has no before images. Updates arrive only as update_postimage, and deletes only with their "
+    "key. The new TiCDC writes before images with avro-include-before-value=true; canal-json always has "
+    "them."
 )
 _NO_OPS: Final = (
-    "The topic does not distinguish inserts from updates, so both are called upsert. "
-    "enable-tidb-extension=true in the changefeed distinguishes them."
+    "The topic does not distinguish inserts from updates, so both become upsert. To distinguish them, set "
+    "enable-tidb-extension=true in the changefeed."
 )
 _NO_MOMENTS: Final = (
-    "Deletes of classic TiCDC's flat-avro have no commit_ts, so the table pauses before the first of them. "
-    "Use canal-json with enable-tidb-extension=true. New TiCDC's delete markers have one."
+    "Deletes in the classic TiCDC's flat-avro have no commit_ts, so the table pauses before its first "
+    "delete. Use canal-json with enable-tidb-extension=true, or the new TiCDC, whose delete markers have one."
 )
 _DELETE_WITHOUT_KEY: Final = (
-    "The table has no key, so a delete without its row is a bad record (flat-avro has the row with "
-    "avro-include-before-value=true)."
+    "The table has no key, so a delete without its row is a bad record. To send the row in flat-avro, set "
+    "avro-include-before-value=true in the changefeed."
 )
 
 
 def flat_avro_warnings(
     records: Iterable[WriterRecord], keys: tuple[str, ...], settings: TableConfig
 ) -> Iterator[str]:
-    """Yield what flat-avro's schemas lack for a change log, or for a mode that needs a commit_ts."""
+    """Yield warnings about what flat-avro's schemas lack for a table's mode, such as a commit_ts."""
     newest = list(records)[-1]
     if newest.before is None and (settings.mode == "history" or settings.sequence_by == "source"):
         yield _NO_MOMENTS
@@ -822,14 +830,14 @@ def flat_avro_warnings(
 
 
 _AMBIGUOUS: Final = (
-    "The clocks of {zone} are set back, and the topic does not show which reading is meant by a time that "
-    "occurs twice. For {columns} ambiguous-time: {policy} decides. Row checksums (flat-avro) identify the "
-    "reading, and in UTC no time occurs twice (the changefeed's time zone, and source.time-zone)."
+    "When the clocks of {zone} are set back, a local time occurs twice, and the topic does not show which "
+    "one is meant. For {columns} ambiguous-time: {policy} decides. To avoid this, enable row checksums "
+    "(flat-avro), or use UTC as the time zone of the changefeed and as source.time-zone."
 )
 
 
 def ambiguous_times(shape: TableShape, omitted: Collection[str]) -> Iterator[str]:
-    """Yield a warning if times of a table may occur twice, and no checksum identifies the reading."""
+    """Yield a warning if local times of a table may be ambiguous and no row checksum resolves them."""
     columns = [one for one in shape.columns if one.name not in omitted and _has_ambiguous_times(one, shape)]
     if columns:
         names = ", ".join(column.name for column in columns)
@@ -837,7 +845,7 @@ def ambiguous_times(shape: TableShape, omitted: Collection[str]) -> Iterator[str
 
 
 def _has_ambiguous_times(column: ShapeColumn, shape: TableShape) -> bool:
-    """Return True if a column is read in a zone whose clocks are set back this year or the next."""
+    """Return True if a column's times are in a zone whose clocks are set back this year or next year."""
     local = row_of(column.type).reader == "timestamp" and column.spark == "timestamp"
     return local and sets_clocks_back(ZoneInfo(shape.time_zone), datetime.now(timezone.utc).year)
 
@@ -846,9 +854,10 @@ _Quote = Callable[[str], str]
 
 
 def live_rows_query(config: Config, shape: TableShape) -> str:
-    """Return the query of the rows that are not deleted, in the SQL of the database or of Spark.
+    """Return a SQL query that selects a table's rows except those marked as deleted.
 
-    It leaves out tidesink's own columns. It is empty if the table marks no rows as deleted.
+    The query is in the SQL of the target database, or of Spark for a lake, and leaves out tidesink's own
+    columns. It is empty if the table does not mark deleted rows.
     """
     settings = config.table_config(shape.source)
     place = _PLACES.get(config.target.type)
@@ -882,7 +891,8 @@ def _database(quote: _Quote) -> Callable[[Any, TableId], tuple[_Quote, str, str]
     return place_of
 
 
-# Targets that store rows: functions that return how to quote a name, a table's location, and its view.
+# By type of target that stores rows: a function that returns how to quote a name, a table's location in SQL,
+# and the name of its view without deleted rows.
 _PLACES: Final[Mapping[str, Callable[[Any, TableId], tuple[_Quote, str, str]]]] = MappingProxyType(
     {
         "delta": _delta,

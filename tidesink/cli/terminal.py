@@ -1,9 +1,8 @@
-"""Functions and options of all commands: output, failures, exit codes, logs and progress.
+"""What all commands share: options, output, error messages, exit codes, logs and progress lines.
 
-Commands print JSON for programs and rich tables for people. A command that fails prints one clear block on
-stderr and ends with the right exit code; a traceback is printed only on request. The worker's log on stderr
-has readable lines for people, and JSON for programs. A run shows a line per batch, and a line when a table's
-state changes.
+Commands print tables for people and JSON for programs. A command that fails prints one block on stderr and
+exits with the code of its error; it prints a traceback only with ``--debug``. The worker logs to stderr, as
+text or as JSON lines. A run prints a line per batch, and a line when a table's state changes.
 """
 
 from __future__ import annotations
@@ -62,33 +61,33 @@ _FOLDED_WIDTH = 16
 _GAP = 2  # rich pads each side of a cell by one
 _PADDING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
 _WATCH_SECONDS: Final = 2.0
-# Batches may take minutes, so a rate is measured over the last few.
+# A batch may take minutes, so the rate is measured over this time.
 _RATE_SECONDS: Final = 600.0
-# Width of a bar's columns other than the table's name, for tens of millions of records.
+# Width of a progress bar's columns without the table's name, enough for tens of millions of records.
 _BESIDE_NAMES: Final = 52
 
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="text for people, json for programs.")]
 
 
 class _Screen(Console):
-    """rich's console, but ``guarded`` handles a reader that closes the pipe."""
+    """rich's console, which raises BrokenPipeError if the reader of stdout closes the pipe."""
 
     def on_broken_pipe(self) -> None:
-        """Called by rich if stdout is closed; rich itself would end the process with 1."""
+        """Raise BrokenPipeError, which ``guarded`` handles; rich itself would exit with 1."""
         raise BrokenPipeError
 
 
 def console() -> Console:
-    """Return rich's console for the present stdout.
+    """Return a rich console for stdout.
 
-    Without a terminal it is plain, and wide enough for tables.
+    If stdout is not a terminal, the console prints no colours and does not wrap tables.
     """
     terminal = sys.stdout.isatty()
     return _Screen(highlight=False, soft_wrap=not terminal, width=None if terminal else _FILE_WIDTH)
 
 
 def write_json(value: Any) -> None:
-    """Write one JSON value as one line on stdout."""
+    """Write a value to stdout as one line of JSON."""
     sys.stdout.write(orjson.dumps(value, default=str).decode("utf-8") + "\n")
     sys.stdout.flush()
 
@@ -107,10 +106,11 @@ def note(text: str) -> None:
 def show_table(
     title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, folded: Sequence[str] = ()
 ) -> None:
-    """Print a plain table on stdout; numbers are right-aligned.
+    """Print a plain table on stdout. Numbers are right-aligned.
 
-    Cells are never wrapped, so that names and numbers can be read and copied on any terminal. The exception
-    are the ``folded`` columns, which hold sentences. A newline in a column's name breaks its heading.
+    Cells are not wrapped, so that names and numbers can be copied from a narrow terminal too. Only the cells
+    of ``folded`` columns, which contain sentences, are wrapped. A newline in a column's name starts a new
+    line in the heading.
     """
     listed = [["" if cell is None else cell for cell in row] for row in rows]
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
@@ -130,13 +130,13 @@ def show_table(
     for row in listed:
         made.add_row(*(Text(str(cell)) for cell in row))
     screen = console()
-    # rich would wrap cells to fit a narrow terminal; the terminal itself only wraps the line.
-    # Height too: without a terminal rich ignores a width that is given without a height.
+    # A wide console, so that rich does not wrap cells on a narrow terminal. The height is set too, because
+    # without a terminal rich ignores a width that is given without a height.
     wide = max(screen.width, sum(widths) + _GAP * (len(widths) - 1))
     screen.size = ConsoleDimensions(wide, screen.height)
     with screen.capture() as shown:
         screen.print(made)
-    # Strip the blanks that pad the last cells: a narrow terminal would wrap the line because of them.
+    # Blanks that pad the last cell are removed, because a narrow terminal would wrap the line for them.
     screen.file.write(_PADDING.sub(lambda padding: padding.group().replace(" ", ""), shown.get()))
 
 
@@ -162,7 +162,7 @@ _debug = threading.local()
 
 
 def set_debug(on: bool) -> None:
-    """Show tracebacks from now on, in this thread."""
+    """Turn tracebacks on or off for the commands of this thread."""
     _debug.on = on
 
 
@@ -172,7 +172,7 @@ def debug() -> bool:
 
 
 def next_step(error: TidesinkError) -> str:
-    """Return what to do about an error. An error without a table stops no table."""
+    """Return a sentence that tells the user what to do about an error."""
     stops_nothing = error.remedy == "stop" and "table" not in error.context
     return _NEXT["fix" if stops_nothing else error.remedy]
 
@@ -188,9 +188,9 @@ def error_block(error: TidesinkError) -> str:
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a command so that errors become exit codes: 2 for usage and config, 1 for failures at run time.
+    """Wrap a command so that its errors become exit codes: 2 for usage and config, 1 for all others.
 
-    The log goes to stderr meanwhile.
+    While the command runs, the log is written to stderr.
     """
 
     @functools.wraps(command)
@@ -206,7 +206,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             _show(error)
             raise typer.Exit(USAGE if isinstance(error, ConfigError) else FAILED) from None
         except BrokenPipeError:
-            # The reader of our output has closed it: writing the rest on exit must not fail either.
+            # The reader has closed stdout, so Python must not fail when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(DONE) from None
         except (Exception, KeyboardInterrupt) as error:
@@ -218,7 +218,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
                 raise
             _log.error(_UNFORESEEN, trace=trace_of(error))
             raise typer.Exit(FAILED) from None
-        finally:  # a caller of the command as a function has its own stderr
+        finally:  # a program that calls the command as a function has its own log
             structlog.configure(**before)
             _chosen.form, _chosen.config, _chosen.names = LogFormat.TEXT, DEFAULT_CONFIG, ()
 
@@ -226,22 +226,22 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _names_in(values: Iterable[Any]) -> Iterator[str]:
-    """The texts among a command's values, alone or in lists."""
+    """Yield the strings among the values of a command's parameters, including those in lists."""
     for value in values:
         listed = value if isinstance(value, list | tuple) else [value]
         yield from (one for one in listed if isinstance(one, str) and not isinstance(one, Enum))
 
 
 class Terminated(KeyboardInterrupt):
-    """A SIGTERM arrived."""
+    """The process received SIGTERM."""
 
 
 @contextmanager
 def stops_cleanly() -> Iterator[None]:
-    """Treat a SIGTERM in this context as success: the command has not begun its work yet.
+    """End the command successfully if SIGTERM arrives in this context, before it has begun its work.
 
     Raises:
-        Exit: after SIGTERM, with the exit code of success.
+        Exit: SIGTERM has arrived; the exit code is 0.
     """
     try:
         yield
@@ -253,7 +253,7 @@ def stops_cleanly() -> Iterator[None]:
 
 
 def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """Return the interrupt that caused an error, if any: it may have cut off a call of the JVM."""
+    """Return the Ctrl-C or SIGTERM that caused an error, or None. It may have aborted a call to the JVM."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__context__
@@ -285,10 +285,11 @@ def _show(error: TidesinkError) -> None:
 
 
 def trace_of(error: BaseException) -> str:
-    """Return a traceback, the first cause first: each error's class, and the lines of code that led to it.
+    """Return the tracebacks of an error and its causes, the first cause first.
 
-    It contains the texts of tidesink's own errors. Texts of other errors, from a driver, Spark or pydantic,
-    are left out: they may contain a secret or a value of a row.
+    Each has the error's class and the lines of code that led to it. The message is only included for
+    tidesink's own errors: messages of other errors (from a driver, Spark or pydantic) may contain a secret or
+    a value of a row.
     """
     chain: list[BaseException] = []
     cause: BaseException | None = error
@@ -306,7 +307,7 @@ def _traced(error: BaseException) -> str:
 
 
 def show_fault(error: Exception) -> None:
-    """Show an unexpected error with its traceback, like ``--debug`` does for others."""
+    """Print an unexpected error with its traceback on stderr, even without ``--debug``."""
     sys.stderr.write(f"{trace_of(error)}{_UNFORESEEN}\n")
 
 
@@ -333,17 +334,17 @@ ConfigArgument = Annotated[
 ]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", envvar="TIDESINK_CONFIG", help="The config file, as an option."),
+    typer.Option("--config", "-c", envvar="TIDESINK_CONFIG", help="The config file (same as the argument)."),
 ]
 
 
 def config_path(argument: Path | None, option: Path | None) -> Path:
-    """Return the chosen config file. From now on, suggested commands name it (``complete``)."""
+    """Return the config file that the user chose, and remember it for the commands that messages suggest."""
     _chosen.config = argument or option or DEFAULT_CONFIG
     return argument or option or DEFAULT_CONFIG
 
 
-# The commands that read a config, as messages suggest them; a subcommand has its group's name.
+# The commands that read a config and that messages suggest, to which ``complete`` adds ``--config``.
 _SUGGESTED: Final = re.compile(
     r"\btidesink (accept-restored|cut (?:list|show)|ddl (?:list|show|approve|reject)|diff|"
     r"dlq (?:list|show|replay|drop)|offsets (?:show|rewind)|pause|plan|resume|resync|run|"
@@ -352,9 +353,9 @@ _SUGGESTED: Final = re.compile(
 
 
 def complete(text: str, config: Path | None = None) -> str:
-    """Return the text with its commands completed by the config of this run, so that they can be pasted.
+    """Add ``--config FILE`` to the commands that a message suggests, so that they can be pasted.
 
-    ``config``: the config file; None for the one chosen in this thread. Nothing is added for the default
+    ``config``: the config file; None for the file chosen in this thread. Nothing is added for the default
     file.
     """
     path = config or getattr(_chosen, "config", DEFAULT_CONFIG)
@@ -365,7 +366,7 @@ def complete(text: str, config: Path | None = None) -> str:
 
 
 def echo(text: str) -> None:
-    """Print a line, with its commands completed so that they can be pasted."""
+    """Print a line, and add ``--config FILE`` to the commands that it suggests."""
     typer.echo(complete(text))
 
 
@@ -373,14 +374,14 @@ _NO_CONFIG: Final = "No config was given, and this folder has no tidesink.yaml. 
 
 
 def _refuse_config_among_names() -> None:
-    """Refuse a config file where the command takes names, as of tables.
+    """Check that the user gave no config file in place of names, such as table names.
 
     Raises:
-        ConfigError: its next step is the command that was meant.
+        ConfigError: a name is a config file. The error's next step is the command with ``--config``.
     """
     for name in getattr(_chosen, "names", ()):
         if name.endswith((".yaml", ".yml")) and Path(name).is_file():
-            error = ConfigError(f"{name} is a config file, and this command takes names there")
+            error = ConfigError(f"{name} is a config file, but the command expects names here")
             words = [part for word in sys.argv[1:] for part in (("-c", word) if word == name else (word,))]
             error.next_step = shlex.join(["tidesink", *words])
             raise error
@@ -390,7 +391,8 @@ def chosen_config(argument: Path | None, option: Path | None) -> Config:
     """Load the config that a command was given.
 
     Raises:
-        ConfigError: it cannot be read, or is wrong; all problems are listed. Or it was given as a name.
+        ConfigError: the config cannot be read, was given in place of a name, or has wrong settings. The
+            message lists all wrong settings.
     """
     if argument is None and option is None:
         _refuse_config_among_names()
@@ -401,14 +403,14 @@ def chosen_config(argument: Path | None, option: Path | None) -> Config:
 
 
 class LogFormat(str, Enum):
-    """Format of the run's steps on stderr."""
+    """Format of the log on stderr."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class LogLevel(str, Enum):
-    """The lowest level of the log that is shown."""
+    """The lowest level of log entries to show."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -420,15 +422,15 @@ _chosen = threading.local()
 
 
 def logs_json() -> bool:
-    """Returns True if everything on stderr is JSON lines, in this thread."""
+    """Returns True if this thread's command writes JSON lines to stderr."""
     return getattr(_chosen, "form", LogFormat.TEXT) is LogFormat.JSON
 
 
 def log_to_stderr(form: LogFormat, level: LogLevel | None = None) -> None:
-    """Send the log to stderr: it must not mix with results, which programs read from stdout.
+    """Configure the log to be written to stderr, since programs read results from stdout.
 
-    Without a level, JSON shows everything. Text shows warnings and worse, since progress lines show the
-    steps, and everything with --debug.
+    ``level``: lowest level to show. The default shows all entries in JSON and with --debug, and otherwise
+    only warnings and errors, because progress lines already show the steps.
     """
     usual = LogLevel.WARNING if form is LogFormat.TEXT and not debug() else LogLevel.DEBUG
     least = int(getattr(logging, (level or usual).name))
@@ -441,7 +443,7 @@ def log_to_stderr(form: LogFormat, level: LogLevel | None = None) -> None:
 
 
 def _line(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
-    """Format an event as ``level: text (name: value, ...)``, followed by the lines of its trace."""
+    """Format a log event as ``level: text (name: value, ...)``, followed by its traceback if it has one."""
     rest = {name: value for name, value in event.items() if value is not None}
     level, text, trace = rest.pop("level"), rest.pop("event"), rest.pop("trace", None)
     reported = ", ".join(f"{name}: {_listed(value)}" for name, value in rest.items())
@@ -460,9 +462,9 @@ _RENDERERS: Mapping[LogFormat, tuple[Callable[..., Any], ...]] = {
 
 
 class ProgressLines:
-    """A listener that writes the worker's events as lines; the worker's threads share it.
+    """A listener that writes a line for each event of the worker. All threads of the worker may use it.
 
-    brokers: Addresses of Kafka, which lines name if it does not answer.
+    brokers: Kafka's addresses, which are printed if Kafka does not answer.
     """
 
     def __init__(self, write: Callable[[str], None], *, brokers: str) -> None:
@@ -474,7 +476,7 @@ class ProgressLines:
         self._config: Path = getattr(_chosen, "config", DEFAULT_CONFIG)
 
     def hear(self, event: WorkerEvent) -> None:
-        """Write the line of one event."""
+        """Write one event of the worker as a line."""
         line = self._line(event)
         if line is not None:
             with self._lock:
@@ -518,9 +520,8 @@ class _Rate(ProgressColumn):
 class ProgressBars:
     """A listener that shows a bar per table on a terminal, while it is open as a context.
 
-    A bar shows the records (offsets of the topic) that this run applied, of those that it found, their rate
-    and the time left. Other lines of ``ProgressLines``, and what else is written to stderr, appear above the
-    bars.
+    A bar shows how many of the found records (offsets of the topic) this run has applied, the rate and the
+    time left. All other lines that are written to stderr appear above the bars.
     """
 
     def __init__(self, screen: Console, *, brokers: str) -> None:
@@ -573,7 +574,7 @@ class ProgressBars:
 
 
 def show_again(show: Callable[[], object], *, in_place: bool) -> NoReturn:
-    """Show something every two seconds until Ctrl-C, in place or one below the other."""
+    """Print a status every two seconds until Ctrl-C; on a terminal it replaces the last one."""
     with Live(console=console(), auto_refresh=False) if in_place else nullcontext() as screen:
         while True:
             if screen is None:

@@ -1,4 +1,4 @@
-"""The configuration file of a pipeline: its models, and how it is loaded."""
+"""The config file of a pipeline: models of its sections, checks, and loading."""
 
 from tidesink.config.fields import Problem
 from tidesink.config.load import check_config, load_config, parse_config

@@ -1,11 +1,11 @@
-"""A TiCDC changefeed: its sink URI and TOML, and the config of a pipeline that reads its topics.
+"""Reads a TiCDC changefeed (sink URI and TOML), and makes the config of a pipeline that reads its topics.
 
-TiCDC checks a changefeed when it is created. This module reads only the options that a reader depends on, and
-refuses them if a pipeline could not read the result. The facts are TiCDC's (tiflow c7b2588; its new
-architecture b813e76): pkg/config, pkg/sink/kafka, pkg/sink/codec.
+TiCDC checks a changefeed when it is created. This module only reads the options that a reader of the topics
+depends on, and raises ConfigError if a pipeline could not read the topics. Source of the facts: TiCDC (tiflow
+c7b2588; new architecture b813e76), pkg/config, pkg/sink/kafka and pkg/sink/codec.
 
-A sink URI contains passwords: neither the URI nor the value of a secret's name is ever part of an error, and
-in a config secrets become references.
+A sink URI contains passwords. Errors never contain the URI or the value of a secret parameter, and in a
+config secrets become references.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _RULE_MEMBERS: Final = (
 
 
 class _Option(NamedTuple):
-    """An option that a reader depends on, and its section in the TOML."""
+    """A changefeed option that a reader of the topics depends on, and its section in the TOML file."""
 
     name: str
     section: tuple[str, ...]
@@ -82,10 +82,14 @@ _OF_NEW_ALONE: Final = ("avro-include-before-value", "output-row-key")
 
 @dataclass(frozen=True)
 class Changefeed:
-    """The settings of a changefeed. ``warnings``: settings that TiCDC accepts and ignores.
+    """The settings of a changefeed.
 
-    ``options``: those that a reader depends on, under TiCDC's names. ``parameters``: the URI's, and
-    ``settings``: the TOML's. These three may contain secrets and are not in the repr.
+    warnings: Texts about settings that TiCDC accepts and ignores.
+    options: Options that a reader of the topics depends on, under TiCDC's names.
+    parameters: Parameters of the sink URI.
+    settings: Settings of the TOML file.
+
+    The last three may contain secrets and are not in the repr.
     """
 
     protocol: str
@@ -100,10 +104,12 @@ class Changefeed:
 def read_changefeed(
     sink_uri: str, settings: Mapping[str, Any] | None = None, *, producer: Producer = "classic"
 ) -> Changefeed:
-    """Read a changefeed, with TiCDC's defaults. ``settings``: its parsed TOML.
+    """Read a changefeed. Options that it does not set have TiCDC's defaults.
+
+    ``settings``: the parsed TOML file, or None. ``producer``: TiCDC architecture that runs the changefeed.
 
     Raises:
-        ConfigError: the text is not a URI of Kafka, or an option or a dispatcher cannot be read.
+        ConfigError: ``sink_uri`` is not the URI of a Kafka sink, or an option or a dispatcher cannot be read.
     """
     scheme, brokers, topic, parameters = _uri_parts(sink_uri)
     if scheme not in ("kafka", "kafka+ssl"):
@@ -132,7 +138,7 @@ def _uri_parts(sink_uri: str) -> tuple[str, str, str, dict[str, str]]:
         raise ConfigError("sink-uri is not a URI. Give kafka://host:port/topic?protocol=…") from error
     if not parts.scheme or not sink_uri[len(parts.scheme) :].startswith("://"):
         raise ConfigError("sink-uri has no scheme. Give kafka://host:port/topic?protocol=…")
-    # TiCDC uses the first of equal names, and drops a pair with a semicolon.
+    # TiCDC uses the first of several parameters of the same name, and drops a parameter with a semicolon.
     pairs = (pair for pair in parse_qsl(parts.query, keep_blank_values=True) if ";" not in pair[0])
     parameters: dict[str, str] = {}
     for name, value in pairs:
@@ -142,10 +148,10 @@ def _uri_parts(sink_uri: str) -> tuple[str, str, str, dict[str, str]]:
 
 
 def read_toml_file(file: Path) -> dict[str, Any]:
-    """Read the settings in a changefeed's file.
+    """Read the settings in a changefeed's TOML file.
 
     Raises:
-        ConfigError: the file cannot be read, or is not TOML.
+        ConfigError: the file cannot be read or is not TOML.
     """
     try:
         return read_toml(read_text(file))
@@ -165,7 +171,7 @@ def read_toml(text: str) -> dict[str, Any]:
 
 
 def _setting(settings: Mapping[str, Any], *place: str) -> Any:
-    """Return a setting of the TOML by its place, or None."""
+    """Return a setting of the parsed TOML file by the path of its names, or None if it is not set."""
     found: Any = settings
     for depth, name in enumerate(place):
         if not isinstance(found, Mapping):
@@ -179,10 +185,9 @@ def _setting(settings: Mapping[str, Any], *place: str) -> Any:
 def _options(
     parameters: Mapping[str, str], settings: Mapping[str, Any], protocol: str, producer: Producer
 ) -> dict[str, Any]:
-    """Return every option: the URI's value, else the file's, else TiCDC's default.
+    """Return the value of every option: from the URI, else from the TOML file, else TiCDC's default.
 
-    An empty value (false or an empty text) in the URI does not replace the file's: TiCDC merges them this
-    way.
+    As in TiCDC, an empty value in the URI (false or an empty text) does not override the file.
     """
     found: dict[str, Any] = {}
     for option in _OPTIONS:
@@ -194,7 +199,7 @@ def _options(
     found["content-compatible"] = compatible
     found["only-output-updated-columns"] |= compatible
     found["avro-enable-watermark"] &= found["enable-tidb-extension"] and protocol in _with_subjects(producer)
-    # The new architecture reads it from [sink], classic TiCDC from the top level.
+    # The new architecture reads the integrity section in [sink], the classic TiCDC at the top level.
     section = ("sink", "integrity") if producer == "new" else ("integrity",)
     found["row-checksum"] = _setting(settings, *section, "integrity-check-level") == "correctness"
     return found
@@ -264,13 +269,13 @@ def _topic_rule(text: str, protocol: str, producer: Producer) -> TopicRule | Non
     rule = TopicRule.parse(text)
     if protocol in _with_subjects(producer) and not (rule.is_fixed or rule.names_tables):
         raise ConfigError(
-            f"topic {text!r} must contain {{schema}} and {{table}} with protocol {protocol}; otherwise "
-            "several tables would share one subject"
+            f"topic {text!r} must contain {{schema}} and {{table}} with protocol {protocol}. Otherwise "
+            "several tables would share one subject of the registry"
         )
     return rule
 
 
-# Options that are written even with their default, for readers of the config.
+# By protocol: options that are written to the config even if they have their default, for information.
 _ALWAYS: Final = {
     "flat-avro": (
         "enable-tidb-extension",
@@ -285,7 +290,7 @@ _ALWAYS: Final = {
 
 @dataclass
 class PipelineDraft:
-    """Parts of a config: ``source`` and ``tables`` under the config's names, and notes for the user."""
+    """The sections ``source`` and ``tables`` of a new config, and notes for the user."""
 
     source: dict[str, Any] = field(default_factory=dict)
     tables: list[dict[str, Any]] = field(default_factory=list)
@@ -293,7 +298,9 @@ class PipelineDraft:
 
 
 def pipeline_draft(feed: Changefeed, definitions: TableDefinitions | None = None) -> PipelineDraft:
-    """Return the config of a pipeline that reads a changefeed. ``definitions``: keys of its tables.
+    """Return the config of a pipeline that reads a changefeed's topics.
+
+    ``definitions``: definitions of the tables, which show their keys, or None.
 
     Raises:
         ConfigError: tidesink cannot read this changefeed's topics, or the order of changes would be lost.
@@ -321,17 +328,18 @@ def _protocol(feed: Changefeed) -> str:
     if found not in _ALWAYS:
         raise ConfigError(
             f"The changefeed's protocol is {feed.protocol}{nearest(feed.protocol, _ALWAYS)}, but a "
-            f"pipeline reads {' or '.join(_ALWAYS)}. Create a changefeed with one of these.",
+            f"pipeline reads {' or '.join(_ALWAYS)}. Create a changefeed with one of these protocols.",
             key="protocol",
         )
     return found
 
 
 def lost_order(dispatcher: Dispatcher, key: Collection[str] | None = None) -> str | None:
-    """Return why a dispatcher may put one row's changes into several partitions, with the remedy, or None.
+    """Return why a dispatcher may put one row's changes into several partitions, with the remedy.
 
-    flat-avro deletes have no position of the source, and ``sequence_by: kafka`` is the order within a
-    partition. ``key``: the table's handle columns, if known.
+    Returns None if all changes of a row go to one partition. This is required, because ``sequence_by: kafka``
+    orders changes within a partition, and flat-avro deletes have no commit_ts to order them by. ``key``: the
+    table's handle columns, or None if unknown.
     """
     reason = dispatcher.scatters(key)
     if reason is None:
@@ -351,13 +359,13 @@ def _refuse_lost_order(feed: Changefeed, definitions: TableDefinitions | None) -
 
 
 def key_of(definitions: TableDefinitions | None, table: TableId) -> Collection[str] | None:
-    """Return the handle columns of a table, or None if it has no definition."""
+    """Return the handle columns (row identity in TiDB) of a table; None if the table has no definition."""
     schema = definitions.get(table) if definitions is not None else None
     return {column.name for column in schema.handle_columns} if schema is not None else None
 
 
-_COPY_DIFFERS: Final = "the copy will differ from its source"
-# Events that each member of an event filter drops (TiCDC's documentation, "Event filter rules").
+_COPY_DIFFERS: Final = "the target will differ from the source"
+# Events that each setting of an event filter drops (TiCDC's documentation, "Event filter rules").
 _FILTERED: Final[Mapping[str, str]] = {
     "ignore-event": "events of the kinds {}",
     "ignore-sql": "DDL that matches {}",
@@ -367,7 +375,7 @@ _FILTERED: Final[Mapping[str, str]] = {
     "ignore-delete-value-expr": "deletes of rows with {}",
     "ignore-update-only-columns": "updates that change only {}",
 }
-# Expressions over a row that an update of its key may satisfy.
+# Event filter expressions that an update of a row's key may satisfy.
 _MAY_MATCH_A_KEY_CHANGE: Final = frozenset(
     {"ignore-delete-value-expr", "ignore-update-new-value-expr", "ignore-update-old-value-expr"}
 )
@@ -375,19 +383,19 @@ _DELETES: Final = frozenset({"delete", "all dml", "all"})
 
 
 def _left_out(feed: Changefeed, definitions: TableDefinitions | None) -> Iterator[str]:
-    """Yield what the changefeed does not send of its tables, so that no copy can equal the source."""
+    """Yield warnings about rows or changes that the changefeed does not send, so that the target differs."""
     yield from _filtered_events(feed)
     yield from _selected_columns(feed, definitions)
     starts = _setting(feed.settings, "filter", "ignore-txn-start-ts")
     if starts:
         yield (
             f"filter.ignore-txn-start-ts leaves out {len(_listed(starts))} whole transactions: "
-            f"{_COPY_DIFFERS} in the rows that they changed"
+            f"{_COPY_DIFFERS} in the rows that these transactions changed"
         )
     if _setting(feed.settings, "bdr-mode") is True:
         yield (
             "bdr-mode leaves out the changes that another changefeed wrote into this cluster: "
-            f"{_COPY_DIFFERS} where its rows came from there"
+            f"{_COPY_DIFFERS} in the rows that these changes wrote"
         )
 
 
@@ -406,14 +414,14 @@ def _filtered_events(feed: Changefeed) -> Iterator[str]:
                 cause = f"{place} leaves" if surely else f"{place}.{name} may leave"
                 yield (
                     f"{tables}: TiCDC sends an update of a key as a delete and an insert, and {cause} the "
-                    "delete out: the old row stays in addition to the new one. mode: append stores every "
-                    "sent change; otherwise remove the rule"
+                    "delete out, so the target keeps the old row in addition to the new one. Remove the "
+                    "rule, or use mode: append, which stores every sent change"
                 )
         for name in rule:
             if name != "matcher" and name not in _FILTERED:
                 yield (
-                    f"{tables}: {place}.{name} is unknown to tidesink{nearest(name, [*_FILTERED])}: "
-                    "check in TiCDC's documentation whether it drops events"
+                    f"{tables}: tidesink does not know {place}.{name}{nearest(name, [*_FILTERED])}. "
+                    "Check in TiCDC's documentation whether it drops events"
                 )
 
 
@@ -426,9 +434,9 @@ def _selected_columns(feed: Changefeed, definitions: TableDefinitions | None) ->
         tables = ", ".join(matcher) or "all tables"
         chosen = ", ".join(columns)
         yield (
-            f"{tables}: {place} sends only the columns {chosen}: {_COPY_DIFFERS} in the others, and a "
-            "resync or tidesink diff would find them in the database. List the same columns under "
-            "tables: columns"
+            f"{tables}: {place} sends only the columns {chosen}: {_COPY_DIFFERS} in the other columns, and "
+            "tidesink diff or a resync would find their values in the database. List the same columns "
+            "under tables: columns"
         )
         selected = _column_filter(columns)
         covered = TableFilter.parse(matcher, case_sensitive=case_sensitive)
@@ -444,7 +452,7 @@ def _selected_columns(feed: Changefeed, definitions: TableDefinitions | None) ->
 
 
 _KEYS_OF_THE_SELECTED: Final = (
-    "name a unique key of sent columns that are never null under tables, such as keys: [{example}]"
+    "set a unique key of sent columns that are never NULL under tables, such as keys: [{example}]"
 )
 _UNSENT_KEY: Final = "{table}: {place} leaves out {names} of its key: " + _KEYS_OF_THE_SELECTED
 _MAYBE_UNSENT_KEY: Final = (
@@ -453,7 +461,7 @@ _MAYBE_UNSENT_KEY: Final = (
 
 
 def _column_filter(columns: Collection[str]) -> TableFilter:
-    """Return a filter that matches columns as if they were tables: TiCDC reads both patterns alike."""
+    """Return a filter for column names. TiCDC's patterns for columns have the form of its table patterns."""
     return TableFilter.parse([f"!*.{one[1:]}" if one.startswith("!") else f"*.{one}" for one in columns])
 
 
@@ -468,14 +476,14 @@ def _rules(rules: Any, place: str) -> list[Mapping[str, Any]]:
 
 
 def _listed(value: Any) -> list[str]:
-    """Return a setting's texts, which may be given as one text or a list."""
+    """Return the texts of a setting as a list; the setting may be a single text or a list of texts."""
     if value in (None, "", []):
         return []
     return [str(one) for one in value] if isinstance(value, list) else [str(value)]
 
 
 def _topics(feed: Changefeed, protocol: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the topics that rows may be in, and the tables of topics with only one table."""
+    """Return the topic rules for ``source.topics``, and ``tables`` entries for topics with only one table."""
     topics: list[str] = []
     tables: list[dict[str, Any]] = []
     alone, passed = not CODECS[protocol].shares_topics, _filter(feed)
@@ -502,7 +510,7 @@ _FILTER_PLACE: Final = "changefeed: filter.rules"
 
 
 def _filter(feed: Changefeed) -> TableFilter:
-    """Return the tables that the changefeed replicates: TiCDC's default is all."""
+    """Return the filter of the tables that the changefeed replicates. TiCDC's default is all tables."""
     rules = _setting(feed.settings, "filter", "rules")
     case_sensitive = _setting(feed.settings, "case-sensitive") is True
     return TableFilter.parse(
@@ -511,7 +519,11 @@ def _filter(feed: Changefeed) -> TableFilter:
 
 
 def _owners(feed: Changefeed, index: int, passed: TableFilter) -> tuple[TableId, ...]:
-    """Return the only table of a dispatcher's topic; empty if the filter excludes its tables."""
+    """Return the only table of a dispatcher's fixed topic; empty if the filter excludes its tables.
+
+    Raises:
+        ConfigError: the topic may have several tables.
+    """
     dispatcher = feed.router.dispatchers[index]
     if dispatcher.matcher.only_table is not None:
         return (dispatcher.matcher.only_table,)
@@ -525,7 +537,11 @@ def _owners(feed: Changefeed, index: int, passed: TableFilter) -> tuple[TableId,
 
 
 def _rest(feed: Changefeed, passed: TableFilter) -> tuple[TableId, ...]:
-    """Return the only table of the sink URI's topic, which no dispatcher matches; empty without one."""
+    """Return the only table without a dispatcher, which the sink URI's topic has; empty without such a table.
+
+    Raises:
+        ConfigError: the topic may have several tables.
+    """
     rest = passed.rest([dispatcher.matcher for dispatcher in feed.router.dispatchers])
     if rest is None or len(rest) > 1:
         place = "changefeed: sink.dispatchers" if feed.router.dispatchers else _FILTER_PLACE
@@ -535,8 +551,8 @@ def _rest(feed: Changefeed, passed: TableFilter) -> tuple[TableId, ...]:
 
 def _shared(who: str, topic: str) -> str:
     return (
-        f"{who} share the topic {topic}, which can only have one table. Give each its own topic with a last "
-        "dispatcher {matcher = ['*.*'], topic = '{schema}_{table}'} in the changefeed."
+        f"{who} share the topic {topic}, which can only have one table. Give each table its own topic by "
+        "adding a last dispatcher {matcher = ['*.*'], topic = '{schema}_{table}'} to the changefeed."
     )
 
 
@@ -546,7 +562,7 @@ def _registry(feed: Changefeed, protocol: str, notes: list[str]) -> dict[str, An
         return {}
     if not url:
         raise ConfigError(
-            f"A pipeline reads {feed.protocol} with a Confluent-compatible registry (not with AWS Glue). Add "
+            f"A pipeline needs a Confluent-compatible registry (not AWS Glue) to read {feed.protocol}. Add "
             "schema-registry=http://… to the sink URI.",
             key="schema-registry",
         )
@@ -560,7 +576,7 @@ def _registry(feed: Changefeed, protocol: str, notes: list[str]) -> dict[str, An
 
 
 def _codec(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the protocol's options that differ from TiCDC's default."""
+    """Yield the protocol's options, by the config's names, that differ from TiCDC's default."""
     large = feed.options["large-message-handle-option"]
     taken = SourceSettings.model_fields.keys() - without_effect(protocol, "reads")
     for name, value in feed.options.items():
@@ -568,7 +584,7 @@ def _codec(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[
         wanted = name in _ALWAYS[protocol] or value not in (False, "", "none")
         if name.startswith("claim-check") and large != "claim-check":
             continue
-        # TiCDC reads an unknown word as none.
+        # TiCDC treats an unknown value as none.
         if name == "large-message-handle-option" and large not in ("claim-check", "handle-key-only"):
             continue
         if known and wanted and name != "schema-registry":
@@ -576,7 +592,9 @@ def _codec(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[
     if protocol == "flat-avro" and feed.options["row-checksum"]:
         yield "checksum", "warn"
     if protocol == "canal-json" and large == "handle-key-only":
-        notes.append("large rows have only their key. Set upstream-url to TiDB's URL, to complete them")
+        notes.append(
+            "TiCDC sends only the key of large rows. Set upstream-url to TiDB's URL to read the rows"
+        )
 
 
 def _storage(uri: str, notes: list[str]) -> str:
@@ -603,5 +621,7 @@ def _kafka(feed: Changefeed, notes: list[str]) -> Iterator[tuple[str, str]]:
     places = {"ca": "ssl.ca.location", "cert": "ssl.certificate.location", "key": "ssl.key.location"}
     for name, place in places.items():
         if path := setting(name):
-            notes.append(f"{place}: {path} is a path on TiCDC's machine. Put the file there, or correct it")
+            notes.append(
+                f"{place}: {path} is a path on TiCDC's host. Copy the file there, or change the path"
+            )
             yield place, path

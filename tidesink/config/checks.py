@@ -1,6 +1,6 @@
-"""Checks across settings: settings that contradict each other or have no effect.
+"""Checks for settings that contradict each other or have no effect.
 
-This module checks the source, the target and the routes; ``table_checks`` checks the settings of tables.
+This module checks the source, the target, cuts and routes. ``table_checks`` checks the settings of tables.
 """
 
 from __future__ import annotations
@@ -33,46 +33,48 @@ from tidesink.events import fold_name
 
 
 def large_message_problems(config: Config) -> Iterator[Problem]:
-    """Yield settings that TiCDC would refuse too (tiflow c7b2588), and an upstream without its driver."""
+    """Yield problems of settings for large messages, most of which TiCDC rejects too (tiflow c7b2588)."""
     source = config.source
     option = source.large_message_handle_option
     if option != "none" and not source.enable_tidb_extension and source.protocol == "canal-json":
         yield Problem(
             "source.large-message-handle-option",
-            f"{option} needs the TiDB extension: TiCDC refuses it otherwise",
+            f"{option} needs the TiDB extension, as TiCDC itself requires",
             "set enable-tidb-extension: true as the changefeed has it",
         )
     if option == "handle-key-only" and source.binary_text == "utf-8":
         yield Problem(
             "source.binary-text",
-            "utf-8 cannot be used with large-message-handle-option handle-key-only: rows that are completed "
-            "from the upstream have their bytes in ISO-8859-1",
+            "utf-8 cannot be used with large-message-handle-option handle-key-only: rows that are read "
+            "from the upstream database have their bytes in ISO-8859-1",
             "let the changefeed use claim-check, or a protocol other than canal-json",
         )
     if option == "claim-check" and source.claim_check_storage_uri is None:
         yield Problem(
             "source.claim-check-storage-uri",
             "required with large-message-handle-option claim-check",
-            "give the changefeed's claim-check-storage-uri, or a directory that holds the same files",
+            "set it to the changefeed's claim-check-storage-uri, or a directory that holds the same files",
         )
 
 
 def database_problems(config: Config) -> Iterator[Problem]:
-    """Yield problems of the database: named twice, or missing for snapshots."""
+    """Yield problems of ``source.database``: it is set twice, or missing although snapshots need it."""
     source, sections = config.source, [*sections_of(config)]
     snapshots = any(at.own.snapshot not in (None, "never") for at in sections)
     if source.database is not None and source.upstream_url is not None:
-        yield Problem("source.upstream-url", "is another name of source.database", "keep source.database")
+        yield Problem(
+            "source.upstream-url", "is another name of source.database, which is set too", "remove it"
+        )
     if source.database is None and snapshots:
         yield Problem(
             "source.database",
             "required by snapshot: initial",
-            "give the database's URL, such as mysql+pymysql://reader:${env:PASSWORD}@tidb:4000",
+            "set it to the database's URL, such as mysql+pymysql://reader:${env:PASSWORD}@tidb:4000",
         )
 
 
 def message_target_problems(config: Config) -> Iterator[Problem]:
-    """Yield settings that contradict a target which stores no rows."""
+    """Yield problems of settings that a target without stored rows (Kafka, HTTP) does not support."""
     for at in sections_of(config):
         if at.own.deletes == "soft" and "soft-deletes" not in config.target.features:
             reason = f"a {config.target.type} target forwards deletes and has no stored row to mark"
@@ -86,26 +88,26 @@ def _kafka_target(config: Config, target: KafkaSettings) -> Iterator[Problem]:
     if set(target.brokers) & set(source.brokers) and target.topic in source.topics:
         yield Problem(
             "target.topic",
-            "is a topic rule that the pipeline reads from the same brokers",
-            "give it a prefix, such as copy_{schema}_{table}",
+            "is a topic rule that the pipeline itself reads from the same brokers",
+            "add a prefix, such as copy_{schema}_{table}",
         )
     if source.lacks_commit_ts and target.protocol.startswith("debezium"):
         yield Problem(
             "target.protocol",
-            f"{target.protocol} writes the commit_ts of each row, but the source has none",
+            f"{target.protocol} writes the commit_ts of each row, but the source's records do not have one",
             "set enable-tidb-extension = true at the changefeed and under source, or write flat-avro or "
             "canal-json",
         )
     elif source.lacks_commit_ts and target.enable_tidb_extension:
         yield Problem(
             "target.enable-tidb-extension",
-            "writes the commit_ts of each row, but the source has none",
+            "writes the commit_ts of each row, but the source's records do not have one",
             "set enable-tidb-extension = true at the changefeed and under source, or remove it here",
         )
 
 
 def commit_problems(config: Config) -> Iterator[Problem]:
-    """Yield a lake on S3 whose workers would overwrite each other's commits."""
+    """Yield a problem if two workers could overwrite each other's commits in a lake on S3."""
     target = config.target
     if not isinstance(target, DeltaSettings | IcebergSettings):
         return
@@ -122,7 +124,7 @@ def _overwriting(target: DeltaSettings | IcebergSettings) -> Problem:
     if isinstance(target, DeltaSettings):
         return Problem(
             "target.path",
-            "is on S3, and Delta's log store there lets two workers overwrite each other's commits",
+            "is on S3, where Delta's log store lets two workers overwrite each other's commits",
             f"set spark.delta.logStore.{target.scheme}.impl: io.delta.storage.S3DynamoDBLogStore under "
             f"spark.conf (docs/targets-delta.md), or {alone}",
         )
@@ -141,7 +143,7 @@ _WATERMARKED: Final = (
 
 
 def cut_problems(config: Config) -> Iterator[Problem]:
-    """Yield the reasons why cuts cannot be published."""
+    """Yield problems of ``cuts``: settings under which no cut can be published."""
     cuts, source = config.cuts, config.source
     if cuts is None:
         return
@@ -162,11 +164,11 @@ def cut_problems(config: Config) -> Iterator[Problem]:
         yield Problem("cuts.keep", "is shorter than cuts.every, so no cut would be kept", "raise it")
     for at in sections_of(config):
         if at.own.mode == "append":
-            reason = "rows around a cut are read twice, and would be appended twice: not with cuts"
+            reason = "cuts do not support mode append, because records around a cut are read twice"
             yield at.problem("mode", reason, "use mode: upsert or history, or remove cuts")
 
 
-# Settings that are refused if a connector's position is used as commit_ts: setting, value, reason.
+# Settings that cuts of a Debezium connector's topics do not support: setting, value, reason.
 _NOT_BY_POSITION: Final[tuple[tuple[str, object, str], ...]] = (
     ("mode", "history", "needs a commit_ts in each change; Debezium connectors do not send one"),
     ("sequence_by", "source", "needs a commit_ts in each change; Debezium connectors do not send one"),
@@ -174,59 +176,64 @@ _NOT_BY_POSITION: Final[tuple[tuple[str, object, str], ...]] = (
 
 
 def _connector_cut_problems(config: Config) -> Iterator[Problem]:
-    """Yield settings that cuts of a connector's topics do not support in this version."""
+    """Yield problems of settings that cuts of a Debezium connector's topics do not support."""
     if config.source.debezium.schema_change_topic is not None:
-        reason = "has DDL without an order relative to a connector's rows: not with cuts"
-        yield Problem("source.debezium.schema-change-topic", reason, "remove it, or cuts")
+        reason = "is not possible with cuts, because its DDL has no order relative to the rows"
+        yield Problem("source.debezium.schema-change-topic", reason, "remove it, or remove cuts")
     for at in sections_of(config):
         for name, value, reason in _NOT_BY_POSITION:
             if getattr(at.own, name) == value:
-                yield at.problem(name, reason, "remove it, or cuts")
+                yield at.problem(name, reason, "remove it, or remove cuts")
         if at.own.snapshot not in (None, "never"):
-            reason = "reads rows as of now, and no position of the database shows as of which commit"
+            reason = "reads rows as of now, and the database does not show the position of that read"
             yield at.problem(
-                "snapshot", f"{reason}: not with cuts", "use the connector's snapshot.mode, or remove cuts"
+                "snapshot",
+                f"{reason}: not possible with cuts",
+                "use the connector's snapshot.mode, or remove cuts",
             )
 
 
 def _offsets_topic(config: Config) -> Iterator[Problem]:
-    """Yield problems of a connector's offsets: they are for cuts, and need both a topic and a name."""
+    """Yield problems of ``offsets-topic`` and ``connector-name``, which only apply to cuts and together."""
     debezium = config.source.debezium
     if (debezium.offsets_topic is None) != (debezium.connector_name is None):
         lacking = "offsets-topic" if debezium.offsets_topic is None else "connector-name"
         yield Problem(
-            f"source.debezium.{lacking}", "offsets-topic and connector-name need each other", "add it"
+            f"source.debezium.{lacking}", "offsets-topic and connector-name must both be set", "add it"
         )
     elif debezium.offsets_topic is not None and config.cuts is None:
         yield Problem("source.debezium.offsets-topic", "has no effect without cuts", "set cuts, or remove it")
 
 
-# Settings that are refused if a cut gathers the last change of each key: setting, value, reason.
+# Settings that cuts of a database do not support, since they only gather the last change of each key until
+# the cut: setting, value, reason.
 _NOT_GATHERED: Final[tuple[tuple[str, object, str], ...]] = (
     ("mode", "history", "stores each version of a row, but a cut only gathers the last one"),
-    ("deletes", "soft", "keeps a deleted row's values, which are not gathered"),
-    ("sequence_by", "source", "forgets deletes by the tables' own time, which is that of the last cut"),
+    ("deletes", "soft", "keeps a deleted row's values, which a cut does not gather"),
+    ("sequence_by", "source", "forgets deletes by the table's own time, which is that of the last cut"),
     ("ignore_null_updates", True, "needs the stored values, which are merged only at the next cut"),
 )
 
 
 def _database_cut_problems(config: Config, cuts: CutSettings) -> Iterator[Problem]:
-    """Yield settings that cuts of a database do not support in this version."""
+    """Yield problems of settings that cuts of a target database do not support."""
     if "keep" in cuts.model_fields_set:
-        reason = "has no effect: a database only has the last cut"
+        reason = "has no effect, because a database only has the last cut"
         yield Problem("cuts.keep", reason, "remove it")
     for at in sections_of(config):
         for name, value, reason in _NOT_GATHERED:
             if getattr(at.own, name) == value:
-                yield at.problem(name, f"{reason}: not with cuts", "remove it, or cuts")
+                yield at.problem(name, f"{reason}: not possible with cuts", "remove it, or remove cuts")
     for number, route in enumerate(config.routes):
         if route.shard_column is not None:
-            reason = "lets several tables write to one, whose changes are gathered separately: not with cuts"
-            yield Problem(f"routes[{number}].shard-column", reason, "remove the route, or cuts")
+            reason = (
+                "is not possible with cuts, because the changes of each source table are gathered separately"
+            )
+            yield Problem(f"routes[{number}].shard-column", reason, "remove the route, or remove cuts")
 
 
 def route_problems(config: Config) -> Iterator[Problem]:
-    """Yield problems of a config's routes."""
+    """Yield problems of the config's routes."""
     earlier: dict[str, Route] = {}
     patterns: set[str] = set()
     obstacles = list(_shard_obstacles(config))
@@ -234,7 +241,7 @@ def route_problems(config: Config) -> Iterator[Problem]:
         found = list(_route(route, earlier.get(route.to)))
         if route.match in patterns:
             found.append(
-                ("match", "repeats an earlier route, so this one is never used", "join the two routes")
+                ("match", "repeats an earlier route, so this route is never used", "merge the two routes")
             )
         if route.shard_column is not None:
             found += [("shard-column", *obstacle) for obstacle in obstacles]
@@ -244,48 +251,51 @@ def route_problems(config: Config) -> Iterator[Problem]:
 
 
 def _route(route: Route, earlier: Route | None) -> Iterator[tuple[str, str, str]]:
-    """Yield setting, reason and remedy. ``earlier``: another route to the same table."""
+    """Yield the problems of a route, as setting, reason and remedy.
+
+    ``earlier``: an earlier route to the same target table, or None.
+    """
     for name, text in (("to", route.to), ("shard", route.shard or "")):
         for group in sorted(references(text)):
             if group > route.groups:
                 reason = f"names group ${group}, but {route.match!r} has {route.groups}"
-                yield name, reason, "put that part of the name into ( )"
+                yield name, reason, "put that part of the expression in match into ( )"
     if route.shard_column is None and route.shard is not None:
-        yield "shard", "has no effect without shard-column", "give a shard-column, or remove it"
+        yield "shard", "has no effect without shard-column", "set shard-column, or remove it"
     if route.shard_column is None and route.merges:
         yield (
             "shard-column",
-            f"several source tables may go to {route.to}, and rows with equal keys would overwrite each "
-            "other",
-            "add a shard-column for the source table of each row, or put everything that differs between the "
-            "names into groups that `to` contains",
+            f"several source tables may be written to {route.to}, and rows with equal keys would overwrite "
+            "each other",
+            "add a shard-column, which names the source table of each row, or use all variable parts of "
+            "`match` as groups in `to`",
         )
     if route.shard_column and route.shard is not None and route.merges and not references(route.shard):
-        reason = "is the same for all source tables, so nothing distinguishes their rows"
-        yield "shard", reason, "name a group, as in $1, or remove it"
+        reason = "is the same for all source tables, so their rows could not be distinguished"
+        yield "shard", reason, "use a group of match, as in $1, or remove it"
     if earlier and (route.shard_column is None or earlier.shard_column != route.shard_column):
         columns = f"{earlier.shard_column or '(none)'} and {route.shard_column or '(none)'}"
-        reason = f"two routes go to {route.to}, but with different shard columns: {columns}"
-        yield "shard-column", reason, "give both the same shard-column"
+        reason = f"two routes to {route.to} have different shard columns: {columns}"
+        yield "shard-column", reason, "set the same shard-column in both routes"
 
 
 def _shard_obstacles(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the reasons why tables cannot share a table at the target, with remedies."""
+    """Yield reasons why source tables cannot share a target table (``shard-column``), with remedies."""
     if "shards" not in config.target.features:
         yield (
-            f"several source tables cannot share a table of a target of type {config.target.type}",
-            "send each to a table of its own, or use another target",
+            f"several source tables cannot share a table in a target of type {config.target.type}",
+            "route each source table to its own table, or use another target",
         )
     if "source" in (config.defaults.sequence_by, *(entry.sequence_by for entry in config.tables)):
         yield (
-            "tables ordered by the source cannot share a table in this version",
-            "use sequence_by: kafka, or send each to a table of its own",
+            "tables with sequence_by: source cannot share a table in this version",
+            "use sequence_by: kafka, or route each source table to its own table",
         )
     modes = {config.defaults.mode, *(entry.mode for entry in config.tables)} - {None, "upsert"}
     for mode in sorted(map(str, modes)):
         yield (
             f"tables in mode {mode} cannot share a table in this version",
-            "use mode: upsert, or send each to a table of its own",
+            "use mode: upsert, or route each source table to its own table",
         )
 
 
@@ -307,7 +317,7 @@ def _without_effect(config: Config) -> Iterator[Problem]:
             if name not in foreign and getattr(source, name) not in (False, "off"):
                 yield Problem(
                     f"source.{name.replace('_', '-')}",
-                    "has no effect without the TiDB extension: TiCDC ignores it",
+                    "has no effect, because TiCDC ignores it without the TiDB extension",
                     "set enable-tidb-extension: true as the changefeed has it, or remove it",
                 )
 
@@ -327,9 +337,9 @@ def _schema_change_topic(config: Config) -> Iterator[Problem]:
     if topic is not None and topic in config.fixed_topics:
         yield Problem(
             "source.debezium.schema-change-topic",
-            f"topic {topic} also has rows, but a connector writes DDL to a topic of its own, whose name is "
-            "its topic.prefix",
-            "remove it there, or name the other topic here",
+            f"topic {topic} is also in source.topics, but a connector writes DDL to a separate topic, whose "
+            "name is the connector's topic.prefix",
+            "set it to that topic, or remove the topic from source.topics",
         )
 
 
@@ -340,15 +350,16 @@ def _raw_change_event(config: Config) -> Iterator[Problem]:
     if source.protocol == "flat-avro" and not source.avro_include_before_value:
         yield Problem(
             "source.output-raw-change-event",
-            "flat-avro then writes a changed key without the old key, so the old row would never be removed",
-            "set output-raw-change-event = false in the changefeed, or with new TiCDC "
+            "flat-avro then writes an update of a key without the old key, so the old row would never be "
+            "removed",
+            "set output-raw-change-event = false in the changefeed, or with the new TiCDC "
             "avro-include-before-value: true in both",
         )
     elif any((at.mode, at.sequence_by) == ("upsert", "kafka") for at in sections_of(config)):
         yield Problem(
             "source.output-raw-change-event",
-            "if a row gets the key that another row had (UPDATE t SET id = id + 1), the order of records in "
-            "Kafka does not show whether the write or the delete came last, so rows would be lost",
+            "if a row gets a key that another row had (UPDATE t SET id = id + 1), the order of records in "
+            "Kafka does not show which change of the key was the last, so rows would be lost",
             "set output-raw-change-event = false in the changefeed, or sequence_by: source for all tables",
         )
 
@@ -361,7 +372,7 @@ def _rules(config: Config) -> Iterator[Problem]:
 
 
 def _fixed_topics(config: Config) -> Iterator[Problem]:
-    """Yield flat-avro topics without exactly one table: a fixed topic needs one table that owns it."""
+    """Yield problems of fixed flat-avro topics, each of which needs exactly one table under ``tables``."""
     if config.source.protocol != "flat-avro":
         return
     owners: dict[str, list[str]] = defaultdict(list)
@@ -372,16 +383,16 @@ def _fixed_topics(config: Config) -> Iterator[Problem]:
         if len(names) > 1:
             yield Problem(
                 "tables",
-                f"topic {topic} is given to {' and '.join(names)}, but a fixed topic serves "
-                "exactly one table: its subject would carry two records",
+                f"topic {topic} is the topic of {' and '.join(names)}, but a fixed topic has "
+                "exactly one table, because it has only one subject in the registry",
                 "give each table its own topic, or use a rule with {schema} and {table}",
             )
     for text in (rule.text for rule in config.source.rules if rule.is_fixed):
         if text not in owners:
             yield Problem(
                 "source.topics",
-                f"{FLAT_AVRO_RULE}; {text} is a fixed topic, and no table owns it",
-                f"use such a rule, or name its one table under tables: {{name: schema.table, topic: {text}}}",
+                f"{FLAT_AVRO_RULE}; {text} is a fixed topic, and no entry of tables has it",
+                f"use such a rule, or add its table under tables: {{name: schema.table, topic: {text}}}",
             )
 
 
@@ -394,7 +405,7 @@ def _tables(config: Config) -> Iterator[Problem]:
         if entry.topic and entry.name is None:
             yield Problem(f"{field}.topic", "a topic belongs to one table", "use name instead of match")
         if isinstance(entry.start, dict) and entry.name is None:
-            reason = "offsets belong to one table's topic"
+            reason = "offsets belong to the topic of one table"
             yield Problem(f"{field}.start", reason, "use name instead of match, or a time")
         if entry.definition and entry.name is None:
             yield Problem(
@@ -407,7 +418,7 @@ def _tables(config: Config) -> Iterator[Problem]:
                 "remove it, and list the topic under source.topics",
             )
         if entry.name and fold_name(entry.name) in seen:
-            yield Problem(f"{field}.name", f"{entry.name} is named twice", "join the two entries")
+            yield Problem(f"{field}.name", f"{entry.name} is listed twice", "merge the two entries")
         seen.add(fold_name(entry.name or ""))
 
 
@@ -420,7 +431,7 @@ def _definitions(config: Config) -> Iterator[Problem]:
             entry.definition.declare_in(definitions, entry.table.schema)
         except ConfigError as error:
             printed = "SHOW CREATE TABLE" if entry.definition.dialect == "mysql" else "pg_dump --schema-only"
-            yield Problem(field, error.message, f"give it as {printed} prints it")
+            yield Problem(field, error.message, f"use the output of {printed}")
             continue
         if entry.table not in definitions:
             yield Problem(field, f"does not create {entry.table}", f"give the CREATE TABLE of {entry.table}")
@@ -482,7 +493,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
 
 
 def cross_problems(config: Config) -> list[Problem]:
-    """Return every contradiction in a config whose fields are right one by one."""
+    """Return all problems of settings that contradict each other, in a config whose fields are valid."""
     found = [problem for check in _CHECKS for problem in check(config)]
-    # A wrong section is reported once: the check of all sections together would repeat it.
+    # Merged settings are only checked if each section is right; otherwise problems would be repeated.
     return found or list(merged_problems(config))

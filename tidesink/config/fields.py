@@ -1,8 +1,8 @@
-"""Field types of the config, references to secrets, and the report of problems.
+"""Building blocks of the config models: field types, references to secrets, and problems.
 
-Field types: durations, sizes, paths, secrets, databases by SQLAlchemy URLs, and the base of the models.
-``${env:NAME}`` and ``${file:path}`` are resolved only here. A problem names its field, the fault, and the
-remedy.
+The field types are durations, sizes, paths, secrets and SQLAlchemy URLs of databases. Only this module
+resolves the references ``${env:NAME}`` and ``${file:path}``. A problem is a wrong setting: its field, the
+fault, and the remedy.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _BYTES = {
 }
 
 
-# Larger numbers are mistakes: clocks, and numbers of Kafka and Spark, would overflow.
+# A longer duration is a mistake, and would overflow clocks and settings of Kafka and Spark.
 LONGEST_SECONDS: Final = 365 * 86400.0
 MOST_RECORDS: Final = 10**9
 MOST_BYTES: Final = 2**40
 MOST_TABLES: Final = 1000
 
-# A user's name may contain an @.
+# A URL with an @ in its password. An @ in the user name is allowed.
 _AT_IN_PASSWORD: Final = re.compile(r"[^:/]*://[^:/]*:[^@]*@.*@", re.DOTALL)
 _PASSWORD: Final = re.compile(r"(://[^:/@]*):.*@")
 _QUERY_VALUE: Final = re.compile(r"([?&][^=&]*=)[^&]*")
@@ -67,7 +67,7 @@ def _kebab(name: str) -> str:
 
 
 class Model(BaseModel):
-    """A frozen section of the config; unknown keys are refused; names are in kebab case."""
+    """Base of the config's sections: frozen, with names in kebab case; unknown settings are errors."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -80,7 +80,7 @@ class Model(BaseModel):
 
 def _duration(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        # A bare number could mean seconds or, as in Kafka, milliseconds. 0 is the same in both.
+        # A number without a unit could mean seconds or, as in Kafka, milliseconds. 0 means the same in both.
         if value and math.isfinite(value):
             raise ValueError("add a unit: 500ms, 10s, 5m, 1h")
         return float(value)
@@ -119,7 +119,7 @@ def beside_config(value: str, info: ValidationInfo) -> str:
 
 
 class RefusedSettingError(ValueError):
-    """A refusal of a validator, with its remedy."""
+    """A validator found a wrong value. The error has a reason and a remedy."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}; {remedy}")
@@ -134,10 +134,13 @@ def _pem_file(path: str) -> str:
 
 
 def known_database(url: str, *, remedy: str, no_url: str = "is not a SQLAlchemy URL") -> None:
-    """Refuse a URL whose database SQLAlchemy (if installed) does not support. It connects to nothing.
+    """Check that SQLAlchemy (if installed) supports the database of a URL. Does not connect to it.
+
+    ``remedy``: what to write instead, for the error. ``no_url``: the error's reason if ``url`` is not a URL.
 
     Raises:
-        RefusedSettingError: the URL is refused; the text never contains it.
+        RefusedSettingError: the URL is wrong or its database is not supported; the message never contains the
+            URL.
     """
     try:
         from sqlalchemy.engine import make_url
@@ -146,8 +149,8 @@ def known_database(url: str, *, remedy: str, no_url: str = "is not a SQLAlchemy 
         return
     if _AT_IN_PASSWORD.match(url):
         raise RefusedSettingError(
-            "has a second @ in its password, so that a part of the password would become the host's name",
-            "write %40 for each @ in the password, and percent-encode : / ? # and % in it too",
+            "has an @ in its password, so a part of the password would be read as the host name",
+            "write %40 for each @ in the password, and percent-encode the characters : / ? # and % too",
         )
     try:
         parsed = make_url(url)
@@ -156,7 +159,7 @@ def known_database(url: str, *, remedy: str, no_url: str = "is not a SQLAlchemy 
     try:
         parsed.get_dialect()
     except (NoSuchModuleError, ImportError):
-        raise RefusedSettingError(f"SQLAlchemy supports no database {parsed.drivername}", remedy) from None
+        raise RefusedSettingError(f"SQLAlchemy does not support {parsed.drivername}", remedy) from None
 
 
 def _state_place(value: str) -> str:
@@ -167,10 +170,10 @@ def _state_place(value: str) -> str:
 
 
 def read_text(file: Path, shown: str = "") -> str:
-    """Read the UTF-8 text of a file, which errors name as ``shown``.
+    """Read a UTF-8 text file. ``shown``: name of the file in error messages; the default is its path.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read, or is not UTF-8.
     """
     try:
         return file.read_text(encoding="utf-8")
@@ -180,7 +183,10 @@ def read_text(file: Path, shown: str = "") -> str:
 
 
 def without_secrets(value: str) -> str:
-    """Return a path unchanged; a database's URL without its password and the values after ``?``."""
+    """Return a state store's location for messages.
+
+    A path is returned unchanged, a database URL without its password and the values after ``?``.
+    """
     if "://" not in value:
         return value
     return _QUERY_VALUE.sub(r"\1***", _PASSWORD.sub(r"\1:***@", value))
@@ -229,7 +235,7 @@ StatePlace = Annotated[
 ]
 LocalPath = Annotated[str, AfterValidator(beside_config)]
 PemFile = Annotated[str, AfterValidator(beside_config), AfterValidator(_pem_file)]
-# One text at least, in either form: every setting of this kind needs one.
+# One or several texts, as a list or separated by commas; at least one.
 Texts = Annotated[str, Field(pattern=r"^.*[^,\s].*$")] | Annotated[list[str], Field(min_length=1)]
 Listed = BeforeValidator(_listed, json_schema_input_type=Texts)
 MaybeListed = BeforeValidator(_listed, json_schema_input_type=str | list[str])
@@ -237,7 +243,7 @@ Count = Annotated[int, BeforeValidator(_counted)]
 
 
 def _null_word(value: Any) -> Any:
-    # YAML reads a bare null as no value; here it is the name of a policy.
+    # YAML reads null without quotes as no value, but here it is the name of a policy.
     return "null" if value is None else value
 
 
@@ -249,7 +255,7 @@ _START_FORM: Final = "give earliest, latest, or a time with its zone, such as 20
 
 
 def _start(value: Any) -> Any:
-    """Normalise a start: a word, or a time as ISO text in UTC."""
+    """Return a table's ``start`` in normal form: ``earliest``, ``latest``, or a UTC time in ISO 8601."""
     if value in _START_WORDS or value is None:
         return value
     if isinstance(value, str):
@@ -292,13 +298,14 @@ def _table_pattern(pattern: str) -> str:
     return _table_name(pattern)
 
 
-# Length that fits a key together with a table's name in every database: sinks/state/progress.py.
+# A longer name would not fit into a key of the state store together with a table's name
+# (sinks/state/progress.py).
 LONGEST_PIPELINE: Final = 128
 PipelineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=LONGEST_PIPELINE)]
 TableName = Annotated[str, AfterValidator(_table_name)]
-"""One table, ``schema.table``."""
+"""The name of one table, ``schema.table``."""
 TablePattern = Annotated[str, AfterValidator(_table_pattern)]
-"""Tables that match a pattern like those of file names, ``shop.*``."""
+"""A pattern for table names, in the form of file name patterns: ``shop.*``."""
 
 
 _NOTHING: Final = object()
@@ -306,10 +313,10 @@ _REFERENCE = re.compile(r"\$\{([^}]*)\}")
 
 
 class Interpolated:
-    """The config's data with references replaced, and the places of the references.
+    """A config's data with ``${…}`` references replaced by their values, and the places of the references.
 
-    A setting with only empty references counts as not given, and so does a section without other settings.
-    So one file can serve brokers with and without a password.
+    A setting whose references are all empty is left out, and so is a section that has only such settings.
+    Therefore one config file can be used for brokers with and without a password.
     """
 
     def __init__(self, data: Any, *, base: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -341,13 +348,13 @@ class Interpolated:
             return self._from_environment(name, place)
         if kind == "file" and name:
             return self._from_file(name, place)
-        # Do not show it: it may be part of a password.
-        self._refuse(place, "a ${…} in it is not a reference", "write ${env:NAME} or ${file:path}")
+        # The text is not shown, since it may be part of a password.
+        self._refuse(place, "it contains a ${…} that is not a reference", "write ${env:NAME} or ${file:path}")
         return ""
 
     def _from_environment(self, name: str, place: tuple[str | int, ...]) -> str:
         if name not in self._environment:
-            self._refuse(place, f"the environment variable {name} is not set", f"set {name} before you start")
+            self._refuse(place, f"the environment variable {name} is not set", f"set {name}, and try again")
         return self._environment.get(name, "")
 
     def _from_file(self, name: str, place: tuple[str | int, ...]) -> str:
@@ -364,7 +371,7 @@ class Interpolated:
 
 
 class Problem(NamedTuple):
-    """One wrong setting: its place, the fault, and the remedy."""
+    """A wrong setting: its place in the config, the reason why it is wrong, and the remedy."""
 
     field: str
     reason: str
@@ -375,14 +382,14 @@ class Problem(NamedTuple):
 
 
 def dotted(place: Iterable[str | int]) -> str:
-    """Format a place in the config as ``tables[0].name``."""
+    """Format the place of a setting in the config, such as ``tables[0].name``."""
     text = ""
     for part in place:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
 
 
-# By pydantic's kinds of errors. Its own messages are about Python's types, which a config does not have.
+# Remedies by pydantic's error type, since pydantic's own messages are about Python types.
 _NUMBERS: dict[str, str] = {
     "greater_than": "give a number greater than {gt}",
     "greater_than_equal": "give a number of {ge} or more",
@@ -422,7 +429,10 @@ _ANY_REMEDY: Final = ("{shown} has the wrong form", "see tidesink init for an ex
 
 
 def _explained(error: ErrorDetails, shown: str, model: type[BaseModel]) -> tuple[str, str]:
-    """Return the fault and the remedy. ``shown``: the value, as a message may show it."""
+    """Return the reason and the remedy for an error of pydantic.
+
+    ``shown``: the wrong value for the message, or a replacement if it may be a secret.
+    """
     if error["type"] == "extra_forbidden":
         names, word = _settings_at(model, list(error["loc"][:-1])), str(error["loc"][-1])
         return f"unknown setting{nearest(word, names)}", one_of(word, names) if names else "remove it"
@@ -437,15 +447,15 @@ def _explained(error: ErrorDetails, shown: str, model: type[BaseModel]) -> tuple
 
 
 def place_of(error: ErrorDetails) -> tuple[int | str, ...]:
-    """Return the place of an error in the file, without pydantic's extra level for the type of a target."""
+    """Return the place of pydantic's error in the config. Leaves out pydantic's level for a target's type."""
     place = error["loc"]
     return place[:1] + place[2:] if place[0] == "target" else place
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], *, hidden: Iterable[str]) -> list[Problem]:
-    """Convert pydantic's findings to Problems.
+    """Convert pydantic's errors to Problems.
 
-    Values are never shown at ``hidden`` places, or if they may be a secret.
+    A message leaves out the wrong value if its place is in ``hidden``, or if it may be a secret.
     """
     found = []
     for detail in error.errors(include_url=False):
@@ -458,17 +468,17 @@ def problems_of(error: ValidationError, model: type[BaseModel], *, hidden: Itera
 
 
 def _may_be_secret(model: type[BaseModel], place: Iterable[str | int]) -> bool:
-    """Returns True if a value at a place may be a secret: by its types, or if its type is unknown."""
+    """Returns True if the value at a place may be a secret: its type is secret, or is unknown."""
     kinds: list[Any] = [model]
     for part in place:
-        if part == "[key]":  # pydantic's place of an entry's name, which is not a value
+        if part == "[key]":  # pydantic's place for the name of an entry, which is not a value
             return False
         kinds = [below for kind in kinds for below in _below(kind, part)]
     return not kinds or any(_holds_secret(kind) for kind in kinds)
 
 
 def _below(kind: Any, part: str | int) -> Iterator[Any]:
-    """Yield the possible types of a value's member; a field without a repr is a secret."""
+    """Yield the possible types of a member of a value. The type of a field without a repr is a secret."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         for name, info in kind.model_fields.items():
             if part in (info.alias, name):
@@ -495,7 +505,7 @@ def _settings_at(model: type[BaseModel], place: list[Any]) -> list[str]:
 
 
 def _types_of(model: type[BaseModel]) -> tuple[Any, ...]:
-    """Return the types that choose between the models of a section."""
+    """Return the values of ``type`` that choose between the models of a section, such as a target."""
     return get_args(model.model_fields["type"].annotation) if "type" in model.model_fields else ()
 
 
@@ -518,7 +528,7 @@ TableMode = Literal["upsert", "append", "history"]
 
 
 def _no_boolean(value: object) -> object:
-    # In Python True equals 1.
+    # True equals 1 in Python and would be accepted.
     if isinstance(value, bool):
         raise ValueError("must be 1 or 2")  # noqa: TRY004  (pydantic only converts ValueErrors)
     return value
@@ -533,10 +543,12 @@ Mode = Annotated[TableMode, BeforeValidator(lambda mode: mode, json_schema_input
 
 
 def normalised_mode(section: Any) -> Any:
-    """Return a section of the config whose mode is expressed only by ``mode`` and ``deletes``.
+    """Return a section of the config with other names for a mode replaced by ``mode`` and ``deletes``.
+
+    The other names are ``stored_as_scd_type`` and ``mode: soft-delete``.
 
     Raises:
-        ValueError: two settings of it contradict each other.
+        ValueError: two settings of the section contradict each other.
     """
     if not isinstance(section, Mapping):
         return section
@@ -549,23 +561,23 @@ def normalised_mode(section: Any) -> Any:
     meant = MODE_OF_SCD_TYPE.get(number) if isinstance(number, int) else None
     if meant is not None and found.setdefault("mode", meant) != meant:
         raise ValueError(
-            f"stored_as_scd_type: {number} is mode: {meant}, and mode is {found['mode']}; remove one"
+            f"stored_as_scd_type: {number} means mode: {meant}, but mode is {found['mode']}; remove one"
         )
     return found
 
 
 ChangeKind = Literal["add", "widen", "drop", "rename", "narrow", "nullability", "type", "key", RowChangeKind]
 ChangePolicy = Literal["apply", "ignore", "pause"]
-# The commands of tidesink ddl that decide a waiting change, by policy.
+# The subcommand of ``tidesink ddl`` that decides a waiting change with a policy.
 DDL_COMMANDS: Final[Mapping[str, str]] = MappingProxyType({"apply": "approve", "ignore": "reject"})
 
 
-# Policies of the kinds of changes without a setting.
+# Policies of kinds of schema changes that have no setting in the config.
 _FIXED: Final[Mapping[str, ChangePolicy]] = MappingProxyType(
     {
         "nullability": "ignore",  # columns outside the key accept NULL at every target
-        "type": "pause",  # a type without a common type with the target's
-        "key": "pause",  # other key columns, by which no stored row would be found
+        "type": "pause",  # no type holds both the old and the new type's values
+        "key": "pause",  # stored rows could not be found by the new key columns
     }
 )
 
@@ -575,58 +587,62 @@ class SchemaChanges(Model):
     `docs/schema-changes.md`."""
 
     add: Literal["apply", "ignore", "pause"] = "apply"
-    """A new column. `apply` adds it, and existing rows get the default it was added with; `ignore` continues
-    without it: its values are lost; `pause` waits before the first batch in which the worker sees it."""
+    """A new column. `apply` adds it, and existing rows get the column's default. `ignore` continues without
+    it, so its values are lost. `pause` waits before the first batch that has the column."""
     widen: Literal["apply", "pause"] = "apply"
     """A type that holds more than the target's type. `apply` widens the target's column."""
 
     drop: Literal["ignore", "apply", "pause"] = "ignore"
     """A column that DDL dropped.
 
-    `ignore` keeps it at the target, with NULL in new rows; `apply` drops it there
-    with all its values. Only if the topic has DDL: canal-json."""
+    `ignore` keeps it at the target, with NULL in new rows. `apply` drops it at the target, with all its
+    values. Only if the topic has DDL: canal-json."""
     rename: Literal["pause", "apply", "ignore"] = "pause"
-    """A column that DDL renamed. `apply` renames it at the target, and earlier rows are read by the new name;
-    `ignore` keeps the old column and adds the new one. Only if a topic has DDL: canal-json, and a Debezium
-    connector's schema-change topic. With the latter the new column is added next to the old one, and `apply`
-    starts a resync that fills it."""
+    """A column that DDL renamed. `apply` renames it at the target, also for existing rows. `ignore` keeps the
+    old column and adds the new one. Only if a topic has DDL: canal-json, and a Debezium connector's
+    schema-change topic. With the latter, the new column is added next to the old one, and `apply` starts a
+    resync that fills it."""
     narrow: Literal["ignore", "pause"] = "ignore"
     """A type that holds less than the target's type. The target's column stays unchanged. Only if the topic
     has DDL: canal-json."""
     truncate: Literal["pause", "apply", "ignore"] = "pause"
-    """`TRUNCATE TABLE`. `apply` empties the target's table at that moment of the source; `ignore` leaves the
-    rows there. This and the following kinds exist only if a topic has DDL: canal-json, and a Debezium
-    connector's schema-change topic, where `apply` starts a resync (`docs/schema-changes.md`)."""
+    """`TRUNCATE TABLE`. `apply` empties the target's table between the changes before and after it. `ignore`
+    leaves the rows in the target. This and the following kinds exist only if a topic has DDL: canal-json, and
+    a Debezium connector's schema-change topic, where `apply` starts a resync (`docs/schema-changes.md`)."""
     drop_table: Literal["pause", "apply", "ignore"] = "pause"
-    """`DROP TABLE` and `DROP DATABASE`. `apply` empties the target's table, which stays for a new table of
-    that name; `ignore` leaves the rows there."""
+    """`DROP TABLE` and `DROP DATABASE`. `apply` empties the target's table, but keeps it for a new table of
+    the same name. `ignore` leaves the rows in the target."""
     rename_table: Literal["pause", "ignore"] = "pause"
-    """`RENAME TABLE`, for the old name and the new one. `ignore` leaves the rows at the target of the old
+    """`RENAME TABLE`, for the old and the new name. `ignore` leaves the rows in the target's table of the old
     name."""
     partition: Literal["pause", "ignore"] = "pause"
-    """A partition that is truncated, dropped or exchanged. `ignore` leaves its rows at the target."""
+    """DDL that truncates, drops or exchanges a partition of the table. `ignore` leaves the partition's rows
+    in the target."""
     values: Literal["ignore", "pause"] = "ignore"
-    """Values that the database wrote into existing rows, when a column was added (a default that is computed
-    for each row, the current time) or texts were converted. `ignore` continues with a warning; a resync
-    (`tidesink resync`) loads the values."""
+    """DDL with which the database writes values into existing rows: a new column whose default is computed
+    for each row (such as the current time), or a conversion of texts. `ignore` continues with a warning. To
+    load the values, run `tidesink resync`."""
     unknown: Literal["pause", "ignore"] = "pause"
-    """A statement about the table that is not understood, that changes rows without row events, or that
-    brings rows back (`RECOVER TABLE`, `FLASHBACK`)."""
+    """Other DDL of the table: a statement that tidesink does not know, that changes rows without row events,
+    or that restores rows (`RECOVER TABLE`, `FLASHBACK`)."""
 
     def policy(self, kind: ChangeKind) -> ChangePolicy:
-        """Return the policy of a kind, also of a kind without a setting."""
+        """Return the policy for a kind of change, including the kinds without a setting."""
         found: ChangePolicy = getattr(self, kind.replace("-", "_"), None) or _FIXED[kind]
         return found
 
 
 def allowed_policies(kind: ChangeKind) -> tuple[ChangePolicy, ...]:
-    """Return the policies that a kind of change may have, the default first."""
+    """Return the policies that a kind of change supports, the default first."""
     setting = SchemaChanges.model_fields.get(kind.replace("-", "_"))
     return (_FIXED[kind],) if setting is None else get_args(setting.annotation)
 
 
 def merged_changes(defaults: SchemaChanges, own: Iterable[SchemaChanges | None]) -> SchemaChanges:
-    """Return the policies of one table, kind by kind: from its own sections in order, then the defaults."""
+    """Return the policies of a table. Each kind's policy is that of the first section that sets it.
+
+    ``own``: the table's sections, the most specific first. ``defaults``: for kinds that no section sets.
+    """
     sections = [section for section in own if section is not None]
     given = {name: getattr(one, name) for one in reversed(sections) for name in one.model_fields_set}
     return defaults.model_copy(update=given)
@@ -648,12 +664,15 @@ _LISTS: Final = ("columns", "except_column_list")
 
 
 def selection(sections: Sequence[Model]) -> dict[str, Any]:
-    """Return the lists of the first section with a list: lists from two sections would contradict."""
+    """Return the column lists of the first section that has one.
+
+    Only one section is used, since lists from two sections would contradict each other.
+    """
     own = ({name: getattr(section, name) for name in _LISTS} for section in sections)
     return next((found for found in own if any(value is not None for value in found.values())), {})
 
 
-# A table's mode or order, and the settings that then keep their defaults because they have no effect.
+# By setting and value: the other settings that have no effect with it, and their defaults.
 _NO_USE: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = MappingProxyType(
     {
         ("mode", "append"): {"sequence_by": "kafka", "deletes": "hard", "ignore_null_updates": False},
@@ -664,11 +683,11 @@ _NO_USE: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = MappingProxyType(
 
 
 def without_use(sections: Sequence[Model], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of merged settings that have no effect under the table's mode or order.
+    """Return defaults for the settings of a table that have no effect with its mode or order.
 
-    ``sections``: the sections that apply to the table, the nearest first. A setting is reset if a farther
-    section than that of the mode or order sets it. In the same section or a nearer one it is a contradiction
-    and stays: ``merged_problems`` reports it.
+    ``sections``: the sections that apply to the table, the most specific first. ``settings``: the merged
+    settings. A setting gets its default if a less specific section sets it than the mode or order. If the
+    same or a more specific section sets it, it keeps its value, and ``merged_problems`` reports it.
     """
     found: dict[str, Any] = {}
     for (word, value), nothing in _NO_USE.items():
@@ -679,5 +698,5 @@ def without_use(sections: Sequence[Model], settings: Mapping[str, Any]) -> dict[
 
 
 def _place(sections: Sequence[Model], name: str) -> int:
-    """Return the index of the first section with a setting; the last section, the defaults, has all."""
+    """Return the index of the first section that sets ``name``; the last section is the defaults."""
     return next(at for at, section in enumerate(sections) if getattr(section, name) is not None)

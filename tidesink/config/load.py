@@ -1,7 +1,7 @@
-"""Load a Config from a YAML file, with all problems at once; and the config's JSON Schema.
+"""Loads a Config from a YAML file, reports all its problems at once, and makes the config's JSON Schema.
 
-The JSON Schema is for editors and other programs. The registry's settings may also be in a file of their
-own, for those who use the registry without workers.
+The JSON Schema is for editors and other programs. A registry's settings can also be loaded from a separate
+file, for commands that need no pipeline.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tidesink.config.models import Config
 from tidesink.config.source import RegistrySettings, kafka_problems, registry_section
 from tidesink.errors import ConfigError
 
-# Aliases let a small file expand to a large one; a config has some thousands of values.
+# A small file may expand to a large one by YAML aliases. A real config has at most some thousands of values.
 _MOST_VALUES: Final = 200_000
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML's safe loader, but a repeated key is an error instead of replacing the first one."""
+    """YAML's safe loader, except that a repeated key is an error and does not replace the first value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -41,7 +41,7 @@ class _UniqueKeys(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep=deep)
         except (AttributeError, KeyError, ValueError) as error:  # a text that does not fit its tag
-            what = "the value looks like a date or a number, but is neither: put it in quotes"
+            what = "the value looks like a date or a number but is not valid: put it in quotes"
             raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark) from error
 
     def get_single_data(self) -> Any:
@@ -53,9 +53,10 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def _check_size(node: yaml.Node, known: dict[yaml.Node, int], around: set[yaml.Node]) -> int:
-    """Count the values of a node, aliases included.
+    """Return the number of values in a YAML node, with its aliases expanded.
 
-    Refuses a node without an end, or with too many values.
+    Raises:
+        MarkedYAMLError: the node contains itself, or has too many values.
     """
     if node in around:
         raise yaml.MarkedYAMLError(problem="an anchor is used inside itself", problem_mark=node.start_mark)
@@ -64,7 +65,7 @@ def _check_size(node: yaml.Node, known: dict[yaml.Node, int], around: set[yaml.N
         below = itertools.chain.from_iterable(parts) if isinstance(node, yaml.MappingNode) else parts
         known[node] = 1 + sum(_check_size(one, known, {*around, node}) for one in below)
     if known[node] > _MOST_VALUES:
-        what = f"with its aliases it expands to more than {_MOST_VALUES:,} values"
+        what = f"its aliases expand to more than {_MOST_VALUES:,} values"
         raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
     return known[node]
 
@@ -82,7 +83,7 @@ def load_config(path: str | Path) -> Config:
 
 
 def check_config(path: str | Path) -> tuple[Config | None, list[Problem]]:
-    """Load the config from a file; return it if it is right, and all problems if it is not.
+    """Load the config from a file. Returns the config, or None and all problems if settings are wrong.
 
     Raises:
         ConfigError: the file cannot be read or is not YAML.
@@ -94,9 +95,15 @@ def check_config(path: str | Path) -> tuple[Config | None, list[Problem]]:
 def parse_config(
     data: Any, *, base: Path, environment: Mapping[str, str] | None = None
 ) -> tuple[Config | None, list[Problem]]:
-    """Return the config in parsed YAML. Relative paths are relative to ``base``."""
+    """Return the config of parsed YAML, or None and all problems if settings are wrong.
+
+    ``base``: folder that relative paths in the config start from. ``environment``: variables for references,
+    by default those of the process.
+    """
     if not isinstance(data, dict):
-        return None, [Problem("(file)", "is not a mapping of settings", "run tidesink init to see one")]
+        return None, [
+            Problem("(file)", "is not a mapping of settings", "run tidesink init to write an example")
+        ]
     found = Interpolated(data, base=base, environment=environment)
     config, problems = _validated(found, base)
     return (None if problems else config), problems
@@ -104,7 +111,7 @@ def parse_config(
 
 def _validated(found: Interpolated, base: Path) -> tuple[Config | None, list[Problem]]:
     data, problems = found.data, list(found.problems)
-    # A wrong field is reported and removed, so that checks which depend on right fields run too.
+    # Wrong fields are reported and removed, so that the checks across fields can run on the others.
     for _ in range(2):
         try:
             config = Config.model_validate(data, context={"base": base})
@@ -119,7 +126,7 @@ def _validated(found: Interpolated, base: Path) -> tuple[Config | None, list[Pro
 
 
 def _kafka_problems(data: dict[str, Any]) -> Iterator[Problem]:
-    """Yield the problems of Kafka's properties, even if the other settings do not make a config."""
+    """Yield the problems of Kafka client properties; other settings may be wrong."""
     source = data.get("source")
     properties = source.get("kafka") if isinstance(source, dict) else None
     if isinstance(properties, dict):
@@ -127,7 +134,7 @@ def _kafka_problems(data: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _follows(problem: Problem, before: list[Problem]) -> bool:
-    """Returns True if a contradiction only follows from a wrong field that is reported already."""
+    """Returns True if a problem only follows from a wrong field that is already reported (``before``)."""
     return any(f"{earlier.field}.".startswith(f"{problem.field}.") for earlier in before)
 
 
@@ -154,7 +161,7 @@ def _with_placeholders(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _depth(data: Any, place: tuple[int | str, ...]) -> int:
-    """Return how many parts of a place exist in the data; for a missing setting all but the last."""
+    """Return how many leading parts of a setting's place exist in the data."""
     for depth, part in enumerate(place):
         known = part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int)
         if not known:
@@ -176,7 +183,7 @@ def read_yaml(file: Path) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        # A traceback from PyYAML would show the line, and with it perhaps a password.
+        # Without a cause, since PyYAML's traceback would show the line, which may contain a password.
         raise ConfigError(f"is not YAML{place}: {_explained(error)}", file=str(file)) from None
     except yaml.reader.ReaderError as error:
         what = f"character {error.position + 1} has the code {error.character}, which is not allowed"
@@ -186,7 +193,7 @@ def read_yaml(file: Path) -> Any:
 
 
 def _explained(error: yaml.MarkedYAMLError) -> str:
-    """Return the fault. If PyYAML would repeat a text that may be a password, only its first character."""
+    """Return PyYAML's description of an error, without texts of the file that may be a password."""
     for words, sign in (("alias", "*"), ("tag", "!")):
         if f"{words} '" in str(error.problem):
             return f"there is no such {words}; a text that begins with {sign} must be in quotes"
@@ -199,7 +206,7 @@ def _listing(path: str | Path, problems: list[Problem]) -> str:
 
 
 def load_registry_settings(path: str | Path) -> RegistrySettings:
-    """Load a registry's settings from a YAML file, with the members of ``source.schema-registry``.
+    """Load a registry's settings from a YAML file, which has the same form as ``source.schema-registry``.
 
     Raises:
         ConfigError: the file cannot be read, or settings are wrong; the message lists all of them.
@@ -228,20 +235,20 @@ def _validated_registry(found: Interpolated, file: Path, problems: list[Problem]
     return settings
 
 
-# A reference may stand for any value: it is replaced before the value is checked.
+# Any value may be a reference, which is replaced before the value is checked.
 _REFERENCE = {"type": "string", "pattern": r"\$\{(env|file):[^}]+\}"}
 _NO_TEXT = frozenset({"boolean", "integer", "number"})
 
 
 def config_schema() -> dict[str, Any]:
-    """Return the schema (draft 2020-12) of every correct config; ``tidesink validate`` checks more."""
+    """Return the config's JSON Schema (draft 2020-12). ``tidesink validate`` checks more than this schema."""
     schema = _plain(Config.model_json_schema())
     registry = schema["$defs"]["RegistrySettings"]
     registry["properties"]["url"] = registry["properties"]["urls"]
     registry["oneOf"] = [{"required": ["urls"]}, {"required": ["url"]}]
     del registry["required"]
     target = schema["properties"]["target"]
-    target["anyOf"] = target.pop("oneOf")  # a reference as type matches all of them
+    target["anyOf"] = target.pop("oneOf")  # a reference as ``type`` matches every target
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
@@ -250,14 +257,17 @@ def config_schema() -> dict[str, Any]:
 
 
 def _plain(part: Any) -> Any:
-    """Remove pydantic's titles and Python's markup, anchor patterns, and allow references."""
+    """Return a part of pydantic's schema without titles and Python markup.
+
+    Patterns are anchored, and every value may also be a reference.
+    """
     if isinstance(part, list):
         return [_plain(item) for item in part]
     if not isinstance(part, dict):
         return part
     kept = {name: _member(name, value) for name, value in part.items() if name != "title"}
     if isinstance(kept.get("default"), float):
-        kept["default"] = shown_seconds(kept["default"])  # only durations are such numbers
+        kept["default"] = shown_seconds(kept["default"])  # all defaults of this form are durations
     if isinstance(kept.get("description"), str):
         kept["description"] = kept["description"].replace("``", "`").replace("\n", " ")
     if isinstance(kept.get("pattern"), str) and not kept["pattern"].startswith(("^", r"\$")):
@@ -269,7 +279,7 @@ def _plain(part: Any) -> Any:
 
 
 def _member(name: str, value: Any) -> Any:
-    # Below these members, names are settings: a setting may be called type or title.
+    # The names in these members are those of settings, which may be called type or title.
     if name in ("properties", "$defs"):
         return {own: _plain(schema) for own, schema in value.items()}
     return _plain(value)

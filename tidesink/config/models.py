@@ -1,8 +1,8 @@
-"""The models of the config file. Names are TiCDC's for the codec, Databricks' for merge semantics.
+"""Models of the config file: the pipeline, tables, routes, table definitions, batches, cuts and Spark.
 
-This module also has the ``routes`` of a pipeline (the target table of each source table), table definitions
-(SQL in the config, or the name of a file), and what a codec needs from a config's tables: the tables of a
-flat-avro topic, and their keys. If the topic rule is ambiguous, the registry decides.
+Codec options have TiCDC's names, and settings for merging rows have Databricks' names. The module also finds
+the table of a topic, and the keys of tables, which codecs need. If a topic's name fits several tables, the
+topic's schema in the registry decides.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ from tidesink.typemap.projection import Layout, read_filter
 from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import MetadataKind, Shard, beside_log
 
-# Limit of a shard's name within a key: as characters of four bytes, a third of MySQL's longest key.
+# Maximum length of a shard's name in characters. With four bytes per character, it takes a third of MySQL's
+# longest key.
 LONGEST_SHARD: Final = 255
 _REFERENCE: Final = re.compile(r"\$([1-9$])")
 _GROUP: Final = re.compile(r"(?<!\\)\((?:\?P<\w+>|(?!\?))(?:[^()\\]|\\.)*\)")
-# Parts of an expression that match more than one text: classes of characters, and special characters.
+# Parts of a regular expression that match more than one text: character classes and special characters.
 _VARIABLE: Final = re.compile(r"\\[A-Za-z0-9]|(?<!\\)[.^$*+?{}\[\]|()]")
 
 
@@ -88,54 +89,54 @@ def _vetted(text: str) -> str:
 
 
 class Route(Model):
-    """The target table of source tables whose whole name, `schema.table`, matches a regular expression."""
+    """A route: the target table of all source tables whose name, `schema.table`, matches an expression."""
 
     match: Annotated[str, Field(min_length=1), AfterValidator(_regex)]
-    """A regular expression (Python's) for the whole of `schema.table`, in upper or lower case. The first
-    matching route is used. A table that no route matches keeps its name."""
+    """A regular expression (Python's) that must match the whole name `schema.table`; upper and lower case are
+    equal. The first matching route is used. A table that no route matches keeps its name."""
     to: Annotated[str, AfterValidator(_table_text)]
-    """The table at the target, `schema.table`; `$1` to `$9` are the texts of the groups."""
+    """The target table, `schema.table`. `$1` to `$9` are replaced by the groups of `match`."""
     shard_column: Annotated[str, Field(min_length=1)] | None = None
-    """A column, added to the target's key, that names the source table of each row. It is required if several
-    source tables may go to one table."""
+    """The name of a column that stores the source table of each row, and that is added to the target table's
+    key. Required if several source tables may be written to one target table."""
     shard: Annotated[str, Field(min_length=1), AfterValidator(_vetted)] | None = None
-    """The value of the shard column: text with `$1` to `$9`; `schema.table` of the source if not given.
-    Two source tables of one target table must have different values."""
+    """The value of the shard column: a text, in which `$1` to `$9` are replaced. Default: `schema.table` of
+    the source. Source tables of the same target table must have different values."""
 
     @property
     def groups(self) -> int:
-        """The number of groups in the expression."""
+        """The number of groups in the regular expression ``match``."""
         return re.compile(self.match).groups
 
     @property
     def merges(self) -> bool:
-        """True if several source tables may go to one table, judging by the texts."""
+        """True if ``match`` and ``to`` may route several source tables to one target table."""
         if _VARIABLE.search(_GROUP.sub("", self.match)):
             return True
         return not references(self.to) >= set(range(1, self.groups + 1))
 
     def fits(self, table: TableId) -> re.Match[str] | None:
-        """Return the match of a table's name, or None."""
+        """Return the match of ``match`` with a table's name, or None."""
         return re.compile(self.match, re.IGNORECASE).fullmatch(str(table))
 
 
 class Destination(NamedTuple):
-    """The target's table, and the shard that distinguishes the source table's rows from others there."""
+    """The target table of a source table, and the value of its shard column, or None without one."""
 
     table: TableId
     shard: Shard | None = None
 
 
 def references(text: str) -> set[int]:
-    """Return the numbers of the groups that a text names."""
+    """Return the numbers of the groups that a text of a route contains, such as 1 for ``$1``."""
     return {int(found) for found in _REFERENCE.findall(text) if found != "$"}
 
 
 def destination(routes: Sequence[Route], table: TableId) -> Destination:
-    """Return the target's table of a source table.
+    """Return the target table of a source table, by the first route that matches its name.
 
     Raises:
-        ConfigError: the groups' texts make no table name, or a shard's name that is too long.
+        ConfigError: the result is not a table name, or the shard's name is too long or empty.
     """
     for route in routes:
         found = route.fits(table)
@@ -148,7 +149,7 @@ def _destination(route: Route, found: re.Match[str], table: TableId) -> Destinat
     schema, name = (_expanded(part, found) for part in route.to.split("."))
     if not (schema and name):
         raise ConfigError(
-            f"The route {route.match!r} makes no table name from {table}: {route.to} becomes "
+            f"The route {route.match!r} makes no valid table name from {table}: {route.to} becomes "
             f"{schema}.{name}.",
             table=str(table),
         )
@@ -158,15 +159,15 @@ def _destination(route: Route, found: re.Match[str], table: TableId) -> Destinat
     value = str(table) if route.shard is None else _expanded(route.shard, found)
     if not 0 < len(value) <= LONGEST_SHARD:
         raise ConfigError(
-            f"The shard of {table} has {len(value)} characters, and a key holds 1 to {LONGEST_SHARD}. "
-            f"Give the route {route.match!r} a shard, such as $1.",
+            f"The shard of {table} has {len(value)} characters, but only 1 to {LONGEST_SHARD} fit into a "
+            f"key. Set a shard in the route {route.match!r}, such as $1.",
             table=str(table),
         )
     return Destination(target, Shard(route.shard_column, value))
 
 
 def _expanded(text: str, found: re.Match[str]) -> str:
-    """Return a text with its groups filled in; a group without a match is empty."""
+    """Return a route's text with ``$1`` to ``$9`` replaced by the groups; an unmatched group is empty."""
 
     def value(reference: re.Match[str]) -> str:
         name = reference[1]
@@ -179,17 +180,17 @@ Dialect = Literal["mysql", "postgres"]
 
 
 class Definition(Model):
-    """``CREATE TABLE`` text in the source's SQL. ``file``: the file that it was read from, if any."""
+    """A table definition: ``CREATE TABLE`` in the source's SQL. ``file``: its file, or None."""
 
     sql: str
     file: str | None = None
     dialect: Dialect = "mysql"
 
     def declare_in(self, definitions: TableDefinitions, default_schema: str) -> None:
-        """Add the tables of the text to ``definitions``.
+        """Add the tables that the SQL creates to ``definitions``.
 
         Raises:
-            ConfigError: the text cannot be read.
+            ConfigError: the SQL cannot be parsed.
         """
         if self.dialect == "mysql":
             definitions.declare(self.sql, default_schema)
@@ -201,16 +202,16 @@ class Definition(Model):
 
 
 class DefinitionFile(Model):
-    """SQL in its own file."""
+    """A table definition as a file of SQL."""
 
     file: str
-    """Its path, relative to the config file."""
+    """The file's path, relative to the config file."""
     dialect: Dialect = "mysql"
     """The database whose SQL it is."""
 
 
 class DefinitionText(Model):
-    """SQL in the config itself, for a database other than TiDB and MySQL."""
+    """A table definition as SQL in the config, for a database other than TiDB and MySQL."""
 
     sql: str
     """The CREATE TABLE statement."""
@@ -219,7 +220,10 @@ class DefinitionText(Model):
 
 
 def read_definition(value: Any, info: ValidationInfo) -> Any:
-    """Read a definition: text is SQL of TiDB or MySQL; ``{file: path}`` is relative to the config."""
+    """Read a table definition of the config, which may be SQL of TiDB or MySQL, or a section.
+
+    A ``file`` in the section is relative to the config's folder.
+    """
     if isinstance(value, str):
         return {"sql": value}
     if not isinstance(value, dict) or "file" not in value or "sql" in value:
@@ -237,36 +241,38 @@ BadRecord = Literal["pause", "dead-letter"]
 
 
 class HistorySettings(Model):
-    """The names of a history's own columns (`docs/table-modes.md`)."""
+    """The names of the columns that `mode: history` adds to a table (`docs/table-modes.md`)."""
 
     valid_from: str = Field(default="valid_from", min_length=1)
-    """Start of a version."""
+    """The column for the time at which a version begins."""
     valid_to: str = Field(default="valid_to", min_length=1)
-    """End of a version; NULL for the current one."""
+    """The column for the time at which a version ends; NULL for the current version."""
     current: str = Field(default="current", min_length=1)
-    """True for the current version of a row."""
+    """The column that is true for the current version of a row."""
 
 
 class TableDefaults(Model):
     """Settings of every table that does not set them itself."""
 
     mode: Mode = "upsert"
-    """Content of the target's table. `upsert`: the rows as they are at the source. `append`: every change, a
-    row for each image. `history`: every version of each row, with the time in which it was valid (SCD type
-    2). `soft-delete`: another name for `upsert` with `deletes: soft`. See `docs/table-modes.md`."""
+    """Content of the target table. `upsert`: the rows as they are at the source. `append`: every change, with
+    one row for each before and after image. `history`: every version of each row, with the time in which it
+    was valid (SCD type 2). `soft-delete`: another name for `upsert` with `deletes: soft`. See
+    `docs/table-modes.md`."""
     stored_as_scd_type: ScdType | None = Field(default=None, alias="stored_as_scd_type")
     """Databricks' name for the mode: 1 is `upsert`, 2 is `history`."""
     history: HistorySettings = HistorySettings()
-    """The names of a history's own columns."""
+    """The names of the columns that `mode: history` adds."""
     sequence_by: SequenceBy = Field(default="kafka", alias="sequence_by")
-    """The order of the changes of one key. `kafka`: partition, offset. `source`: commit_ts, also across
-    partitions and whatever the order of arrival; deleted rows stay in the table, marked
+    """The order of the changes of one key. `kafka`: by partition and offset. `source`: by commit_ts, also
+    across partitions and if changes arrive late; for this, deleted rows stay in the table and are marked
     (`docs/guarantees.md`)."""
     deletes: Deletes = "hard"
-    """`hard` removes a deleted row, `soft` keeps it, marked."""
+    """`hard` removes a deleted row. `soft` keeps the row and marks it as deleted."""
     tombstone_retention: PositiveDuration = 7 * 86400.0
-    """Under `sequence_by: source`, how long deleted rows stay, marked, so that an older change does not bring
-    them back. It is measured in the source's time. An older change is a bad record."""
+    """Under `sequence_by: source`: the time for which deleted rows stay in the table, marked, so that a late
+    change does not bring them back. It is measured by the commit times of the source. A change that is older
+    than this time is a bad record."""
     zero_date: Annotated[ZeroDate, NullWord] = "null"
     """Invalid dates such as 0000-00-00: `null` (counted), `error` (the record is bad), `text` (the column
     becomes text). In a key column always an error."""
@@ -275,36 +281,39 @@ class TableDefaults(Model):
     which one is meant: the `first` or the `second` (both counted), or `error` (the record is bad). In a key
     column always an error (`docs/guarantees.md`)."""
     snapshot: Snapshot = "never"
-    """Rows from `source.database` that the topic does not have (`docs/snapshots.md`). `initial`: all rows of
-    a table without applied records, in ranges of its key, while its changes are applied."""
+    """Whether to load rows from `source.database` (`docs/snapshots.md`). `initial`: a new table is loaded
+    with all rows of the source table, in ranges of its key, while its changes are applied. `never`: a table
+    only has the rows in its topic."""
     start: Start = "earliest"
-    """Start of a table without applied records in its topic: the `earliest` record that Kafka holds, after
-    the `latest` one, or a time, such as `2026-11-28T10:00:00Z`, by Kafka's timestamps. Earlier records are
-    not applied, and not read for columns either. It is resolved once, and has no effect on a table that has
-    begun (use `tidesink offsets rewind`). See `docs/offsets.md`."""
+    """Where a new table starts to read its topic. `earliest`: at the first record that Kafka holds. `latest`:
+    after the last record. A time, such as `2026-11-28T10:00:00Z`: at the first record with this Kafka
+    timestamp or a later one. Earlier records are not applied, and their columns are not used. The start has
+    no effect on a table that already has applied records; use `tidesink offsets rewind` instead. See
+    `docs/offsets.md`."""
     bad_record: BadRecord = "pause"
-    """A record that cannot be decoded: `pause` its table before it, or store it as a `dead-letter`."""
+    """Policy for a record that cannot be decoded. `pause`: the table pauses before the record. `dead-letter`:
+    the record is stored in the dead letter topic, and the table continues."""
     schema_changes: SchemaChanges = SchemaChanges()
-    """Policy for changes of the source table's columns and rows, by kind of change."""
+    """Policies for DDL and other schema changes of the source table, by kind of change."""
     columns: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
-    """The columns that the target has, by the source's names; all if not given. The key's columns are
-    required. This and the next four settings: `docs/how-to-columns.md`."""
+    """The columns to copy, by their names at the source. Default: all columns. The key's columns are
+    required. See `docs/how-to-columns.md` for this setting and the next four."""
     except_column_list: Annotated[tuple[str, ...], MaybeListed] | None = Field(
         default=None, alias="except_column_list"
     )
-    """The columns that the target does not have, by the source's names; not together with `columns`. `[]`
-    excludes no column, whatever another section excludes."""
+    """The columns to leave out, by their names at the source. Cannot be used together with `columns`. `[]`
+    leaves out no column, even if another section does."""
     rename: dict[str, str] | None = None
-    """The target's names of columns, `{source: target}`."""
+    """New names for columns, `{source: target}`."""
     filter: str | None = None
-    """A condition in Spark's SQL on the source's row, such as `status <> 'draft'`: the target holds the rows
+    """A condition in Spark SQL on the source's columns, such as `status <> 'draft'`. The target only has rows
     that satisfy it. `true` cancels the filter of another section."""
     metadata: Metadata | None = None
-    """Columns with the origin of a row's last change, `{kind: column}`, or a list of kinds, whose columns are
-    named `_tidesink_` and the kind: op, commit_ts, position, database, table, topic, partition, offset,
-    batch."""
+    """Extra columns that describe the last change of a row, as `{kind: column}`, or as a list of kinds, whose
+    columns are named `_tidesink_` and the kind. The kinds are op, commit_ts, position, database, table,
+    topic, partition, offset and batch."""
     ignore_null_updates: bool = Field(default=False, alias="ignore_null_updates")
-    """A NULL in an update leaves the stored value unchanged, except in the key's columns."""
+    """If true, a NULL in an update leaves the stored value unchanged. Columns of the key are not affected."""
 
     _said = model_validator(mode="before")(normalised_mode)
 
@@ -318,9 +327,10 @@ class TableOverride(Model):
     name: TableName | None = None
     """One table, `schema.table`."""
     match: TablePattern | None = None
-    """All tables that match a pattern, `shop.*`. Names come before patterns, and patterns in order."""
+    """A pattern for names of tables, such as `shop.*`. Entries with `name` override those with `match`, and
+    an earlier `match` overrides a later one."""
     topic: str | None = None
-    """The topic of this table, if no rule matches it. Not for canal-json."""
+    """The topic of this table, if no topic rule matches it. Not for canal-json."""
     keys: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
     """The columns that identify a row, if neither the key record nor `pkNames` has them."""
     definition: (
@@ -373,15 +383,15 @@ class TableOverride(Model):
 
     @property
     def table(self) -> TableId | None:
-        """The table of ``name``; None for a pattern."""
+        """The table that ``name`` gives; None for an entry with ``match``."""
         return TableId(*self.name.split(".", 1)) if self.name else None
 
     def covers(self, table: TableId) -> bool:
-        """Returns True if these settings are for a table. Names match in any case, like TiCDC's rules."""
+        """Returns True if this entry has settings for ``table``. Names match in any case, as in TiCDC."""
         return self.fits(fold_name(str(table)))
 
     def fits(self, table: str) -> bool:
-        """``covers`` for a name in lower case."""
+        """Returns True if this entry has settings for a table. ``table``: its name in lower case."""
         if self.name:
             return fold_name(self.name) == table
         return fnmatchcase(table, fold_name(self.match or ""))
@@ -393,70 +403,70 @@ class DeadLetterSettings(Model):
     topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")] | None = Field(
         default=None, alias="errors.deadletterqueue.topic.name"
     )
-    """The topic of dead letters, in the source's Kafka; created if it does not exist. `bad-record:
-    dead-letter` needs it. Pipelines and Kafka Connect may share one."""
+    """The dead letter topic, in the Kafka of `source`. It is created if it does not exist. Required by
+    `bad-record: dead-letter`. Several pipelines and Kafka Connect may share a topic."""
     replication_factor: Annotated[Count, Field(ge=-1, le=1000)] | None = Field(
         default=None, alias="errors.deadletterqueue.topic.replication.factor"
     )
-    """Replicas of the topic if tidesink creates it. Default: the number of brokers, up to 3; -1 is the
-    brokers' own default."""
+    """Replication factor of the topic if tidesink creates it. Default: the number of brokers, up to 3. -1
+    means the brokers' default."""
 
 
 class BatchSettings(Model):
     """Limits of one batch of one table, and how many tables are processed at once."""
 
     max_records: Count = Field(default=1_000_000, ge=1, le=MOST_RECORDS)
-    """Records of one batch of one table, or of one read that tables of a topic share. A batch has as many
-    records as wait, up to this and to `max-bytes`: a target commits one large batch sooner than two
-    halves."""
+    """Maximum number of records in one batch of one table, or in one read of a topic for several tables. A
+    batch has all waiting records, up to this limit and `max-bytes`, because a target commits one large batch
+    faster than two small batches."""
     max_bytes: ByteSize = Field(default=256 * 2**20, ge=1, le=MOST_BYTES)
-    """Bytes of the decoded rows of one batch of one table in its tasks, estimated from earlier batches. For
-    a first batch, and for a read that tables of a topic share, bytes of the records."""
+    """Maximum size of one batch of one table: the bytes of its decoded rows, estimated from earlier batches.
+    For a table's first batch, and for a read of a topic for several tables, the bytes of the records."""
     max_tables: Count = Field(default=2, ge=1, le=MOST_TABLES)
-    """Tables processed at once."""
+    """Maximum number of tables that are processed at once."""
     poll_interval: PositiveDuration = 1.0
-    """Interval of looks for new records when idle."""
+    """Interval at which an idle worker looks for new records."""
     watermark_interval: PositiveDuration = 60.0
-    """Longest time without a commit of a table whose topic only has watermarks and rows of other tables. Its
-    own rows are read and committed at once."""
+    """Interval at which progress is committed for a table without rows of its own, while its topic only has
+    watermarks and rows of other tables. A table's own rows do not wait for this interval."""
 
 
 class CutSettings(Model):
-    """Cuts: all tables of the pipeline as of one instant, published repeatedly (`docs/cuts.md`)."""
+    """Cuts: all tables of the pipeline as of one commit time, published at an interval (`docs/cuts.md`)."""
 
     every: PositiveDuration = 60.0
-    """Interval of the cuts, in the source's time. Tables are committed at least once per cut, so rows may
-    appear that much later. In a database all tables are committed in one transaction."""
+    """Interval between cuts, measured by the commit times of the source. Rows may appear at the target later
+    by up to this interval. In a database, each cut commits all tables in one transaction."""
     keep: PositiveDuration = 7 * 86400.0
-    """Time for which a lake's cut, and the versions in it, are kept."""
+    """Time for which a lake keeps a cut and the table versions of the cut."""
 
 
 class RetrySettings(Model):
     """Time for which a failing step is retried, with growing pauses, before its table is FAILING."""
 
     for_: Duration = Field(default=300.0, alias="for")
-    """Time for which a failing step is retried, with growing pauses, before its table is FAILING."""
+    """Time for which a failing step is retried, with growing pauses, before its table becomes FAILING."""
 
 
 class SparkSettings(Model):
     """The Spark session of the worker. Values of ``conf`` are secret."""
 
     master: str = "local[*]"
-    """Where Spark runs."""
+    """Spark's master URL, such as `local[*]`."""
     conf: dict[str, SecretStr] = Field(default_factory=dict)
-    """Spark settings; their values are never shown. On `local[...]` the JVM runs with
+    """Spark settings. Their values are never shown. On `local[...]` the JVM runs with
     `-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC -XX:GCTimeRatio=9`;
-    `spark.driver.extraJavaOptions` replaces them. Spark logs errors on stderr; `spark.log.level` sets
-    another level. Lines leave out the texts of exceptions, which may be values of rows, unless you have a
-    Log4j configuration of your own."""
+    `spark.driver.extraJavaOptions` replaces these options. Spark logs errors to stderr; `spark.log.level`
+    sets another level. The log leaves out the messages of exceptions, which may contain values of rows,
+    unless you have your own Log4j configuration."""
 
     def conf_values(self) -> dict[str, str]:
-        """``conf`` in plain text. Never log it."""
+        """Return ``conf`` with its secret values in plain text. Never log the result."""
         return {name: value.get_secret_value() for name, value in self.conf.items()}
 
 
 class TableConfig(Model):
-    """All settings of one table, defaults and overrides merged."""
+    """The settings of one table, merged from ``defaults`` and the entries of ``tables``."""
 
     table: TableId
     keys: tuple[str, ...] | None
@@ -482,10 +492,10 @@ class TableConfig(Model):
 
     @property
     def layout(self) -> Layout:
-        """The columns, names and filter of the target's table.
+        """The columns that the target table has, their names there, and its row filter.
 
         Raises:
-            ConfigError: the filter cannot be read; ``tidesink validate`` finds this earlier.
+            ConfigError: the filter cannot be parsed. ``tidesink validate`` reports this first.
         """
         return Layout(
             self.columns,
@@ -498,42 +508,46 @@ class TableConfig(Model):
 
     @property
     def metadata_columns(self) -> dict[MetadataKind, str]:
-        """The metadata columns of the table; a change log has some of them by default."""
+        """The names of the metadata columns by kind. ``mode: append`` has some of them by default."""
         return beside_log(self.metadata or {}) if self.mode == "append" else self.metadata or {}
 
 
 class Config(Model):
-    """One pipeline: from Kafka topics to tables of one target."""
+    """The config of one pipeline, which reads Kafka topics and writes the tables of one target."""
 
     pipeline: PipelineName
-    """The pipeline's name. It is part of each table's ledger: do not change it."""
+    """The pipeline's name. It identifies the progress of each table at the target, so do not change it."""
     source: SourceSettings
-    """The origin of the changes."""
+    """The Kafka topics with the changes, and the database they come from."""
     defaults: TableDefaults = TableDefaults()
-    """Settings of every table."""
+    """Settings of every table that does not set them itself."""
     tables: tuple[TableOverride, ...] = ()
-    """Settings of single tables. Every topic that matches the rule is a table, listed here or not."""
+    """Settings of single tables. A table that is not listed here is copied too, if its topic matches a rule
+    of `source.topics`."""
     routes: tuple[Route, ...] = ()
-    """Tables with another name at the target, and tables that share one there."""
+    """Routes of tables that have another name at the target, or that share a target table."""
     target: TargetSettings
-    """The destination of the tables."""
+    """The lake, database, Kafka or HTTP endpoint to which the tables are written."""
     dead_letters: DeadLetterSettings = DeadLetterSettings()
-    """The topic of records that cannot be decoded."""
+    """The Kafka topic for records that cannot be decoded."""
     batch: BatchSettings = BatchSettings()
     """Limits of a batch."""
     cuts: CutSettings | None = None
-    """Publish cuts: all tables as of one instant of the source (`docs/cuts.md`). Without this section there
-    are none."""
+    """Cuts: all tables as of one commit time (`docs/cuts.md`). Without this section no cuts are published."""
     retry: RetrySettings = RetrySettings()
-    """How long to retry a failing step."""
+    """Retries of a failing step."""
     state: StatePlace = Field(default="./.tidesink/state.db", validate_default=True, repr=False)
-    """The worker's store of status and history: a SQLite file, or a SQLAlchemy URL, such as
-    `postgresql+psycopg://user@host/database`. Progress itself is stored in the target."""
+    """The state store, in which the worker stores status and history: the path of a SQLite file, or a
+    SQLAlchemy URL such as `postgresql+psycopg://user@host/database`. Progress is stored in the target."""
     spark: SparkSettings = SparkSettings()
     """The Spark session."""
 
     def table_config(self, table: TableId) -> TableConfig:
-        """Return a table's settings: those by name first, then patterns in order, then the defaults."""
+        """Return a table's merged settings.
+
+        Entries of ``tables`` with the table's name override those with a pattern, an earlier pattern
+        overrides a later one, and all of them override ``defaults``.
+        """
         spelled = fold_name(str(table))
         overrides = [entry for entry in self.tables if entry.fits(spelled)]
         overrides.sort(key=lambda entry: entry.name is None)
@@ -553,11 +567,11 @@ class Config(Model):
         )
 
     def destination(self, table: TableId) -> Destination:
-        """Return the target's table of a source table. Raises ConfigError if its route makes no name."""
+        """Return the target table of a source table. Raises ConfigError if its route makes no valid name."""
         return destination(self.routes, table)
 
     def definitions(self) -> TableDefinitions:
-        """Return the config's table definitions, as a new object that the caller may change by DDL."""
+        """Return the config's table definitions, as a new object to which the caller may apply DDL."""
         found = TableDefinitions()
         for entry in self.tables:
             if entry.definition and entry.table:
@@ -565,11 +579,12 @@ class Config(Model):
         return found
 
     def table_of_topic(self, topic: str, *, record: TableId | None = None) -> TableId | None:
-        """Return the table whose changes a topic holds: a named one, else the rule's only reading.
+        """Return the table whose changes a topic holds.
 
-        None if neither decides (``shop_order_items`` by ``{schema}_{table}``), and for canal-json,
-        where each message names its table. ``record``: the (sanitised) names in the topic's Avro record,
-        which decide between several readings; ``topic_tables`` reads them from the registry.
+        This is the table that ``tables`` names for the topic, else the only table that fits the topic's name
+        by the rule. Returns None if several tables fit (``shop_order_items`` by ``{schema}_{table}``), and
+        for canal-json, where each message names its table. ``record``: sanitised names in the topic's Avro
+        record, which decide if several tables fit; ``topic_tables`` reads them from the registry.
         """
         if CODECS[self.source.protocol].shares_topics:
             return None
@@ -582,11 +597,11 @@ class Config(Model):
         return found.pop() if len(found) == 1 else None
 
     def named_table_of_topic(self, topic: str) -> TableId | None:
-        """Return the table that ``tables`` names for a topic, by its own topic or by the rule."""
+        """Return the table of a topic if the config's ``tables`` name it, by ``topic`` or by a topic rule."""
         return self._bound_topics.get(topic)
 
     def reads_topic(self, topic: str) -> bool:
-        """Returns True if this pipeline reads rows in a topic. Kafka's own topics (``__…``) match no rule."""
+        """Returns True if this pipeline reads rows from a topic. Internal topics (``__…``) match no rule."""
         if topic == self.source.debezium.schema_change_topic:
             return False
         if topic in self._bound_topics or topic in self.source.topics:
@@ -594,18 +609,18 @@ class Config(Model):
         return not topic.startswith("__") and any(rule.matches(topic) for rule in self.source.rules)
 
     def topics_among(self, available: Iterable[str]) -> tuple[str, ...]:
-        """Return the pipeline's topics among those of a broker, sorted."""
+        """Return those of a broker's topics that the pipeline reads, sorted by name."""
         return tuple(sorted(topic for topic in available if self.reads_topic(topic)))
 
     @property
     def fixed_topics(self) -> tuple[str, ...]:
-        """Topics that are named one by one; they must exist."""
+        """Topics that the config names without a rule. They must exist."""
         named = [rule.text for rule in self.source.rules if rule.is_fixed]
         return tuple(dict.fromkeys([*named, *(entry.topic for entry in self.tables if entry.topic)]))
 
     @cached_property
     def _bound_topics(self) -> Mapping[str, TableId]:
-        """Topics of the tables that the config names."""
+        """The table of each topic that belongs to an entry of ``tables`` with a name."""
         bound: dict[str, TableId] = {}
         for entry in self.tables:
             if entry.table is None:
@@ -621,7 +636,7 @@ class Config(Model):
         return [rule for rule in self.source.rules if rule.names_tables]
 
 
-# The mode already contains the scd type.
+# Without stored_as_scd_type, which is already converted to the mode.
 _POLICIES = tuple(name for name in TableDefaults.model_fields if name != "stored_as_scd_type")
 
 
@@ -631,7 +646,10 @@ def _first(overrides: list[TableOverride], name: str) -> Any:
 
 
 def topic_tables(config: Config, registry: SchemaReader) -> Callable[[str], TableId | None]:
-    """Return a cached ``table_of_topic`` for ``open_codec`` that asks the registry only if needed."""
+    """Return a function for ``open_codec`` that returns a topic's table, with cached results.
+
+    The function only asks the registry if several tables fit the topic's name.
+    """
     known: dict[str, TableId | None] = {}
 
     def table_of(topic: str) -> TableId | None:
@@ -643,7 +661,7 @@ def topic_tables(config: Config, registry: SchemaReader) -> Callable[[str], Tabl
 
 
 def stated_keys(config: Config) -> dict[TableId, tuple[str, ...]]:
-    """Return the configured keys of tables that have a name in the config."""
+    """Return the ``keys`` of the tables that the config names."""
     return {entry.table: entry.keys for entry in config.tables if entry.table and entry.keys}
 
 
@@ -654,7 +672,7 @@ def _table(config: Config, registry: SchemaReader, topic: str) -> TableId | None
     table = config.table_of_topic(topic, record=_record(registry, topic))
     if table is None:
         raise ConfigError(
-            "The topic rule can be read as several tables, and the registry does not show which. "
+            "Several tables fit the topic's name by the topic rule, and the registry does not show which. "
             f"Name the table under tables: {{name: schema.table, topic: {topic}}}.",
             topic=topic,
         )
@@ -662,7 +680,7 @@ def _table(config: Config, registry: SchemaReader, topic: str) -> TableId | None
 
 
 def _record(registry: SchemaReader, topic: str) -> TableId | None:
-    """Return database and table from the topic's newest Avro record (sanitised), or None without a record."""
+    """Return the sanitised database and table in the topic's newest Avro schema; None without a schema."""
     for part in ("value", "key"):
         try:
             record = json.loads(registry.latest(subject(topic, part)).schema_text)
@@ -684,14 +702,17 @@ def carries_ddl(source: SourceSettings) -> bool:
 
 
 _IDLE: Final = (
-    "{place}: {pattern!r} matches none of the tables that were found ({names}), so nothing under it has an "
-    "effect. Check the names in the changefeed"
+    "{place}: {pattern!r} matches none of the found tables ({names}), so this entry has no effect. Check the "
+    "tables' names in the changefeed"
 )
 _SHOWN: Final = 5
 
 
 def idle_patterns(config: Config, tables: Iterable[TableId]) -> Iterator[str]:
-    """Yield a warning for each ``match`` of ``tables`` and ``routes`` that matches none of the tables."""
+    """Yield a warning for each ``match`` in ``tables`` and ``routes`` of the config that matches no table.
+
+    ``tables``: the tables that were found.
+    """
     known = sorted(set(tables))
     if not known:
         return

@@ -1,4 +1,4 @@
-"""``source``: Kafka, the registry, the topics, and the producer's codec options under TiCDC's names."""
+"""Models of the config section ``source``: Kafka, topics, the registry, the database and codec options."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ KafkaProperties = dict[str, SecretStr]
 _SERVERS: Final = "bootstrap.servers"
 
 _PASSWORD_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-# Prefix of a property, and the mechanisms with which it has an effect.
+# By prefix of Kafka client properties: the SASL mechanisms with which the properties have an effect.
 _OF_MECHANISMS: Final[Mapping[str, tuple[str, ...]]] = {
     "sasl.username": _PASSWORD_MECHANISMS,
     "sasl.password": _PASSWORD_MECHANISMS,
@@ -92,7 +92,7 @@ _KEY: Final = frozenset({"ssl.key.location", "ssl.key.pem"})
 
 
 def normalised_kafka(value: Any, info: ValidationInfo) -> Any:
-    """Return the properties as text, with paths relative to the config's folder."""
+    """Return Kafka client properties as text, with relative paths resolved against the config's folder."""
     if not isinstance(value, dict):
         return value
     base: Path = (info.context or {}).get("base") or Path()
@@ -109,10 +109,10 @@ def _text(name: str, value: Any, base: Path) -> Any:
 
 
 def confluent_properties(brokers: str, properties: Mapping[str, SecretStr]) -> ClientSettings:
-    """Return the settings of confluent-kafka's clients, for ``open_client``; they can be pickled.
+    """Return settings of confluent-kafka for ``open_client``. They can be pickled.
 
     Raises:
-        ConfigError: a property is refused.
+        ConfigError: a property is not allowed.
     """
     return librdkafka_settings({_SERVERS: brokers, **_plain(properties)})
 
@@ -122,19 +122,19 @@ def _plain(properties: Mapping[str, SecretStr]) -> dict[str, str]:
 
 
 def kafka_problems(properties: KafkaProperties, place: str = "source.kafka") -> Iterator[Problem]:
-    """Yield the refused client properties."""
+    """Yield problems of Kafka client properties that are not allowed in the config."""
     if _SERVERS in properties:
         remedy = f"use {place.rpartition('.')[0]}.brokers"
-        yield Problem(f"{place}.{_SERVERS}", "is not a property here", remedy)
+        yield Problem(f"{place}.{_SERVERS}", "is not allowed as a client property", remedy)
     for name, reason, remedy in property_problems(_plain(properties)):
         yield Problem(f"{place}.{name}", reason, remedy)
 
 
 def security_problems(properties: KafkaProperties, place: str) -> Iterator[Problem]:
-    """Yield properties of SASL and TLS that need others, or have no effect."""
+    """Yield problems of SASL and TLS properties: missing ones, and those that have no effect."""
     plain = _plain(properties)
     refused = {problem.name for problem in property_problems(plain)}
-    # A refused name is reported already, and its setting may well have an effect.
+    # A property that is not allowed is already reported by kafka_problems.
     taken = {name: value for name, value in plain.items() if name not in refused}
     if _JAAS in refused:
         refused |= {"sasl.mechanism", "sasl.username", "sasl.password"}
@@ -149,7 +149,9 @@ def security_problems(properties: KafkaProperties, place: str) -> Iterator[Probl
     if tls and not security.endswith("SSL"):
         yield _without_effect(place, tls, security, "SSL or SASL_SSL")
     if bool(_CERTIFICATE & settings.keys()) != bool(_KEY & settings.keys()):
-        yield Problem(place, "ssl.certificate.location and ssl.key.location need each other", "give both")
+        yield Problem(
+            place, "ssl.certificate.location and ssl.key.location are only used together", "set both"
+        )
 
 
 def _without_effect(place: str, names: set[str], security: str, needed: str) -> Problem:
@@ -160,7 +162,7 @@ def _without_effect(place: str, names: set[str], security: str, needed: str) -> 
 def _login_problems(
     settings: Mapping[str, Any], refused: set[str], security: str, place: str
 ) -> Iterator[Problem]:
-    """Yield what the mechanism lacks, and properties that have no effect with it."""
+    """Yield problems of SASL properties: those that the mechanism requires, and those it does not use."""
     mechanism = settings.get("sasl.mechanism")
     is_oidc = settings.get("sasl.oauthbearer.method") == "oidc"
     needed: tuple[str, ...] = ("sasl.mechanism", "sasl.password", "sasl.username")
@@ -174,7 +176,7 @@ def _login_problems(
         yield Problem(
             f"{place}.{TOKEN_CALLBACK}",
             "required with sasl.mechanism OAUTHBEARER",
-            "name a function that returns tokens, or set sasl.oauthbearer.method: oidc",
+            "set it to the name of a function that returns tokens, or set sasl.oauthbearer.method: oidc",
         )
     for prefix, mechanisms in _OF_MECHANISMS.items():
         idle = sorted(name for name in settings if name.startswith(prefix))
@@ -187,7 +189,7 @@ def _login_problems(
 
 
 def file_problems(properties: KafkaProperties, place: str) -> Iterator[Problem]:
-    """Yield certificates and keys that do not exist."""
+    """Yield problems of Kafka client properties that name certificate or key files which do not exist."""
     refused = {problem.name for problem in property_problems(_plain(properties))}
     for name in sorted((PATHS & properties.keys()) - refused):
         if not Path(properties[name].get_secret_value()).exists():
@@ -198,7 +200,7 @@ def _place(value: Any, info: ValidationInfo) -> Any:
     return beside_config(value, info) if isinstance(value, str) else value
 
 
-# The whole URI is secret: TiCDC accepts an S3 access key after its ?.
+# The whole URI is secret, because TiCDC accepts an S3 access key in its query.
 ClaimCheckPlace = Annotated[SecretStr, BeforeValidator(_place, json_schema_input_type=str)]
 
 
@@ -212,7 +214,7 @@ def _protocol(name: str) -> str:
 ProtocolName = Annotated[
     str, AfterValidator(_protocol), WithJsonSchema({"enum": [*ALIASES], "type": "string"})
 ]
-"""A protocol by any of its names, in any case; converted to its name in ``CODECS``."""
+"""A protocol, given by any of its names in any case, and converted to its name in ``CODECS``."""
 
 
 def _topic_rule(text: str) -> str:
@@ -236,7 +238,7 @@ DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 
 
 def known_time_zone(name: str) -> str:
-    """Return the name of a time zone. Raises ValueError if the time zone database lacks it."""
+    """Return the name of a time zone. Raises ValueError if the time zone database does not contain it."""
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -257,10 +259,13 @@ Brokers = Annotated[tuple[Annotated[str, AfterValidator(_broker)], ...], Listed,
 
 
 def http_url(url: str, example: str, *, secrets: str) -> SplitResult:
-    """Return the parts of an HTTP URL. ``secrets``: where user name and password belong instead.
+    """Return the parts of an HTTP URL.
+
+    ``example``: a valid URL for the error message. ``secrets``: where to set the user name and password, for
+    the error message.
 
     Raises:
-        ValueError: the text is not such a URL, or contains a user name or password.
+        ValueError: the text is not an HTTP URL, or contains a user name or password.
     """
     try:
         parts = urlsplit(url)
@@ -275,14 +280,14 @@ def http_url(url: str, example: str, *, secrets: str) -> SplitResult:
 
 
 def _registry_url(url: str) -> str:
-    if url.startswith("memory:"):  # the registry in this process, for tests and notebooks
+    if url.startswith("memory:"):  # a registry in this process, for tests and notebooks
         return url
     http_url(url, "http://127.0.0.1:8081", secrets="user name and password under schema-registry.auth")
     return url.rstrip("/")
 
 
 def registry_section(value: Any) -> Any:
-    """Expand a plain URL to ``{urls: [it]}``, and ``url`` to ``urls``."""
+    """Return the section ``schema-registry`` with ``urls``, also if it is a plain URL or has ``url``."""
     if isinstance(value, str | list):
         return {"urls": value}
     if isinstance(value, dict) and "url" in value and "urls" not in value:
@@ -298,35 +303,35 @@ def _token_url(url: str) -> str:
 
 
 class RegistryOAuth(Model):
-    """OAuth 2.0 client credentials: a token from ``token-url`` is used until it expires, then renewed."""
+    """OAuth 2.0 client credentials. A token from ``token-url`` is used until it expires, and then renewed."""
 
     token_url: Annotated[str, AfterValidator(_token_url), Field(repr=False)]
-    """The token endpoint."""
+    """The URL of the token endpoint."""
     client_id: str = Field(min_length=1)
     """The client's id."""
     client_secret: SecretStr
     """The client's secret."""
     scope: str = ""
-    """The scope of the token, as the authority expects it; several separated by blanks."""
+    """The scope of the token; several scopes are separated by blanks."""
     ca: PemFile | None = None
-    """Certificates of the authorities to trust at the token endpoint; the system's if not given."""
+    """PEM file with the CA certificates to trust for the token endpoint. Default: the system's."""
 
     def client(self, timeout: float) -> OAuthClient:
-        """Return the registry client's form of these settings. Raises ConfigError for a missing file."""
+        """Return these settings as an ``OAuthClient``. Raises ConfigError if the CA file does not exist."""
         tls = TlsOptions(ca=Path(self.ca) if self.ca else None)
         secret = self.client_secret.get_secret_value()
         return OAuthClient(self.token_url, self.client_id, secret, scope=self.scope, tls=tls, timeout=timeout)
 
 
 class SignIn(Model):
-    """Credentials: ``username`` and ``password``, or a bearer ``token``."""
+    """Credentials of an HTTP client: ``username`` and ``password``, or a bearer ``token``."""
 
     username: str | None = Field(default=None, min_length=1)
     """User name of basic authentication."""
     password: SecretStr | None = None
-    """Its password."""
+    """Password of basic authentication."""
     token: SecretStr | None = None
-    """A bearer token, instead of user name and password."""
+    """A bearer token, used in place of user name and password."""
 
     @model_validator(mode="after")
     def _one_way(self) -> SignIn:
@@ -337,14 +342,14 @@ class SignIn(Model):
         }
         given = [name for name, there in ways.items() if there]
         if len(given) > 1:
-            raise RefusedSettingError(f"{' and '.join(given)} exclude each other", "keep one")
+            raise RefusedSettingError(f"{' and '.join(given)} exclude each other", "remove all but one")
         if given in ([], ["username/password"]) and (self.username is None or self.password is None):
             oauth = ", token, or oauth" if "oauth" in type(self).model_fields else ", or token"
-            raise RefusedSettingError("incomplete", f"give username and password{oauth}")
+            raise RefusedSettingError("incomplete", f"set username and password{oauth}")
         return self
 
     def signing(self, timeout: float = 10.0) -> Auth:  # noqa: ARG002  # RegistryAuth needs it
-        """Return what signs requests. ``timeout``: of a request for a token, in seconds."""
+        """Return the authentication of HTTP requests. ``timeout``: limit for a token request, in seconds."""
         if self.token is not None:
             return BearerAuth(self.token.get_secret_value())
         return BasicAuth(self.username or "", self.password.get_secret_value() if self.password else "")
@@ -355,27 +360,27 @@ class RegistryAuth(SignIn):
     bearer ``token``, or ``oauth``."""
 
     oauth: RegistryOAuth | None = None
-    """OAuth 2.0 client credentials, instead of both."""
+    """OAuth 2.0 client credentials, used in place of password and token."""
 
     def signing(self, timeout: float = 10.0) -> Auth:
-        """As ``SignIn``."""
+        """Return the authentication of registry requests. ``timeout``: limit for a token request, in s."""
         return self.oauth.client(timeout) if self.oauth is not None else super().signing()
 
 
 class RegistryTls(Model):
-    """TLS files in PEM form. ``verify: false`` accepts any certificate: for experiments only."""
+    """TLS settings for https URLs. All files are PEM files."""
 
     ca: PemFile | None = None
-    """Certificates of the authorities to trust; the system's if not given."""
+    """PEM file with the CA certificates to trust. Default: the system's."""
     certificate: PemFile | None = None
-    """The client's certificate."""
+    """PEM file with the client's certificate."""
     key: PemFile | None = None
-    """Its private key."""
+    """PEM file with the client's private key."""
     verify: bool = True
-    """`false` accepts any certificate: for experiments only."""
+    """`false` accepts any server certificate. Use it for experiments only."""
 
     def options(self) -> TlsOptions:
-        """Return the registry client's form of these settings. Raises ConfigError for a missing file."""
+        """Return these settings as ``TlsOptions``. Raises ConfigError if a file does not exist."""
         ca, certificate, key = (
             Path(name) if name else None for name in (self.ca, self.certificate, self.key)
         )
@@ -383,21 +388,23 @@ class RegistryTls(Model):
 
 
 class RegistrySettings(Model):
-    """The schema registry that TiCDC writes to. Several URLs are tried in turn."""
+    """The schema registry that the producer writes to."""
 
     urls: Annotated[
         tuple[Annotated[str, AfterValidator(_registry_url)], ...], Listed, Field(min_length=1, repr=False)
     ]
-    """One URL or several, tried in turn. `url` means the same."""
+    """One URL or several URLs, which are tried in turn. `url` is another name of this setting."""
     auth: RegistryAuth | None = None
     """Credentials for the registry."""
     tls: RegistryTls | None = None
-    """Certificates for https URLs."""
+    """TLS settings for https URLs."""
     timeout: PositiveDuration = 10.0
-    """Time limit for an answer."""
+    """Time limit for a response of the registry."""
 
     def open(self, stop: Stop | None = None) -> SchemaRegistry:
-        """Open a client of this registry. ``stop``: as in ``schema_registry.open_registry``.
+        """Open a client of this registry.
+
+        ``stop``: ends the client's retries early, as in ``schema_registry.open_registry``.
 
         Raises:
             ConfigError: a TLS file does not exist.
@@ -412,7 +419,7 @@ UntypedColumns = Literal["refuse", "text"]
 
 
 class DebeziumSettings(Model):
-    """Options of a Debezium connector that its records do not show, under Debezium's names with ``-``."""
+    """Options of a Debezium connector that its records do not show. The names are Debezium's, with ``-``."""
 
     binary_handling_mode: BinaryHandling = DebeziumModes.binary_handling_mode
     """How binary columns are written as text, if a definition shows that a column is binary: `bytes`,
@@ -422,8 +429,8 @@ class DebeziumSettings(Model):
     receive. Default: Debezium's own, `__debezium_unavailable_value`. TiCDC's messages have every value and no
     placeholder."""
     decimal_handling_mode: DecimalHandling = DebeziumModes.decimal_handling_mode
-    """How decimals are written: `precise`, `string` or `double`. For records without a schema, like all
-    settings below up to `decimal-format`."""
+    """How decimals are written: `precise`, `string` or `double`. This setting and the following ones up to
+    `decimal-format` only apply to records without a schema."""
     bigint_unsigned_handling_mode: UnsignedHandling = DebeziumModes.bigint_unsigned_handling_mode
     """How BIGINT UNSIGNED is written: `long`, `precise` or `string`."""
     time_precision_mode: TimePrecision = DebeziumModes.time_precision_mode
@@ -437,28 +444,30 @@ class DebeziumSettings(Model):
     decimal_format: DecimalFormat = DebeziumModes.decimal_format
     """The converter's `decimal.format`: `base64` or `numeric`."""
     unwrapped: bool = CodecOptions.debezium_unwrapped
-    """The connector's ExtractNewRecordState turns envelopes into rows, so that a null value is a delete.
-    It is detected if the rows show it, by a schema or an added field such as `__op`. Also set it for a
-    compacted topic of envelopes, where only a null value may remain of a delete. debezium-json only."""
+    """The connector uses the transform ExtractNewRecordState, which turns envelopes into rows; a record with
+    a null value is then a delete. This is detected if a schema or an added field such as `__op` shows it.
+    Also set it for a compacted topic of envelopes, in which a null value may be all that remains of a delete.
+    debezium-json only."""
     schema_change_topic: Annotated[str, Field(min_length=1)] | None = None
     """The topic to which a connector for MySQL or MariaDB writes DDL (`include.schema.changes`, which is on
-    by default): its name is the connector's `topic.prefix`. Workers read TRUNCATE, DROP and other DDL that
-    changes rows from it (`docs/schema-changes.md`). Connectors for PostgreSQL have no such topic."""
+    by default). Its name is the connector's `topic.prefix`. Workers read it to find TRUNCATE, DROP and other
+    DDL that changes rows (`docs/schema-changes.md`). Connectors for PostgreSQL have no such topic."""
     offsets_topic: Annotated[str, Field(min_length=1)] | None = None
-    """The topic in which Kafka Connect stores the connector's offsets: `offset.storage.topic` of its workers,
-    or `offsets.storage.topic` of the connector. For `cuts` (`docs/cuts.md`)."""
+    """The topic in which Kafka Connect stores the connector's offsets: `offset.storage.topic` of Connect's
+    workers, or `offsets.storage.topic` of the connector. Required by `cuts` (`docs/cuts.md`)."""
     connector_name: Annotated[str, Field(min_length=1)] | None = None
-    """The connector's name in Kafka Connect, with `offsets-topic`.
+    """The connector's name in Kafka Connect. Required with `offsets-topic`.
 
     All tables must come from this connector.
     """
     untyped_columns: UntypedColumns = "refuse"
-    """Policy for columns of records without schemas whose type neither a `definition` nor `source.database`
-    shows. `refuse`: the table waits, with an error. `text`: they are stored as text, as in the JSON, where a
-    DECIMAL may be base64, and a DATETIME a number. debezium-json only (`docs/codecs.md`)."""
+    """Policy for columns without a known type: the records have no schemas, and neither a `definition` nor
+    `source.database` shows the type. `refuse`: the table waits, with an error. `text`: the column is stored
+    as the text in the JSON, where a DECIMAL may be base64 and a DATETIME a number. debezium-json only
+    (`docs/codecs.md`)."""
 
     def modes(self, time_zone: str) -> DebeziumModes:
-        """Return the codec's form of these settings."""
+        """Return these settings as the codec's ``DebeziumModes``."""
         others = (
             *("unwrapped", "schema_change_topic", "offsets_topic", "connector_name"),
             "untyped_columns",
@@ -468,50 +477,53 @@ class DebeziumSettings(Model):
 
 
 class DatabaseSettings(Model):
-    """The source's database, from which rows are read that the topics do not have."""
+    """The source database, from which snapshots and other rows that the topics do not have are read."""
 
     url: DatabaseUrl
-    """Its SQLAlchemy URL, such as `mysql+pymysql://reader:…@tidb:4000` or
-    `postgresql+psycopg://reader:…@host/database`. The user needs SELECT on the tables. Never shown."""
+    """The database's SQLAlchemy URL, such as `mysql+pymysql://reader:…@tidb:4000` or
+    `postgresql+psycopg://reader:…@host/database`. The user needs SELECT on the tables. The URL is never
+    shown."""
     connections: Count = Field(default=2, ge=1, le=64)
-    """Number of ranges of a table's key that a snapshot reads at once, each by its own connection."""
+    """Number of key ranges of a table that a snapshot reads at once, each with its own connection."""
     chunk_rows: Count = Field(default=100_000, ge=1, le=10_000_000)
-    """Rows of one range; fewer if `rows-per-second` allows fewer in 5 seconds."""
+    """Number of rows in one key range. A range has fewer rows if `rows-per-second` allows fewer in 5
+    seconds."""
     rows_per_second: Count | None = Field(default=None, ge=1)
-    """Limit of rows of a table that are read per second; no limit if not given."""
+    """Maximum number of rows of a table to read per second. Default: no limit."""
     replica: bool = False
-    """Read from a replica. Only right if the connector itself reads this replica: another one may lack
-    changes that were sent to Kafka, and is refused."""
+    """Allow a database that is a replica. Only set this if the connector itself reads from this replica:
+    another replica may not have all changes that were sent to Kafka. Otherwise a replica is an error."""
 
     @property
     def range_rows_per_second(self) -> float | None:
-        """Rows per second of one range, of which ``connections`` are read at once."""
+        """Maximum number of rows per second for one of the ``connections``, or None without a limit."""
         return None if self.rows_per_second is None else self.rows_per_second / self.connections
 
 
 def _database_section(value: Any) -> Any:
-    """Expand a plain URL to a section."""
+    """Return the section ``database``, also if it is given as a plain URL."""
     return {"url": value} if isinstance(value, str) else value
 
 
 class SourceSettings(Model):
-    """Kafka, the topics, and the producer's codec options under TiCDC's own names."""
+    """The source of the changes: Kafka, topics, and the producer's codec options under TiCDC's names."""
 
     brokers: Brokers
     """Kafka bootstrap servers, `host:port`, as a list or separated by commas."""
     protocol: ProtocolName
-    """The producer's protocol: TiCDC's `flat-avro` (or its alias `avro`) or `canal-json`, or `debezium-avro`
-    or `debezium-json` (TiCDC's name: `debezium`) of a Debezium connector or of new TiCDC; in any case."""
+    """The protocol of the topics, in upper or lower case. TiCDC writes `flat-avro` (or `avro`) and
+    `canal-json`. Debezium connectors and the new TiCDC write `debezium-avro` and `debezium-json` (TiCDC's
+    name: `debezium`)."""
     topics: Annotated[tuple[TopicRuleText, ...], Listed, Field(min_length=1)]
-    """A topic rule as in the changefeed's dispatchers (`{schema}_{table}`), or topics one by one. A flat-avro
-    rule must contain `{schema}` and `{table}`; a fixed flat-avro topic serves exactly one table, named
-    under `tables`."""
+    """Topic rules as in the changefeed's dispatchers (`{schema}_{table}`), or names of topics. A rule for
+    flat-avro must contain `{schema}` and `{table}`. A flat-avro topic that is given by name has exactly one
+    table, which must be listed under `tables`."""
     schema_registry: Annotated[
         RegistrySettings | None,
         BeforeValidator(registry_section, json_schema_input_type=Texts | RegistrySettings | None),
     ] = None
-    """The registry that the producer writes to: a URL, or a section. Required by flat-avro and debezium-avro;
-    other protocols have none."""
+    """The schema registry that the producer writes to, as a URL or a section. Required by flat-avro and
+    debezium-avro; the other protocols do not use it."""
     enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
     """TiCDC: the messages carry `_tidb` fields."""
     avro_decimal_handling_mode: DecimalMode = CodecOptions.avro_decimal_handling_mode
@@ -519,75 +531,78 @@ class SourceSettings(Model):
     avro_bigint_unsigned_handling_mode: UnsignedMode = CodecOptions.avro_bigint_unsigned_handling_mode
     """TiCDC: `long` or `string`. flat-avro only."""
     avro_enable_watermark: bool = CodecOptions.avro_enable_watermark
-    """TiCDC: flat-avro topics carry DDL and watermark events; needs the extension."""
+    """TiCDC: flat-avro topics carry DDL and watermark events. Requires `enable-tidb-extension`."""
     avro_include_before_value: bool = CodecOptions.avro_include_before_value
-    """New TiCDC: flat-avro values carry the row before the change."""
+    """New TiCDC: flat-avro values also carry the before image of the row."""
     content_compatible: bool = CodecOptions.content_compatible
     """TiCDC: full column types in `mysqlType`. canal-json only."""
     only_output_updated_columns: bool = CodecOptions.only_output_updated_columns
-    """TiCDC: in updates, `old` has only the changed columns. canal-json only."""
+    """TiCDC: in updates, the member `old` only has the changed columns. canal-json only."""
     delete_only_output_handle_key_columns: bool = CodecOptions.delete_only_output_handle_key_columns
     """TiCDC: deletes carry only the key. canal-json only."""
     binary_text: BinaryText = CodecOptions.binary_text
     """How the producer writes the bytes of BINARY, VARBINARY and BLOB columns as text. TiCDC documents
-    ISO-8859-1: one character per byte. According to reports some versions write UTF-8 (5.3, 7.5.4): `utf-8`
-    reads their topics. `docs/codecs.md` shows how to find out. canal-json only."""
+    ISO-8859-1, one character per byte. According to reports, some versions (5.3, 7.5.4) write UTF-8; use
+    `utf-8` for their topics. `docs/codecs.md` shows how to find out. canal-json only."""
     output_row_key: bool = CodecOptions.output_row_key
     """New TiCDC: rows carry TiDB's row key, which identifies the rows of tables without a key
-    (`docs/tables-without-a-key.md`); needs the extension. canal-json only."""
+    (`docs/tables-without-a-key.md`). Requires `enable-tidb-extension`. canal-json only."""
     output_raw_change_event: bool = CodecOptions.output_raw_change_event
-    """TiCDC: key changes are not split. Refused for flat-avro without before-values, where the old key would
-    be lost. Also refused under `sequence_by: kafka`, where rows that pass on a key in one transaction would
-    be lost."""
+    """TiCDC: an update of a key is not split into a delete and an insert. Not allowed for flat-avro without
+    `avro-include-before-value`, because the old key would be lost. Also not allowed with `sequence_by:
+    kafka`, because rows would be lost if a transaction gives a row the old key of another row."""
     large_message_handle_option: LargeMessageOption = CodecOptions.large_message_handle_option
     """TiCDC: how rows that are too large for Kafka are sent: `none`, `claim-check` or `handle-key-only`.
     canal-json only."""
     large_message_handle_compression: Compression = CodecOptions.large_message_handle_compression
-    """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. A worker needs this setting for
-    canal-json. canal-json and debezium-json only."""
+    """TiCDC: compression of every message: `none`, `snappy` or `lz4`. Required to read compressed canal-json.
+    canal-json and debezium-json only."""
     claim_check_storage_uri: ClaimCheckPlace | None = None
-    """TiCDC: the place of rows that were too large: a directory, or a URL that fsspec supports
-    (`s3://bucket/path`). Nothing outside of it is opened. Never shown. canal-json only."""
+    """TiCDC: where rows are stored that are too large for Kafka: a directory, or a URL that fsspec supports
+    (`s3://bucket/path`). Files outside of it are never opened. The value is never shown. canal-json only."""
     claim_check_raw_value: bool = CodecOptions.claim_check_raw_value
-    """TiCDC: claim-check files hold the bare value. Detected from the files. canal-json only."""
+    """TiCDC: claim-check files hold only the message's value. Detected from the files. canal-json only."""
     database: Annotated[
         DatabaseSettings | None,
         BeforeValidator(_database_section, json_schema_input_type=str | DatabaseSettings | None),
     ] = None
-    """The database that the changes come from: a SQLAlchemy URL, or a section. It supplies snapshots
-    (`docs/snapshots.md`), rows that TiCDC reduced to their handle key, as of their commit, and types that
-    the records do not have (`docs/codecs.md`)."""
+    """The database that the changes come from, as a SQLAlchemy URL or a section. It is used for snapshots
+    (`docs/snapshots.md`), for large rows of which TiCDC only sends the handle key (read as of their commit),
+    and for column types that the records do not have (`docs/codecs.md`)."""
     upstream_url: DatabaseUrl | None = None
-    """Like `database`, but only for rows that were reduced to their handle key. Without either such rows are
-    bad records. Never shown. canal-json only."""
+    """The SQLAlchemy URL of a database that is only used for rows of which TiCDC sends only the handle key.
+    Without this setting and `database`, such rows are bad records. The URL is never shown. canal-json
+    only."""
     max_decompressed_bytes: ByteSize = Field(default=CodecOptions.max_decompressed_bytes, ge=1, le=MOST_BYTES)
     """Size limit of one message after decompression. canal-json and debezium-json only."""
     time_zone: Annotated[str, AfterValidator(known_time_zone)] = CodecOptions.time_zone
-    """The changefeed's time zone: TIMESTAMP texts have none on the wire."""
+    """The changefeed's time zone, in which TIMESTAMP values are written without a zone."""
     checksum: ChecksumMode = CodecOptions.checksum
-    """Policy for a row that does not match its TiCDC checksum: `off` (not checked), `warn` (applied,
-    counted and logged), `reject` (a bad record). Needs `integrity-check-level = "correctness"` at the
-    changefeed. flat-avro only."""
+    """Policy for a row that does not match its TiCDC checksum: `off` (checksums are not checked), `warn` (the
+    row is applied, counted and logged), `reject` (the record is bad). Requires `integrity-check-level =
+    "correctness"` in the changefeed. flat-avro only."""
     debezium: DebeziumSettings = DebeziumSettings()
     """A Debezium connector's own options. debezium-avro and debezium-json only."""
     kafka: Annotated[
         KafkaProperties,
         BeforeValidator(normalised_kafka, json_schema_input_type=dict[str, SecretStr | int | bool]),
     ] = Field(default_factory=dict)
-    """Kafka client properties; see the list below."""
+    """Kafka client properties. The list below has the allowed ones."""
 
     @cached_property
     def rules(self) -> tuple[TopicRule, ...]:
-        """The topic rules and fixed topics, in the config's order."""
+        """The topic rules and topic names of ``topics``, in the config's order."""
         return tuple(TopicRule.parse(text) for text in self.topics)
 
     @property
     def bootstrap_servers(self) -> str:
-        """The brokers in the form for Kafka clients."""
+        """The brokers separated by commas, as Kafka clients expect them."""
         return ",".join(self.brokers)
 
     def open_registry(self, stop: Stop | None = None) -> SchemaRegistry:
-        """Open a client of the schema registry; close it when done. ``stop``: as in ``open_registry``.
+        """Open a client of the schema registry. The caller closes it.
+
+        ``stop``: ends the client's retries early, as in ``schema_registry.open_registry``.
 
         Raises:
             ConfigError: no registry is configured, or a TLS file does not exist.
@@ -597,7 +612,7 @@ class SourceSettings(Model):
         return self.schema_registry.open(stop)
 
     def codec_options(self) -> CodecOptions:
-        """Return the producer's options for ``open_codec``."""
+        """Return the producer's codec options, for ``open_codec``."""
         given = {name: getattr(self, name) for name in _CODEC_OPTIONS}
         given |= {name: value.get_secret_value() if value else "" for name, value in self._places.items()}
         given["debezium"] = self.debezium.modes(self.time_zone)
@@ -606,17 +621,17 @@ class SourceSettings(Model):
 
     @property
     def lacks_commit_ts(self) -> bool:
-        """True if no event has a commit_ts, which TiCDC only sends with enable-tidb-extension."""
+        """True if the topics' events have no commit_ts, which TiCDC only sends with enable-tidb-extension."""
         return "enable_tidb_extension" in CODECS[self.protocol].reads and not self.enable_tidb_extension
 
     @property
     def has_commit_positions(self) -> bool:
-        """True if a position in the log of a connector's database is used as commit_ts."""
+        """True if the events' commit_ts is a position in the log of a Debezium connector's database."""
         return self.debezium.offsets_topic is not None
 
     @property
     def opens_up_to(self) -> int | None:
-        """Size limit of a message after decompression, in bytes; None if the changefeed does not compress."""
+        """Maximum size of a decompressed message in bytes; None if the changefeed does not compress."""
         return None if self.large_message_handle_compression == "none" else self.max_decompressed_bytes
 
     @property
@@ -627,11 +642,11 @@ class SourceSettings(Model):
         return {"claim_check_storage_uri": self.claim_check_storage_uri, "upstream_url": upstream}
 
     def confluent_properties(self) -> ClientSettings:
-        """Return client properties for ``open_client``, with secrets in plain text. Never log them."""
+        """Return Kafka client properties for ``open_client``, with secrets in plain text. Never log them."""
         return confluent_properties(self.bootstrap_servers, self.kafka)
 
 
-# Options that a user may set. The others are for encoding, or are visible in the messages.
+# Codec options that a user may set. Other options are only for encoding, or the messages show them.
 _CODEC_OPTIONS = tuple(
     option.name for option in fields(CodecOptions) if option.name in SourceSettings.model_fields
 )

@@ -1,7 +1,7 @@
-"""Checks of the settings of tables, in each section of the config and merged for one table.
+"""Checks of the settings of tables: ``defaults``, the entries of ``tables``, and a table's merged settings.
 
-They find settings that cannot be read, impossible modes and orders, and policies for changes of columns that
-a pipeline does not support.
+The checks find invalid settings, modes and orders that the source or target does not support, and policies
+for schema changes that have no effect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidesink.typemap.target_schema import row_keyed, shape_of
 
 
 class Section(NamedTuple):
-    """A section with settings of tables, its place in the config, and the mode and order that apply to it."""
+    """``defaults`` or an entry of ``tables``, with its place in the config, its mode and its order."""
 
     config: Config
     place: str
@@ -32,26 +32,24 @@ class Section(NamedTuple):
     sequence_by: SequenceBy
 
     def problem(self, setting: str, reason: str, remedy: str) -> Problem:
-        """Return a problem of one of its settings."""
+        """Return a problem of one of the section's settings."""
         return Problem(f"{self.place}.{setting}", reason, remedy)
 
     def fold(self, name: str) -> str:
-        """Fold a source column's name for comparison; exact if tables may have names that differ in case.
+        """Return a source column's name in the form in which names are compared.
 
-        The meaning of such names in a table is checked with its columns (``projection.laid_out``).
+        Usually this is the name in lower case. If a table may have names that only differ in case, it is the
+        exact name; ``projection.laid_out`` then compares the names with the table's columns.
         """
         return name if CODECS[self.config.source.protocol].connectors else fold_name(name)
 
     def gives(self, setting: str) -> bool:
-        """Returns True if the file has this setting in this section."""
+        """Returns True if this section of the config file contains the setting."""
         return setting in self.own.model_fields_set
 
 
 def sections_of(config: Config) -> Iterator[Section]:
-    """Yield the defaults, then the sections of ``tables``.
-
-    A pattern has the mode that it sets for its tables.
-    """
+    """Yield ``defaults``, then the entries of ``tables``, each with the mode and order that it has."""
     defaults = config.defaults
     yield Section(config, "defaults", defaults, defaults.mode, defaults.sequence_by)
     for number, entry in enumerate(config.tables):
@@ -64,7 +62,7 @@ def sections_of(config: Config) -> Iterator[Section]:
 
 
 def section_problems(config: Config) -> Iterator[Problem]:
-    """Yield the problems of each section of settings of tables."""
+    """Yield the problems in ``defaults`` and in each entry of ``tables``."""
     checks = (_order, _history, _mode, _snapshot, _columns, _metadata, _null_updates, _schema_changes)
     found = [problem for at in sections_of(config) for check in checks for problem in check(at)]
     yield from found
@@ -73,19 +71,19 @@ def section_problems(config: Config) -> Iterator[Problem]:
 
 
 _KAFKA: Final = (
-    "use sequence_by: kafka, which is right if a key stays in one partition (TiCDC's dispatchers table and "
-    "index-value, and Debezium's default)"
+    "use sequence_by: kafka, which is right if all changes of a key are in one partition (TiCDC's "
+    "dispatchers table and index-value, and Debezium's default)"
 )
 
 
 def _order(at: Section) -> Iterator[Problem]:
-    """Yield reasons why a section cannot be ordered by the source, and settings that only that order uses."""
+    """Yield problems of ``sequence_by: source``, and of settings that only apply to this order."""
     config, source = at.config, at.config.source
     if at.own.sequence_by == "source":
         if "source-order" not in config.target.features:
-            reason = f"a target of type {config.target.type} does not store the positions of its rows"
+            reason = f"a target of type {config.target.type} does not store the positions of rows"
             yield at.problem("sequence_by", reason, _KAFKA)
-        # TiCDC's messages have a commit_ts; plan and the worker report messages without one.
+        # TiCDC's messages have a commit_ts. For other messages, plan and the worker report the problem.
         if source.debezium.unwrapped:
             reason = "rows flattened by ExtractNewRecordState have no source position"
             yield at.problem("sequence_by", reason, _KAFKA)
@@ -93,20 +91,20 @@ def _order(at: Section) -> Iterator[Problem]:
             yield at.problem(
                 "sequence_by",
                 "events have a position only if the changefeed has enable-tidb-extension=true",
-                f"set source.enable-tidb-extension: true if it has, or {_KAFKA}",
+                f"set source.enable-tidb-extension: true if the changefeed has it, or {_KAFKA}",
             )
     tables = config.tables if at.own is config.defaults else ()
     orders = {at.sequence_by, *(entry.sequence_by for entry in tables)}
     if at.gives("tombstone_retention") and "source" not in orders:
         yield at.problem(
             "tombstone-retention",
-            "has no effect under sequence_by: kafka, where deleted rows are removed at once",
+            "has no effect with sequence_by: kafka, which removes deleted rows at once",
             "set sequence_by: source, or remove it",
         )
 
 
-# Settings that order the rows of one key, and have no effect if each change becomes a row: the field, its
-# name in the file, and its default.
+# Settings for the changes of one key, which have no effect in mode append: the field, its name in the file,
+# and its default.
 _OF_KEYS: Final = (
     ("sequence_by", "sequence_by", "kafka"),
     ("deletes", "deletes", "hard"),
@@ -115,7 +113,7 @@ _OF_KEYS: Final = (
 
 
 def _mode(at: Section) -> Iterator[Problem]:
-    """Yield a mode that the target does not support, and settings without effect in mode append."""
+    """Yield problems of a mode that the target does not support, and of settings unused by mode append."""
     target = at.config.target
     if at.own.mode not in (None, "upsert") and at.own.mode not in target.features:
         yield at.problem(
@@ -129,37 +127,38 @@ def _mode(at: Section) -> Iterator[Problem]:
 
 
 def _snapshot(at: Section) -> Iterator[Problem]:
-    """Yield reasons why this version does not support a snapshot of the tables."""
+    """Yield problems of ``snapshot``: reasons why the tables cannot have a snapshot."""
     obstacle = snapshot_obstacle(at.config)
     if at.own.snapshot not in (None, "never") and obstacle is not None:
         yield at.problem(
-            "snapshot", obstacle, "remove it, or set snapshot: never for the tables that it is impossible for"
+            "snapshot", obstacle, "remove it, or set snapshot: never for the tables that cannot have one"
         )
 
 
 def snapshot_obstacle(config: Config) -> str | None:
-    """Return why a table cannot have a snapshot, or None."""
+    """Return why the tables of a pipeline cannot have a snapshot, or None if they can."""
     if "rows" not in config.target.features:
         return (
-            f"a target of type {config.target.type} forwards changes, and rows of a snapshot are not changes"
+            f"a target of type {config.target.type} only receives changes, and rows of a snapshot are not "
+            "changes"
         )
     return None
 
 
 def needs_positions(config: Config, settings: TableConfig) -> bool:
-    """Return True if a table's snapshot needs the database's positions (a commit_ts), which only TiDB has."""
+    """Return True if a table's snapshot needs the commit_ts of each row, which only TiDB provides."""
     return settings.mode == "history" or settings.sequence_by == "source" or config.cuts is not None
 
 
 def may_load_quiet_tables(config: Config) -> bool:
-    """Return True if a table that no record names can be loaded, by its definition in the database."""
+    """Return True if the pipeline supports loading tables that no record names from the source database."""
     return config.source.protocol == "canal-json" and config.source.database is not None
 
 
 def topic_without_records(config: Config, table: TableId) -> str | None:
-    """Return the topic of a table that no record may name: the only possible one by the topic rules.
+    """Return the topic of a table that no record names yet, by the topic rules.
 
-    None if only records show the topic, or if such a table is not loaded.
+    Returns None if only records can show the table's topic, or if tables without records are not loaded.
     """
     if not may_load_quiet_tables(config):
         return None
@@ -168,14 +167,15 @@ def topic_without_records(config: Config, table: TableId) -> str | None:
 
 
 def loads_quiet_tables(config: Config) -> bool:
-    """Return True if tables without records are loaded, so that the database is asked for its tables."""
+    """Return True if the config loads source tables that no record names."""
     return may_load_quiet_tables(config) and bool(_loading(config))
 
 
 def quiet_tables(config: Config, stored: Iterable[TableId]) -> Iterator[tuple[str, TableId]]:
-    """Yield the source's tables that are loaded even if no record names them, with their topics.
+    """Yield the source tables that are loaded even if no record names them, with their topics.
 
-    ``defaults`` does not list tables: a changefeed need not send all tables of the database.
+    Only tables that an entry of ``tables`` names or matches are loaded this way, since a changefeed need not
+    send all tables of the database. ``stored``: the tables in the source database.
     """
     entries = _loading(config)
     for table in stored:
@@ -192,33 +192,33 @@ def _loading(config: Config) -> list[TableOverride]:
 
 
 _ENDS_A_VERSION: Final = (
-    "has no effect in a history, where a delete ends a version and removes nothing",
+    "has no effect in mode history, where a delete ends a version and removes no row",
     "remove it",
 )
 
 
 def _history(at: Section) -> Iterator[Problem]:
-    """Yield what prevents a history, and settings without effect in a history or without one."""
+    """Yield problems of ``mode: history``, of settings without effect in it, and of its column names."""
     config, source = at.config, at.config.source
     if at.own.mode == "history" and source.protocol.startswith("debezium"):
         yield at.problem(
             "mode",
-            "a history is ordered by commit_ts, and positions of Debezium's sources are not compared in this "
-            "version",
+            "mode history orders changes by commit_ts, which this version does not support for Debezium's "
+            "protocols",
             "use mode: upsert",
         )
     elif at.own.mode == "history" and source.lacks_commit_ts:
         yield at.problem(
             "mode",
-            "a history needs a commit_ts in every event, which the changefeed writes only with "
+            "mode history needs a commit_ts in every event, which the changefeed only writes with "
             "enable-tidb-extension=true",
-            "set source.enable-tidb-extension: true if it does, or use mode: upsert, which needs no "
-            "commit_ts",
+            "set source.enable-tidb-extension: true if the changefeed has it, or use mode: upsert, which "
+            "needs no commit_ts",
         )
     if at.mode == "history" and at.gives("sequence_by") and at.own.sequence_by == "kafka":
         yield at.problem(
             "sequence_by",
-            "a history is ordered by commit_ts, whatever the order of its events",
+            "mode history always orders changes by commit_ts",
             "remove it, or set sequence_by: source",
         )
     if at.mode == "history" and at.gives("deletes"):
@@ -227,25 +227,27 @@ def _history(at: Section) -> Iterator[Problem]:
     if names is None or not at.gives("history"):
         return
     if "history" not in {config.defaults.mode, *(entry.mode for entry in config.tables)}:
-        yield at.problem("history", "no table has mode: history", "set it, or remove this section")
+        yield at.problem("history", "no table has mode: history", "set mode: history, or remove this section")
     if _twice((names.valid_from, names.valid_to, names.current)):
-        yield at.problem("history", "two columns have the same name", "give each its own name")
+        yield at.problem("history", "two columns have the same name", "give each column its own name")
 
 
-# Prefix of all of tidesink's own columns; a test checks it.
+# All of tidesink's own columns begin with this prefix; a test checks this.
 OWN_PREFIX: Final = "_tidesink_"
 
 
 def _columns(at: Section) -> Iterator[Problem]:
-    """Yield problems of lists, names and the filter that the config by itself shows."""
+    """Yield problems of column lists, new names and the filter that show without the table's columns."""
     own, renames = at.own, at.own.rename or {}
     if own.columns is not None and own.except_column_list is not None:
-        yield at.problem("except_column_list", "excludes columns, but a list of columns is given", "keep one")
+        yield at.problem(
+            "except_column_list", "cannot be used together with columns", "remove one of the two"
+        )
     for name, listed in (("columns", own.columns), ("except_column_list", own.except_column_list)):
         for twice in _twice(listed or (), at.fold):
             yield at.problem(name, f"{twice} is listed twice", "remove one")
     for twice in _twice(renames, at.fold):
-        yield at.problem("rename", f"{twice} is renamed twice", "keep one: names match in any case")
+        yield at.problem("rename", f"{twice} is renamed twice (case is ignored)", "remove one of them")
     yield from _new_names(at, "rename", renames.values(), "{source: target}", also=renames)
     for new in sorted({new for new in renames.values() if fold_name(new).startswith(OWN_PREFIX)}):
         reason = f"{new} begins with {OWN_PREFIX}, the prefix of tidesink's own columns"
@@ -258,7 +260,7 @@ def _columns(at: Section) -> Iterator[Problem]:
     try:
         read_filter(own.filter or ALWAYS)
     except ConfigError as error:
-        remedy = "give one condition in Spark's SQL on a row's columns"
+        remedy = "write a condition in Spark SQL on the columns of a row"
         yield at.problem("filter", error.message, remedy)
     yield from _clashes(at.place, at.mode, at.sequence_by, own)
 
@@ -266,7 +268,10 @@ def _columns(at: Section) -> Iterator[Problem]:
 def _new_names(
     at: Section, setting: str, names: Iterable[str], form: str, *, also: Iterable[str] = ()
 ) -> Iterator[Problem]:
-    """Yield names of new columns that are repeated or empty. ``also``: names that may not be empty either."""
+    """Yield problems of new column names that are repeated or empty.
+
+    ``form``: form of the setting, for the remedy. ``also``: other names that must not be empty.
+    """
     names = list(names)
     for twice in _twice(names):
         yield at.problem(setting, f"two columns would be called {twice}", "rename one of them")
@@ -281,19 +286,19 @@ def _metadata(at: Section) -> Iterator[Problem]:
         yield at.problem(
             "metadata",
             f"events show {kind} only if the changefeed has enable-tidb-extension=true",
-            f"set source.enable-tidb-extension: true if it has, or remove {kind}",
+            f"set source.enable-tidb-extension: true if the changefeed has it, or remove {kind}",
         )
 
 
 def _null_updates(at: Section) -> Iterator[Problem]:
     if at.own.ignore_null_updates and "rows" not in at.config.target.features:
-        reason = f"a {at.config.target.type} target has no stored values that could stay"
+        reason = f"has no effect, because a {at.config.target.type} target does not store rows"
         yield at.problem("ignore_null_updates", reason, "remove it")
     if at.own.ignore_null_updates and CODECS[at.config.source.protocol].leaves_out:
         yield at.problem(
             "ignore_null_updates",
-            f"{at.config.source.protocol} can omit a value, which is not the same as NULL, and this version "
-            "does not distinguish the two",
+            f"{at.config.source.protocol} can leave out an unchanged value, and this version cannot "
+            "distinguish that from NULL",
             "remove it",
         )
 
@@ -303,7 +308,7 @@ def _twice(names: Iterable[str], fold: NameFold = fold_name) -> list[str]:
 
 
 def _columns_defined(config: Config) -> Iterator[Problem]:
-    """Yield columns that the definition of a table in the config does not have."""
+    """Yield problems of settings that name columns which the table's definition in the config lacks."""
     for number, entry in enumerate(config.tables):
         if entry.definition is None or entry.table is None:
             continue
@@ -318,21 +323,21 @@ def _columns_defined(config: Config) -> Iterator[Problem]:
                 by_row_key = not shape.keys and config.source.codec_options().sends_row_keys
                 laid_out(settings.layout, row_keyed(shape) if by_row_key else shape, own=())
         except (ConfigError, SchemaRefusedError) as error:
-            yield Problem(f"tables[{number}]", error.message, "correct the name, or the definition")
+            yield Problem(f"tables[{number}]", error.message, "correct the name or the definition")
 
 
 def merged_problems(config: Config) -> Iterator[Problem]:
-    """Yield contradictions in the merged settings of the tables that have a name in the config."""
+    """Yield contradictions in the merged settings of the tables that the config names."""
     for number, entry in enumerate(config.tables):
         if entry.table is not None:
             yield from _merged(config.table_config(entry.table), f"tables[{number}]")
 
 
 def check_merged(settings: TableConfig) -> None:
-    """Check a table that is only known at run time, as ``tidesink validate`` checks a named one.
+    """Check the merged settings of a table that the config does not name.
 
     Raises:
-        ConfigError: its merged settings contradict each other.
+        ConfigError: the merged settings contradict each other.
     """
     for found in _merged(settings, ""):
         setting = found.field.lstrip(".")
@@ -354,53 +359,55 @@ def _merged(settings: TableConfig, place: str) -> Iterator[Problem]:
 def _clashes(
     place: str, mode: TableMode, order: SequenceBy, own: TableDefaults | TableOverride | TableConfig
 ) -> Iterator[Problem]:
-    """Yield settings of columns that the mode or the order forbids."""
+    """Yield problems of ``filter`` and ``ignore_null_updates`` with the table's mode or order."""
     if mode == "append" and own.filter is not None and own.filter.strip().lower() != ALWAYS:
         yield Problem(
             f"{place}.filter",
-            "mode: append stores every change, and a row that begins or ceases to satisfy a filter would "
-            "become another change than the source's",
-            "remove it, or set filter: 'true' for this table if another section sets it, and create a view "
-            "of the log with the filter",
+            "mode append stores changes as they are, but a filter would turn an update into an insert or a "
+            "delete when a row begins or ceases to satisfy it",
+            "remove it (set filter: 'true' for this table if another section sets it), and create a view "
+            "of the table with the filter",
         )
     if own.ignore_null_updates and mode != "upsert":
-        yield Problem(f"{place}.ignore_null_updates", f"mode: {mode} stores each row unchanged", "remove it")
+        yield Problem(f"{place}.ignore_null_updates", f"mode {mode} stores each row unchanged", "remove it")
     if own.ignore_null_updates and order == "source":
         yield Problem(
             f"{place}.ignore_null_updates",
-            "under sequence_by: source a change may arrive late, and then it is unknown which value stays",
+            "with sequence_by: source a change may arrive late, and then it is unknown which value to keep",
             "use sequence_by: kafka, or remove it",
         )
 
 
 def _without_keys(name: str) -> tuple[str, str]:
-    """Return why a setting for rows of one key has no effect in a log, and the remedy."""
+    """Return why a setting for the changes of one key has no effect in mode append, and the remedy."""
     return (
         "has no effect in mode append, where every change becomes a row",
         f"remove it, or use mode: upsert for the tables that need {name}",
     )
 
 
-# Kinds that only DDL reports with certainty: a registry may have an older schema as its newest. No topic of a
-# Debezium connector reports these.
+# Kinds of schema changes that only DDL shows with certainty, since the newest schema in a registry may be an
+# older one. No topic of a Debezium connector shows these kinds.
 _UNTOLD: Final[tuple[ChangeKind, ...]] = ("drop", "narrow")
 REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow", *get_args(RowChangeKind))
 
 
 def unreported_kinds(source: SourceSettings) -> tuple[ChangeKind, ...]:
-    """Return the kinds of changes that no topic of the pipeline reports with certainty."""
+    """Return the kinds of schema changes that no topic of the pipeline shows with certainty."""
     if CODECS[source.protocol].tells_ddl:
         return ()
     return REPORTED_KINDS if source.debezium.schema_change_topic is None else _UNTOLD
 
 
 def _schema_changes(at: Section) -> Iterator[Problem]:
-    """Yield policies that have no effect on a pipeline, or that its target does not support."""
+    """Yield problems of schema change policies that have no effect or that the target does not support."""
     source, target, kinds = at.config.source, at.config.target, REPORTED_KINDS
     if _is_all_logs(at):
-        reason = "has no effect in mode append: logged rows do not change, and a renamed column is a new one"
+        reason = (
+            "has no effect in mode append: stored rows never change, and a renamed column is a new column"
+        )
     elif "rows" not in target.features:
-        reason = f"has no effect: a target of type {target.type} forwards rows with the columns they have"
+        reason = f"has no effect: a target of type {target.type} sends each row with the columns that it has"
     else:
         kinds = unreported_kinds(source)
         reason = f"has no effect: {source.protocol} does not report such a change with certainty"
@@ -422,32 +429,32 @@ _BY_TOPIC: Final = (
 
 
 def ddl_obstacle(config: Config) -> tuple[str, str] | None:
-    """Return why DDL of a connector's own topic cannot be applied, with the remedy, or None."""
+    """Return why DDL of a connector's schema-change topic cannot be applied, with the remedy, or None."""
     if config.source.debezium.schema_change_topic is None:
         return None
     if config.source.database is None:
         return (
-            "a connector's DDL has no order relative to its rows, so it needs a resync, which reads "
-            "source.database",
+            "a connector's DDL has no order relative to its rows, so applying it needs a resync, which reads "
+            "from source.database",
             "set source.database, or use pause or ignore",
         )
     if config.cuts is not None:
         return (
-            "DDL of a connector needs a resync, which reads rows as of now: later than the cuts",
+            "applying a connector's DDL needs a resync, which reads rows that are newer than the cuts",
             "remove cuts, or use pause or ignore",
         )
     return None
 
 
 def _is_all_logs(at: Section) -> bool:
-    """Return True if only logs can inherit a section's policy."""
+    """Return True if all tables that use the policies of a section have ``mode: append``."""
     named = isinstance(at.own, TableOverride) and at.own.name is not None
     others = () if named else at.config.tables
     return at.mode == "append" and all(entry.mode in (None, "append") for entry in others)
 
 
 def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:
-    """Return the policies that have an effect on a pipeline, as one line. ``logs``: for mode append."""
+    """Return one line with the schema change policies that have an effect. ``logs``: for mode append."""
     passing = logs or "rows" not in config.target.features
     unknown = REPORTED_KINDS if passing else unreported_kinds(config.source)
     kinds = [kind for kind in get_args(ChangeKind) if kind not in unknown]
@@ -455,11 +462,11 @@ def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False
 
 
 def unreported_changes(config: Config) -> Iterator[str]:
-    """Yield the changes of tables that the source does not report, or the target does not support."""
+    """Yield warnings about schema changes that the source does not report or the target does not support."""
     if "rows" not in config.target.features:
         yield (
-            f"a target of type {config.target.type} forwards rows with the columns they have: columns "
-            "that are dropped or renamed at the source are dropped or renamed in its messages, and no "
+            f"a target of type {config.target.type} sends each row with the columns that it has. Columns "
+            "that are dropped or renamed at the source are dropped or renamed in the messages, and no "
             "message can express that a table was emptied"
         )
     elif unknown := unreported_kinds(config.source):

@@ -1,7 +1,7 @@
-"""Settings of targets: one model for each type of target, chosen by ``type``.
+"""Models of the config section ``target``: one model for each type of target, chosen by ``type``.
 
-Types: Delta; Iceberg, in any catalog that Spark supports; SQL databases; and messages, to a Kafka topic or an
-HTTP endpoint.
+The types are Delta, Iceberg (in any catalog that Spark supports), SQL databases, Kafka topics and HTTP
+endpoints.
 """
 
 from __future__ import annotations
@@ -61,18 +61,17 @@ TargetFeature = Literal[
 ]
 """A capability that only some types of targets have.
 
-``rows``: it stores rows, so that inserts and updates are distinguished, omitted values keep the stored ones,
-and existing rows get a new column's default. Other targets forward each change as a message.
-``soft-deletes``: rows can be marked as deleted. ``source-order``: rows keep their position, so that a change
-older than the applied one never wins. ``append``, ``history``: these modes are supported. ``shards``: several
-source tables can store their rows in one table, each with its own ledger. ``drop``, ``rename``: columns can
-be dropped and renamed.
+``rows``: the target stores rows; other targets send each change as a message. ``soft-deletes``: rows can be
+marked as deleted. ``source-order``: each row is stored with the position of its change, so that an older
+change never overwrites a newer one. ``append``, ``history``: these modes are supported. ``shards``: several
+source tables can be written to one target table, each with its own ledger (record of progress). ``drop``,
+``rename``: columns can be dropped and renamed.
 """
 ALL_FEATURES: Final[frozenset[TargetFeature]] = frozenset(get_args(TargetFeature))
 
 
 class TargetModel(Model):
-    """The settings of a type of target."""
+    """Base of the settings of all types of targets."""
 
     features: ClassVar[frozenset[TargetFeature]] = ALL_FEATURES
 
@@ -88,7 +87,7 @@ def _both_placeholders(template: str, example: str) -> None:
 def _no_other_placeholder(template: str) -> None:
     rest = template.replace("{schema}", "").replace("{table}", "")
     if "{" in rest or "}" in rest:
-        raise ValueError("it has another placeholder; use only {schema} and {table}")
+        raise ValueError("it has an unknown placeholder; use only {schema} and {table}")
 
 
 def _names_tables(template: str) -> str:
@@ -96,8 +95,8 @@ def _names_tables(template: str) -> str:
     levels = template.replace("{schema}", "s").replace("{table}", "t").split(".")
     if not all(level.isidentifier() for level in levels) or len(levels) < 2:
         raise ValueError(
-            "give names of letters, digits and _ with dots between them, with only the placeholders {schema} "
-            "and {table}, as in lake.{schema}_{table}: a namespace, and the table's name last"
+            "give a namespace and the table's name, separated by dots, as in lake.{schema}_{table}; names "
+            "have letters, digits, _ and the placeholders {schema} and {table}"
         )
     return template
 
@@ -113,7 +112,7 @@ def _no_session_catalog(name: str) -> str:
 
 
 def _with_paths(properties: Any, info: ValidationInfo) -> Any:
-    """Make a warehouse's path relative to the config's folder, and numbers and booleans text."""
+    """Return a catalog's properties as text, with ``warehouse`` relative to the config's folder."""
     texts = _texts(properties)
     if not isinstance(texts, dict):
         return texts
@@ -138,15 +137,15 @@ def _text(value: Any) -> Any:
 
 
 class LakeSettings(TargetModel):
-    """Settings of tables in a lake."""
+    """Settings of lakes, Delta and Iceberg."""
 
     table_properties: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(default_factory=dict)
-    """Properties that each table is created with, under the format's names, in addition to tidesink's own;
-    equal names replace those. An existing table keeps its own."""
+    """Table properties for new tables, under the names of the table format. They are added to tidesink's own
+    properties, and override those of the same name. Existing tables keep their properties."""
     single_writer: bool = False
-    """For a lake on S3 without a way to exclude other writers: a promise that only one worker, and no other
-    program, ever writes to these tables. Two workers would overwrite each other's commits without
-    noticing."""
+    """Only for a lake on S3 where other writers cannot be excluded. With `true` you promise that only one
+    worker, and no other program, ever writes to these tables. Two workers would overwrite each other's
+    commits without noticing."""
 
 
 # Schemes of locations in S3 buckets.
@@ -159,7 +158,7 @@ def scheme_of(place: str) -> str:
 
 
 class IcebergSettings(LakeSettings):
-    """Iceberg tables of one catalog, each named by ``table``; ``catalog-properties`` are secret."""
+    """Iceberg tables in one catalog. The values of ``catalog-properties`` are secret."""
 
     type: Literal["iceberg"]
     """`iceberg`: Iceberg tables in a catalog."""
@@ -171,20 +170,21 @@ class IcebergSettings(LakeSettings):
         default_factory=dict
     )
     """The catalog's properties, under Iceberg's names: `type` (`rest`, `hive`, `hadoop`, `glue`, `jdbc`,
-    `nessie`) or `catalog-impl`, `uri`, `warehouse`, …; their values are never shown. If there are none,
-    `spark.conf` defines the catalog under `spark.sql.catalog.NAME`."""
+    `nessie`) or `catalog-impl`, `uri`, `warehouse`, …. Their values are never shown. Without properties, the
+    catalog must be defined in `spark.conf` under `spark.sql.catalog.NAME`."""
     table: CatalogName = "{schema}.{table}"
-    """A table's namespace and name; must contain `{schema}` and `{table}`."""
+    """The namespace and name of a table in the catalog. Must contain `{schema}` and `{table}`."""
 
     def catalog_values(self) -> dict[str, str]:
-        """``catalog-properties`` in plain text. Never log them."""
+        """Return ``catalog-properties`` with their secret values in plain text. Never log the result."""
         return {name: value.get_secret_value() for name, value in self.catalog_properties.items()}
 
     def excludes_writers(self, conf: Mapping[str, str]) -> bool:
-        """Return True if the catalog, with Spark's settings, refuses a commit that another process overtook.
+        """Return True if the catalog rejects a commit when another process has committed in between.
 
-        A catalog of ``type: hadoop`` makes a version by a rename, which on S3 replaces an existing file,
-        unless a lock is configured for it (Iceberg's ``HadoopTableOperations``, 1.10.1).
+        A catalog of ``type: hadoop`` commits by renaming a file. On S3 this replaces the file of another
+        commit, unless a lock is configured (Iceberg's ``HadoopTableOperations``, 1.10.1). ``conf``: Spark's
+        settings, which may configure the catalog.
         """
         prefix = f"spark.sql.catalog.{self.catalog}."
         under = {name.removeprefix(prefix): value for name, value in conf.items() if name.startswith(prefix)}
@@ -203,7 +203,7 @@ def _database_url(scheme: str, url: str, *, needs_database: bool) -> str:
     example = f"{scheme}://db.example.com:{5432 if scheme == 'postgresql' else 3306}/shop"
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError(
-            "put the user under user, the password under password, and TLS under tls, not into the URL"
+            "remove user, password and options from the URL, and set them under user, password and tls"
         )
     try:
         fits = parts.scheme == scheme and parts.hostname and (parts.port or 1) > 0
@@ -229,9 +229,7 @@ def _names_a_table(template: str) -> str:
 def _names_a_view(template: str) -> str:
     rest = template.replace("{table}", "")
     if "{table}" not in template or not rest or "{" in rest or "}" in rest or "." in rest:
-        raise ValueError(
-            "give a name that contains {table} and more, as in {table}_live, for a view next to the table"
-        )
+        raise ValueError("give a name that contains {table} and other characters, as in {table}_live")
     return template
 
 
@@ -239,36 +237,37 @@ SqlTemplate = Annotated[str, AfterValidator(_names_a_table)]
 
 
 class SqlTls(Model):
-    """TLS to a database, under Postgres's names."""
+    """TLS settings for the connection to a database. The modes have Postgres's names."""
 
     mode: TlsMode = "prefer"
-    """`disable`; `prefer`: if the server supports it; `require`: without checking its certificate;
-    `verify-ca`: the certificate is signed by `ca`; `verify-full`: it also names the host."""
+    """`disable`: no TLS. `prefer`: TLS if the server supports it. `require`: TLS, without checking the
+    server's certificate. `verify-ca`: the certificate must be signed by `ca`. `verify-full`: the certificate
+    must also name the host."""
     ca: LocalPath | None = None
-    """A PEM file with the authorities that sign the server's certificate."""
+    """A PEM file with the CA certificates that sign the server's certificate."""
     certificate: LocalPath | None = None
     """A PEM file with the worker's own certificate."""
     key: LocalPath | None = None
-    """A PEM file with its private key."""
+    """A PEM file with the private key of the worker's certificate."""
 
 
 class SqlSettings(TargetModel):
-    """Settings of every SQL database."""
+    """Settings of all SQL databases."""
 
     default_port: ClassVar[int]
 
     url: str = Field(repr=False)
     user: str
-    """The user that the worker logs in as."""
+    """The database user of the worker."""
     password: SecretStr | None = None
-    """Its password, as `${env:NAME}` or `${file:path}`."""
+    """The user's password, as `${env:NAME}` or `${file:path}`."""
     table: SqlTemplate = "{schema}.{table}"
     view: Annotated[str, AfterValidator(_names_a_view)] | None = None
-    """The name of a view for each table, such as `{table}_live`, which shows the rows that are not deleted,
-    without tidesink's own columns; must contain `{table}`, the table's own name. tidesink creates the view
-    and changes it with the table."""
+    """The name of a view that is created for each table, such as `{table}_live`; must contain `{table}`. The
+    view shows the rows that are not deleted, without tidesink's own columns. tidesink updates the view when
+    the table's columns change."""
     tls: SqlTls = Field(default_factory=SqlTls)
-    """TLS to the database."""
+    """TLS settings for the connection to the database."""
 
 
 class PostgresSettings(SqlSettings):
@@ -281,9 +280,10 @@ class PostgresSettings(SqlSettings):
     url: Annotated[
         str, AfterValidator(partial(_database_url, "postgresql", needs_database=True)), Field(repr=False)
     ]
-    """The database, such as `postgresql://host:5432/database`, without user and password."""
+    """The database's URL, such as `postgresql://host:5432/database`, without user and password."""
     table: SqlTemplate = "{schema}.{table}"
-    """A table's schema and name; must contain `{schema}` and `{table}`. Missing schemas are created."""
+    """The schema and name of a table in the database. Must contain `{schema}` and `{table}`. Missing schemas
+    are created."""
 
 
 class MysqlSettings(SqlSettings):
@@ -296,13 +296,14 @@ class MysqlSettings(SqlSettings):
     url: Annotated[
         str, AfterValidator(partial(_database_url, "mysql", needs_database=False)), Field(repr=False)
     ]
-    """The server, such as `mysql://host:3306`, without user and password."""
+    """The server's URL, such as `mysql://host:3306`, without user and password."""
     table: SqlTemplate = "{schema}.{table}"
-    """A table's database and name; must contain `{schema}` and `{table}`. Missing databases are created."""
+    """The database and name of a table on the server. Must contain `{schema}` and `{table}`. Missing
+    databases are created."""
     key_length: Count = Field(default=KEY_LENGTH, ge=1, le=3072)
-    """The length of a key's texts (in characters) and bytes in new tables, if neither the topic nor a
-    definition has it, as in flat-avro. A longer value stops its table. All columns of a key together have
-    3072 bytes, and a text needs four for each character."""
+    """The length of text columns (in characters) and binary columns (in bytes) of a key in new tables, if
+    neither the topic nor a definition has the length, as in flat-avro. A longer value stops its table. The
+    columns of a key may have 3072 bytes together, and text has four bytes per character."""
 
 
 _CODEC_OPTIONS: Final = (
@@ -326,32 +327,33 @@ def _written(protocol: str) -> str:
 
 
 class KafkaSettings(TargetModel):
-    """Tables sent to Kafka topics as row messages of one of the codecs, at least once."""
+    """Kafka topics to which the changes of tables are sent as messages, at least once."""
 
     features = frozenset()
     type: Literal["kafka"]
-    """`kafka`: row messages in topics."""
+    """`kafka`: messages in Kafka topics."""
     brokers: Brokers
     """Kafka bootstrap servers, `host:port`, as a list or separated by commas."""
     topic: TopicRuleText = "{schema}_{table}"
-    """The topic of a table, as in TiCDC's dispatchers: `[prefix]{schema}[middle]{table}[suffix]`. The Avro
-    protocols need both placeholders; the JSON ones may write all tables to one topic."""
+    """The rule for a table's topic, as in TiCDC's dispatchers: `[prefix]{schema}[middle]{table}[suffix]`. The
+    Avro protocols require both placeholders. The JSON protocols can also write all tables to one topic."""
     protocol: Annotated[ProtocolName, AfterValidator(_written)]
-    """The protocol of the messages, as TiCDC writes it: `flat-avro` (or `avro`), `canal-json`,
-    `debezium-json` (or `debezium`), `debezium-avro`."""
+    """The protocol of the messages, in the form that TiCDC writes: `flat-avro` (or `avro`), `canal-json`,
+    `debezium-json` (or `debezium`) or `debezium-avro`."""
     schema_registry: Annotated[
         RegistrySettings | None,
         BeforeValidator(registry_section, json_schema_input_type=Texts | RegistrySettings | None),
     ] = None
-    """The registry that schemas are registered in: a URL, or a section. Required by the Avro protocols."""
+    """The schema registry in which schemas are registered, as a URL or a section. Required by the Avro
+    protocols."""
     auto_create_topic: bool = True
-    """Create topics that do not exist."""
+    """If true, topics that do not exist are created."""
     partition_num: Count = Field(default=3, ge=1, le=10_000)
-    """Partitions of a created topic."""
+    """Number of partitions of a created topic."""
     replication_factor: Count = Field(default=1, ge=1, le=1000)
-    """Replicas of a created topic."""
+    """Replication factor of a created topic."""
     enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
-    """TiCDC: write `_tidb` fields. The source must carry commit timestamps."""
+    """TiCDC: messages have `_tidb` fields. Requires a source whose records have a commit_ts."""
     avro_decimal_handling_mode: DecimalMode = CodecOptions.avro_decimal_handling_mode
     """TiCDC: `precise` or `string`. Avro only."""
     avro_bigint_unsigned_handling_mode: UnsignedMode = CodecOptions.avro_bigint_unsigned_handling_mode
@@ -362,20 +364,21 @@ class KafkaSettings(TargetModel):
     """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. canal-json and
     debezium-json only."""
     max_message_bytes: ByteSize = Field(default=CodecOptions.max_message_bytes, ge=1, le=MOST_BYTES)
-    """Size limit of a message; the topic must accept it."""
+    """Maximum size of a message. The topic must allow messages of this size."""
     namespace: str = Field(default=CodecOptions.namespace, min_length=1)
-    """The first part of Avro record namespaces: the changefeed's namespace or keyspace. flat-avro only."""
+    """The first part of the Avro schemas' namespace: the changefeed's namespace or keyspace. flat-avro
+    only."""
     time_zone: Annotated[str, AfterValidator(known_time_zone)] = CodecOptions.time_zone
-    """The zone in which TIMESTAMP texts are written."""
+    """The time zone in which TIMESTAMP values are written."""
     cluster_id: str = Field(default=CodecOptions.cluster_id, min_length=1)
     """TiCDC: the name of the source in Debezium's messages. Debezium only."""
     debezium_disable_schema: bool = CodecOptions.debezium_disable_schema
-    """TiCDC: leave the schema out of each message. debezium-json only."""
+    """TiCDC: messages do not contain their schema. debezium-json only."""
     kafka: Annotated[
         KafkaProperties,
         BeforeValidator(normalised_kafka, json_schema_input_type=dict[str, SecretStr | int | bool]),
     ] = Field(default_factory=dict)
-    """Kafka client properties; see the list below."""
+    """Kafka client properties. The list below has the allowed ones."""
 
     @model_validator(mode="after")
     def _fits(self) -> KafkaSettings:
@@ -402,15 +405,15 @@ class KafkaSettings(TargetModel):
 
     @property
     def bootstrap_servers(self) -> str:
-        """The brokers in the form for Kafka clients."""
+        """The brokers separated by commas, as Kafka clients expect them."""
         return ",".join(self.brokers)
 
     def confluent_properties(self) -> ClientSettings:
-        """Return client properties for ``open_client``, with secrets in plain text. Never log them."""
+        """Return Kafka client properties for ``open_client``, with secrets in plain text. Never log them."""
         return confluent_properties(self.bootstrap_servers, self.kafka)
 
     def codec_options(self) -> CodecOptions:
-        """Return the encoder's options."""
+        """Return the codec options with which messages are encoded."""
         return CodecOptions(**{name: getattr(self, name) for name in _CODEC_OPTIONS})
 
 
@@ -418,7 +421,7 @@ def _endpoint(url: str) -> str:
     secrets = "user name and password under target.auth"
     parts = http_url(url, "https://api.example.com/changes/{schema}/{table}", secrets=secrets)
     if parts.fragment:
-        raise ValueError("a URL for requests has no fragment: remove # and what follows")
+        raise ValueError("the URL must not have a fragment: remove the # and the text after it")
     _no_other_placeholder(url)
     if "{" in (parts.hostname or ""):
         raise ValueError("put placeholders into the path or the query, not into the host name")
@@ -426,44 +429,46 @@ def _endpoint(url: str) -> str:
 
 
 class HttpSettings(TargetModel):
-    """Tables sent to an HTTP endpoint as JSON, part of a batch in each request, at least once."""
+    """An HTTP endpoint to which the changes of tables are sent as JSON, at least once."""
 
     features = frozenset()
     type: Literal["http"]
-    """`http`: requests with rows as JSON."""
+    """`http`: HTTP requests with rows as JSON."""
     url: Annotated[str, AfterValidator(_endpoint)] = Field(repr=False)
-    """URL to which rows are sent; may contain `{schema}` and `{table}`."""
+    """The URL to which rows are sent. It may contain `{schema}` and `{table}`."""
     method: Literal["POST", "PUT"] = "POST"
-    """`POST` or `PUT`."""
+    """The HTTP method, `POST` or `PUT`."""
     format: Literal["json-lines", "array"] = "json-lines"
-    """The body: `json-lines` (one object per line) or `array` (one JSON array)."""
+    """The form of a request's body: `json-lines` (one JSON object per line) or `array` (one JSON array)."""
     batch_rows: Count = Field(default=500, ge=1, le=1_000_000)
-    """Most rows of one request."""
+    """Maximum number of rows in one request."""
     parallel_requests: Count = Field(default=2, ge=1, le=1000)
-    """Number of requests of one table that may run at once. The changes of a key stay in order."""
+    """Maximum number of requests of one table that run at once. The changes of a key stay in order."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
-    """Headers of every request; their values are never shown."""
+    """HTTP headers of every request. Their values are never shown."""
     auth: SignIn | None = None
-    """Credentials for the endpoint."""
+    """Credentials for the HTTP endpoint."""
     timeout: PositiveDuration = 30.0
-    """Time limit for a connection, and for an answer."""
+    """Time limit for opening a connection, and for a response."""
     attempts: Count = Field(default=5, ge=1, le=100)
-    """Attempts of one request before its batch is retried, for as long as `retry.for` allows."""
+    """Number of attempts of one request. After the last one, the whole batch is retried, for as long as
+    `retry.for` allows."""
     longest_wait: PositiveDuration = 60.0
-    """Longest wait between two attempts; a longer `Retry-After` leaves the rest to `retry.for`."""
+    """Longest wait between two attempts of a request. If the endpoint asks for more (`Retry-After`), the
+    whole batch is retried later (`retry.for`)."""
     tls: RegistryTls | None = None
-    """Certificates for https URLs."""
+    """TLS settings for https URLs."""
 
     def header_values(self) -> dict[str, str]:
-        """``headers`` in plain text. Never log them."""
+        """Return ``headers`` with their secret values in plain text. Never log the result."""
         return {name: value.get_secret_value() for name, value in self.headers.items()}
 
     def signing(self) -> Auth:
-        """Return what signs requests."""
+        """Return the authentication of HTTP requests."""
         return NoAuth() if self.auth is None else self.auth.signing()
 
     def tls_options(self) -> TlsOptions:
-        """Return the client's form of these settings. Raises ConfigError for a missing file."""
+        """Return the TLS settings as ``TlsOptions``. Raises ConfigError if a file does not exist."""
         return (self.tls or RegistryTls()).options()
 
 
@@ -483,7 +488,7 @@ _TYPES_BY_SCHEME: Final[Mapping[str, str]] = {
 
 
 def type_of_url(place: str) -> str | None:
-    """Return the type of target that a URL belongs to; None for a folder or a file system's URL."""
+    """Return the type of target that a URL's scheme belongs to; None for a folder or a file system's URL."""
     return _TYPES_BY_SCHEME.get(scheme_of(place))
 
 
@@ -492,13 +497,13 @@ def _is_path(place: str) -> str:
     if found == "http":
         raise RefusedSettingError(
             "is an HTTP URL, not a file system",
-            "give a folder, or a URL of an object store (s3a://, gs://, abfss://); a target of type: http "
-            "sends rows to a URL, which is target.url",
+            "give a folder, or the URL of an object store (s3a://, gs://, abfss://); to send rows to an HTTP "
+            "endpoint, set type: http and target.url",
         )
     if found is not None:
         where = "brokers" if found == "kafka" else "url"
         raise RefusedSettingError(
-            "is a URL, not the path of a lake", f"set type: {found}, and give it as target.{where}"
+            "is a URL, not the path of a lake", f"set type: {found}, and set the URL as target.{where}"
         )
     return place
 
@@ -512,32 +517,35 @@ def _tells_tables_apart(template: str) -> str:
 TableTemplate = Annotated[str, AfterValidator(_tells_tables_apart)]
 
 
-# Delta's log stores that do not notice a simultaneous commit of another process on S3.
+# Delta's log stores that do not detect a concurrent commit of another process on S3.
 _SHARED_STORES: Final = frozenset(
     f"{name}LogStore" for name in ("Azure", "GCS", "HDFS", "HadoopFileSystem", "Local", "S3SingleDriver")
 )
 
 
 class DeltaSettings(LakeSettings):
-    """Delta tables under one root, ``path``, each at ``table`` in it."""
+    """Delta tables under one root folder, ``path``."""
 
     type: Literal["delta"] = "delta"
     """`delta`: Delta tables in a lake."""
     path: Annotated[LocalPath, AfterValidator(_is_path)]
-    """The lake's root: a folder, or a URL that Spark's file systems support."""
+    """The root of the lake: a folder, or a URL of a file system that Spark supports."""
     table: TableTemplate = "{schema}/{table}"
-    """A table's path under the root; must contain `{schema}` and `{table}`."""
+    """The path of a table under the lake's root. Must contain `{schema}` and `{table}`."""
     catalog_table: CatalogName | None = None
-    """The name of each table in Spark's catalog, such as `{schema}.{table}`, or with the catalog in front.
-    Readers find the table under this name; its rows stay at its path."""
+    """The name of a table in Spark's catalog, such as `{schema}.{table}`, or with the catalog's name before
+    it. Readers find the table under this name; its files stay at its path."""
 
     @property
     def scheme(self) -> str:
-        """The scheme of ``path``, in lower case; empty for a folder."""
+        """The scheme of the URL in ``path``, in lower case; empty for a folder."""
         return scheme_of(self.path)
 
     def excludes_writers(self, conf: Mapping[str, str]) -> bool:
-        """Return True if Delta, with Spark's settings, refuses a commit that another process overtook."""
+        """Return True if Delta rejects a commit when another process has committed in between.
+
+        ``conf``: Spark's settings, which may configure a log store.
+        """
         if self.scheme not in S3_SCHEMES:
             return True
         names = (f"spark.delta.logStore.{self.scheme}.impl", "spark.delta.logStore.class")
@@ -546,7 +554,7 @@ class DeltaSettings(LakeSettings):
 
 
 def _type_of(settings: Any) -> str | None:
-    """Return the type that settings name; Delta if they name none, None if they are not settings."""
+    """Return the ``type`` of target settings; Delta if it is not set, None if the value has no settings."""
     named = settings.get("type", DEFAULT_TYPE) if isinstance(settings, Mapping) else None
     named = getattr(settings, "type", named)
     return named if isinstance(named, str) else None
@@ -561,4 +569,4 @@ TargetSettings = Annotated[
     | Annotated[MysqlSettings, Tag("mysql")],
     Discriminator(_type_of),
 ]
-"""The settings of a target. A new type needs one model and one line here."""
+"""The settings of any type of target. A new type needs a model and a line here."""

@@ -1,9 +1,9 @@
-"""``make demo``: a broker, a registry, a workload, the worker, and the check of every value.
+"""``tidesink dev demo``: copies a workload from Kafka to Delta on this machine, and checks every value.
 
-The workload is seeded and repeatable, and uses tidesink's own encoders and real topics: schemas, records as
-TiCDC sends them (including restarts), and a file of the final state. Everything is in one directory, which is
-created anew each time, so that two runs print the same. Downloads stay in the cache: the second run starts in
-seconds.
+The demo starts a broker and a registry, writes a seeded workload with tidesink's own encoders (including
+records that TiCDC sends again after a restart), runs the worker, and compares the lake with the expected
+final state. All files are in one directory, which is created anew for each run, so that two runs print the
+same. Downloaded jars stay in a cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _STOPPING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-# The demo lasts a minute and its tables are small: a full compiler's work would not pay off.
+# The demo lasts a minute and its tables are small, so the JVM's optimising compiler would not pay off.
 SPARK_CONF: Final = {
     "spark.driver.extraJavaOptions": (
         "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
@@ -48,9 +48,9 @@ SPARK_CONF: Final = {
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Size and codec of the demo. It only uses ``directory / "demo"``.
+    """Size and codec of the demo, which only uses the folder ``directory / "demo"``.
 
-    ``batch_records``: the most records of one batch; a table needs several batches.
+    ``batch_records``: maximum number of records in one batch; small, so that a table needs several batches.
     """
 
     directory: Path
@@ -63,7 +63,7 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The demo's results; ``seconds`` by step."""
+    """Results of the demo. ``seconds``: duration of each step, by its name."""
 
     workload: WorkloadReport
     run: RunReport
@@ -80,7 +80,7 @@ class DemoResult:
 
 @dataclass
 class Steps:
-    """Announces steps and measures their time."""
+    """Prints a line when a step of the demo begins, and measures how long the step takes."""
 
     say: Say
     seconds: dict[str, float]
@@ -94,13 +94,15 @@ class Steps:
 
 
 def run_demo(options: DemoOptions, say: Say, *, listener: Listener | None = None) -> DemoResult:
-    """Runs the whole demo once; nothing is left running, whatever happens.
+    """Runs the demo once. Its services are stopped at the end, even after an error.
+
+    ``listener``: receives the worker's events.
 
     Raises:
-        DevStackError: There is no Java, jars cannot be fetched, a service does not start, or another demo
-            runs here.
-        TidesinkError: The worker or the workload failed as a whole.
-        KeyboardInterrupt: The demo was stopped; its services are down.
+        DevStackError: Java is missing, jars cannot be downloaded, a service does not start, or another demo
+            runs in this directory.
+        TidesinkError: The worker or the workload failed.
+        KeyboardInterrupt: The demo was interrupted.
     """
     options.directory.mkdir(parents=True, exist_ok=True)
     with only_demo(options.directory):
@@ -124,14 +126,14 @@ def only_demo(directory: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DevStackError(
-                f"Another demo runs in {directory}. Wait for it, or choose another --dir."
+                f"Another demo runs in {directory}. Wait until it ends, or choose another --dir."
             ) from None
         yield
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignores stop signals, so that a second Ctrl-C leaves no half stack; main thread only."""
+    """Ignores Ctrl-C and SIGTERM in this context, so that all services are stopped. Main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -147,17 +149,17 @@ def _run(options: DemoOptions, stack: DevStack, steps: Steps, listeners: tuple[L
     directory = stack.directory
     with steps.step("jars", "Spark's connectors"):
         spark_connector_jars(progress=steps.say)
-    with steps.step("stack", "a broker and a registry on this machine's loopback"):
+    with steps.step("stack", "starting a broker and a registry on this machine"):
         addresses = stack.up(steps.say)
-    with steps.step("workload", f"{options.events:,} row events of a shop, as {options.protocol}"):
+    with steps.step("workload", f"writing {options.events:,} row events of a shop, as {options.protocol}"):
         workload = _write(options, directory, addresses, steps.say)
         records = sum(workload.by_topic.values())
-        again = f"{workload.resent:,} of them sent again as after a restart of the changefeed"
+        again = f"{workload.resent:,} of them sent twice, as after a restart of the changefeed"
         steps.say(f"workload: {records:,} records in {len(workload.by_topic)} topics, {again}")
     config = _config(options, directory, addresses)
-    with steps.step("worker", "Spark starts, then reads the topics until they are drained"):
+    with steps.step("worker", "starting Spark, and reading the topics until they are drained"):
         run = _work(load_config(config), listeners)
-    with steps.step("check", "every column of every row, by a reader that shares no code with the worker"):
+    with steps.step("check", "comparing all values, with a reader that shares no code with the worker"):
         checks = _check(directory)
     return DemoResult(workload, run, checks, steps.seconds, config, directory / "lake")
 
@@ -183,7 +185,7 @@ def _write(options: DemoOptions, directory: Path, addresses: StackAddresses, say
 
 
 def _config(options: DemoOptions, directory: Path, addresses: StackAddresses) -> Path:
-    """Writes the config that a user would write, without types that the topics do not report."""
+    """Writes the demo's config, as a user would: without column types, which come from the topics."""
     source: dict[str, object] = {
         "brokers": addresses.brokers,
         "protocol": options.protocol,
@@ -200,7 +202,7 @@ def _config(options: DemoOptions, directory: Path, addresses: StackAddresses) ->
         "state": "./state.db",
         "spark": {"conf": SPARK_CONF},
     }
-    # JSON is YAML: the file can be used with every tidesink command afterwards.
+    # JSON is valid YAML, so every tidesink command can use the file after the demo.
     path = directory / "tidesink.yaml"
     path.write_text(json.dumps(config, indent=2), encoding="utf-8")
     return path

@@ -1,12 +1,12 @@
-"""Checks what the workers wrote to a Delta lake, independently of them.
+"""Compares the Delta tables that a worker wrote with their expected rows.
 
-Every column of every row is compared with the expected value. Values are compared by the column's type: 1.50
-equals 1.5 in a decimal column, a TIMESTAMP is an instant, a FLOAT is the 32-bit number.
+Every column of every row is compared by the column's type: in a decimal column 1.50 equals 1.5, a TIMESTAMP
+is an instant, and a FLOAT is a 32-bit number.
 
-The table is read only with pyarrow. Nothing is imported from ``tidesink.sinks`` and no Java is needed. Source
-of the format: the Delta transaction log protocol (actions, checkpoints, column mapping by name, deletion
-vectors as 64-bit Roaring bitmap arrays in the portable layout). Classic checkpoints are supported, V2
-checkpoints are not.
+The check is independent of the worker: it reads the tables with pyarrow, needs no Java, and imports nothing
+from ``tidesink.sinks``. Source of the format: the Delta transaction log protocol (actions, checkpoints,
+column mapping by name, deletion vectors as 64-bit Roaring bitmap arrays in the portable layout). V2
+checkpoints are not supported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class TableCheck:
-    """One table's comparison: compared rows and columns, and the first differences."""
+    """Result of comparing a table: numbers of compared rows and columns, and the first differences."""
 
     table: str
     rows: int
@@ -44,16 +44,17 @@ class TableCheck:
 
     @property
     def right(self) -> bool:
-        """True if every value is as expected."""
+        """True if all values of the table are as expected."""
         return not self.differences
 
 
 def check_table(
     path: Path, expected: ExpectedTable, *, time_zone: str = "UTC", zero_date: str = "null"
 ) -> TableCheck:
-    """Compares one Delta table at ``path`` with its expected rows.
+    """Compares the Delta table at ``path`` with its expected rows.
 
-    ``time_zone``: zone of the expected TIMESTAMP texts.
+    ``time_zone``: time zone of the expected TIMESTAMP values. ``zero_date``: the table's policy for invalid
+    dates, which determines their expected values.
     """
     try:
         lake = open_lake_table(path)
@@ -166,7 +167,7 @@ _COOKIE_WITHOUT_RUNS = 12_346
 _COOKIE_WITH_RUNS = 12_347
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet")
-# Spark's Z85 alphabet differs from base64.b85's; the digits mean the same.
+# Delta's Z85 uses another alphabet than base64.b85, but the same digits.
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85_TO_B85 = str.maketrans(_Z85, _B85)
@@ -174,7 +175,7 @@ _Z85_TO_B85 = str.maketrans(_Z85, _B85)
 
 @dataclass
 class LakeTable:
-    """One version of a Delta table: column types in Delta's spelling, and the live files."""
+    """One version of a Delta table: its column types, as named by Delta, and its data files."""
 
     path: Path
     version: int = -1
@@ -183,7 +184,7 @@ class LakeTable:
     files: dict[tuple[str, str | None], dict[str, Any]] = field(default_factory=dict)
 
     def read(self) -> pa.Table:
-        """Returns all live rows, with columns under their logical names."""
+        """Returns all rows that are not deleted, with the columns' logical names."""
         parts = [self._file(add) for add in self.files.values()]
         if not parts:
             return pa.table({name: pa.array([]) for name in self.columns})
@@ -193,8 +194,8 @@ class LakeTable:
         table = pq.read_table(
             self.path / unquote(add["path"]), coerce_int96_timestamp_unit="us", partitioning=None
         )
-        # A partition column's value is in the log, as text, for the whole file. A column added after the file
-        # was written is in neither and is all NULL.
+        # The log has the value of a partition column for the whole file, as text. A column that was added
+        # after the file was written is neither in the log nor in the file, and is NULL.
         partition = dict(add.get("partitionValues") or {})
         columns = {
             name: table[physical]
@@ -212,10 +213,10 @@ class LakeTable:
 
 
 def open_lake_table(path: Path, version: int | None = None) -> LakeTable:
-    """Opens a version of the Delta table at ``path``; None is the newest.
+    """Opens a version of the Delta table at ``path``. ``version``: its number, or None for the newest.
 
     Raises:
-        FileNotFoundError: There is no Delta log.
+        FileNotFoundError: There is no Delta log at ``path``.
     """
     log = path / "_delta_log"
     names = sorted(entry.name for entry in log.iterdir())
@@ -256,7 +257,7 @@ def _replay(table: LakeTable, actions: Iterator[dict[str, Any]]) -> None:
             added[_file_key(action["add"])] = action["add"]
         if action.get("remove"):
             table.files.pop(_file_key(action["remove"]), None)
-    # Removes and adds of one commit are a set: the order of the lines has no meaning.
+    # The order of the removes and adds in a commit has no meaning.
     table.files.update(added)
 
 
@@ -274,7 +275,7 @@ def _take_schema(table: LakeTable, schema: dict[str, Any]) -> None:
 
 
 def deleted_rows(table: Path, vector: dict[str, Any] | None) -> set[int]:
-    """Returns the row numbers in its data file that a deletion vector marks."""
+    """Returns the numbers of the rows in a data file that its deletion vector marks as deleted."""
     if not vector:
         return set()
     stored = vector["pathOrInlineDv"]
@@ -322,7 +323,7 @@ def _roaring32(data: bytes, start: int) -> tuple[list[int], int]:
         raise ValueError(f"The Roaring bitmap has an unknown cookie: {cookie}.")
     headers = [struct.unpack_from("<HH", data, at + 4 * i) for i in range(count)]
     at += 4 * count
-    if not with_runs or count >= 4:  # the offsets are there, but containers follow each other anyway
+    if not with_runs or count >= 4:  # skips the offsets, since the containers follow each other
         at += 4 * count
     values: list[int] = []
     for number, (key, cardinality) in enumerate(headers):

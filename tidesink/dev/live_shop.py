@@ -1,7 +1,7 @@
-"""A shop in a real database: many old rows, and changes that go to Kafka as a changefeed sends them.
+"""A sample shop in a MariaDB database, whose changes are sent to Kafka in the form that TiCDC writes.
 
-The old rows are only in the database. Each later change is a transaction there, followed by a record as TiCDC
-would write it to a topic created today. Everything is seeded except the time of a commit.
+The first rows are only in the database. Each later change is a transaction in the database, followed by its
+record in Kafka. Everything except the commit times is generated from a seed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tidesink.sinks.targets.sharing import quote_mysql
 
 TOPICS: Final = "{schema}_{table}"
 PARTITIONS: Final = 2
-# The tables' DDL was not sent, so each record has its columns' full types.
+# The tables' DDL is not sent, so each record must have the full types of its columns.
 CODEC: Final = CodecOptions(enable_tidb_extension=True, content_compatible=True)
 CUSTOMERS: Final = TableId("shop", "customers")
 ORDERS: Final = TableId("shop", "orders")
-# The shop never changes this order, so that a change by someone else stands out.
+# The id of an order that the shop never changes, so that the demo can alter it in the lake.
 UNTOUCHED: Final = 17
 
 _CREATE: Final = {
@@ -44,7 +44,7 @@ _CREATE: Final = {
         "note TEXT, placed_at DATETIME(6) NOT NULL)"
     ),
 }
-# Each column's values have one type, as defined by the tables above.
+# A row's values by column.
 Row = dict[str, Any]
 
 _ORDERS_OF_ONE: Final = 4  # the number of orders per customer
@@ -58,7 +58,7 @@ _NOWHERE: Final = Position(topic="", partition=0, offset=0)
 
 @dataclass
 class _Table:
-    """The rows of one table by id. ``ids``: ids of the rows that may change, in any order."""
+    """The rows of one table, by id. ``ids``: ids of the rows that the shop may change, in any order."""
 
     schema: TableSchema
     rows: dict[int, Row] = field(default_factory=dict)
@@ -70,14 +70,14 @@ class _Table:
             self.ids.append(row["id"])
 
     def take(self, random: Random) -> Row:
-        """Removes and returns a random row."""
+        """Removes a random row from those that may change, and returns it."""
         place = random.randrange(len(self.ids))
         self.ids[place], self.ids[-1] = self.ids[-1], self.ids[place]
         return self.rows.pop(self.ids.pop())
 
 
 class LiveShop:
-    """Two tables in a database, and their topics; close it after use."""
+    """A sample shop with two tables in a database, and their topics. The caller closes it."""
 
     def __init__(self, server: MariaDb, brokers: str, *, seed: int, topics: str = TOPICS) -> None:
         from tidesink.sinks.targets.sql.mysql import pymysql
@@ -100,11 +100,14 @@ class LiveShop:
 
     @property
     def changes(self) -> int:
-        """The number of changes sent."""
+        """The number of changes that were sent to Kafka."""
         return sum(self._sent.values())
 
     def load(self, orders: int) -> int:
-        """Creates the tables with this many orders, without sending them; returns the number of all rows."""
+        """Creates the tables and fills them with ``orders`` orders and their customers.
+
+        Nothing is sent to Kafka. Returns the number of rows in both tables.
+        """
         with self._connection.cursor() as cursor:
             cursor.execute("CREATE DATABASE shop CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
             for query in _CREATE.values():
@@ -121,10 +124,12 @@ class LiveShop:
         return sum(len(table.rows) for table in self._tables.values())
 
     def change_until(self, stop: threading.Event, *, rate: float) -> None:
-        """Changes at most ``rate`` rows per second until ``stop``; then the broker has all records.
+        """Changes at most ``rate`` rows per second until ``stop`` is set.
+
+        Returns when all records have arrived in Kafka.
 
         Raises:
-            SourceUnavailableError: Some record did not arrive.
+            SourceUnavailableError: A record could not be sent.
         """
         sender = RecordSender(self._brokers, rate=rate, by_topic=self._sent)
         while not stop.is_set():
@@ -133,7 +138,7 @@ class LiveShop:
         sender.close()
 
     def _transaction(self) -> Iterator[OutgoingRecord]:
-        """Commits one random transaction, then yields its records."""
+        """Commits a random transaction in the database, then yields the records of its changes."""
         steps: tuple[Callable[[], Iterator[ChangeEvent]], ...] = (
             self._new_customer,
             self._new_order,
@@ -149,11 +154,11 @@ class LiveShop:
         self._connection.commit()
         for event in events:
             record = self._encoder.encode(event)
-            assert record is not None  # noqa: S101  (each row event has one)
+            assert record is not None  # noqa: S101  (each row event has a record)
             yield record
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the connection to the database."""
         self._connection.close()
 
     def _new_customer(self) -> Iterator[ChangeEvent]:
@@ -227,7 +232,7 @@ def _insert(schema: TableSchema) -> str:
 
 
 def _statement(event: ChangeEvent) -> tuple[str, tuple[Any, ...]]:
-    """Returns the SQL statement of a change, and its values."""
+    """Returns the SQL statement that makes a change in the database, and the statement's parameters."""
     assert event.schema is not None  # noqa: S101  (``LiveShop`` gives it)
     if event.after is None:
         return f"DELETE FROM {_place(event.table)} WHERE id = %s", (event.key["id"],)  # type: ignore[index]  # noqa: S608

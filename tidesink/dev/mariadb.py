@@ -1,7 +1,7 @@
-"""A MariaDB from the system's packages on loopback: a source database for demos, tests and measurements.
+"""Runs a MariaDB server on loopback, as a source database for demos, tests and measurements.
 
-The server and its installer are found on the ``PATH``. Everything that the server writes is in one folder.
-Its user ``root`` has no password, and can write files only in that folder.
+The server's programs must be installed on the ``PATH``. All files that the server writes are in one folder.
+The server's user ``root`` has no password, and SQL statements can only write files in that folder.
 """
 
 from __future__ import annotations
@@ -36,26 +36,28 @@ character-set-server=utf8mb4
 
 
 def missing_programs() -> list[str]:
-    """Returns the server's programs that are not on the ``PATH``."""
+    """Returns the names of MariaDB's programs that are not on the ``PATH``."""
     return [name for name in (_SERVER, _INSTALLER) if shutil.which(name) is None]
 
 
 @dataclass(frozen=True)
 class MariaDb(Service):
-    """One server. ``settings``: additional lines of its configuration."""
+    """A MariaDB server on loopback. ``settings``: additional lines of its configuration."""
 
     name = "mariadb"
     settings: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
-        """Its SQLAlchemy URL."""
+        """The SQLAlchemy URL of the server."""
         return f"mysql+pymysql://root@{self.address}"
 
     def prepare(self, progress: Progress) -> None:
-        """Writes the configuration, and creates the system's tables if they do not exist.
+        """Writes the server's configuration, and creates its data folder if it does not exist.
 
-        Raises DevStackError if the server or its driver is not installed, or cannot be set up.
+        Raises:
+            DevStackError: The server or the Python driver is not installed, or the data folder cannot be
+                created.
         """
         missing = missing_programs()
         if missing:
@@ -70,13 +72,13 @@ class MariaDb(Service):
             raise DevStackError(
                 "MariaDB needs PyMySQL 1.2 or newer: pip install 'tidesink[mysql]'"
             ) from error
-        # A starting server removes the temporary tables of all servers that share its folder for them.
+        # A folder for temporary tables of its own: at its start a server removes all tables in this folder.
         places = {"data": self._data.resolve(), "temporary": self._data.resolve().with_name("tmp")}
         for place in places.values():
             place.mkdir(parents=True, exist_ok=True)
         lines = [_CONFIG.format(**places, host=LOOPBACK, port=self.port), *self.settings]
         if os.geteuid() == 0:
-            lines.append("user=root")  # it refuses to run as root without this setting
+            lines.append("user=root")  # the server does not run as root without this setting
         self._config.write_text("\n".join(lines) + "\n", encoding="utf-8")
         if not (self._data / "mysql").is_dir():
             progress("mariadb: creating its data folder")
@@ -133,9 +135,10 @@ def _driver() -> Any:
 def running_mariadb(
     directory: Path, *settings: str, say: Callable[[str], None] = silent
 ) -> Iterator[MariaDb]:
-    """Runs a server on a free port and stops it at the end; its data stays in ``directory``.
+    """Runs a MariaDB server on a free port, and stops it at the end. Its data stay in ``directory``.
 
-    Raises DevStackError if it cannot be started.
+    Raises:
+        DevStackError: The server cannot be started.
     """
     (port,) = free_ports(1)
     server = MariaDb(directory, port, settings)

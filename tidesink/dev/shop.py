@@ -1,8 +1,8 @@
-"""The shop of the workload: its tables, a seeded stream of changes, and the expected final state.
+"""The sample shop of the workload: its tables, a seeded stream of changes, and the expected final state.
 
-The stream has the changes of a real changefeed: inserts, updates, deletes, key changes (split into delete and
-insert with one commit_ts, as in TiCDC's default), and a column added in mid-stream. The same seed and count
-produce the same events, including commit_ts.
+The stream has the changes of a real changefeed: inserts, updates, deletes, updates of a key (split into
+delete and insert with the same commit_ts, as in TiCDC's default), and new columns. The same seed and number
+of events produce the same events, including their commit_ts.
 
 The expected state is a JSON file for the check: ``{"tables": {"shop.orders": {"columns": {name: type text},
 "key": [names], "rows": [[value text or null, ...]]}}}``. Values are text: binary as hex, decimals padded to
@@ -104,14 +104,14 @@ CREATE: dict[TableId, str] = {
 
 
 class AddedColumn(NamedTuple):
-    """A column added in mid-stream, and its value in existing rows."""
+    """A column that is added between the changes, and its value in existing rows."""
 
     name: str
     in_old_rows: Value
     sql: str
 
 
-# Like a release of the shop: columns with a default for old rows, and one without.
+# The added columns: two with a default for existing rows, and one without.
 ALTER: dict[TableId, AddedColumn] = {
     TableId(SCHEMA, "customers"): AddedColumn(
         "nickname", None, "ALTER TABLE `shop`.`customers` ADD COLUMN `nickname` VARCHAR(40)"
@@ -138,7 +138,7 @@ _NOWHERE = Position(topic="", partition=0, offset=0)
 
 @dataclass
 class ShopTables:
-    """The tables' rows by key, and their definitions, as in the source."""
+    """The rows of the shop's tables by key, and the tables' definitions, as a source database has them."""
 
     definitions: TableDefinitions
     rows: dict[TableId, dict[Key, dict[str, Value]]] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class ShopTables:
 
 
 class ShopChanges:
-    """Transactions of the shop; call ``transactions`` once per run."""
+    """Generates the shop's transactions. ``transactions`` may only be called once."""
 
     def __init__(self, seed: int, events: int) -> None:
         self.random = Random(seed)  # noqa: S311 - repeatable on purpose
@@ -197,12 +197,12 @@ class ShopChanges:
         return [event for event in step(self, commit_ts) if event is not None]
 
     def new_id(self) -> int:
-        """Returns the next id, with gaps."""
+        """Returns a new id, greater than all earlier ones. Some numbers are skipped."""
         self._next_id += self.random.randint(1, 3)
         return self._next_id
 
     def insert(self, table: str, values: dict[str, Value], commit_ts: int) -> ChangeEvent:
-        """Creates a row with these values and random others."""
+        """Inserts a row with ``values``, and random values in its other columns. Returns the event."""
         schema = self.tables.schema(TableId(SCHEMA, table))
         row = {
             c.name: values[c.name] if c.name in values else random_value(self.random, c)
@@ -213,7 +213,7 @@ class ShopChanges:
     def event(
         self, op: Op, schema: TableSchema, before: Row | None, after: dict[str, Value] | None, commit_ts: int
     ) -> ChangeEvent:
-        """Creates one row event and applies it to the tables."""
+        """Creates a row event, and applies it to the shop's tables. Returns the event."""
         image = after if after is not None else before or {}
         key = {column.name: image[column.name] for column in schema.handle_columns}
         rows = self.tables.rows[schema.table]
@@ -224,11 +224,11 @@ class ShopChanges:
         return ChangeEvent(op, schema.table, key, before, after, commit_ts, _NOWHERE, schema)
 
     def any_row(self, table: str) -> dict[str, Value] | None:
-        """Returns a row of the table, preferring newer rows; None if it is empty."""
+        """Returns a random row of a table, more often a newer one; None if the table is empty."""
         rows = self.tables.rows[TableId(SCHEMA, table)]
         if not rows:
             return None
-        # Picks without a list of all keys; the newest rows change most, as in a real shop.
+        # The newest rows change most, as in a real shop. A list of all keys would take too long to make.
         skip = min(int(self.random.expovariate(1 / 200)), len(rows) - 1)
         for number, key in enumerate(reversed(rows)):
             if number == skip:
@@ -236,7 +236,7 @@ class ShopChanges:
         return None
 
     def update(self, table: str, commit_ts: int) -> ChangeEvent | None:
-        """Changes one to three columns of some row."""
+        """Updates one to three columns of a random row. Returns the event, or None for an empty table."""
         before = self.any_row(table)
         if before is None:
             return None
@@ -248,7 +248,7 @@ class ShopChanges:
         return self.event(Op.UPDATE, schema, dict(before), after, commit_ts)
 
     def delete(self, table: str, commit_ts: int) -> ChangeEvent | None:
-        """Deletes some row."""
+        """Deletes a random row. Returns the event, or None for an empty table."""
         before = self.any_row(table)
         schema = self.tables.schema(TableId(SCHEMA, table))
         return None if before is None else self.event(Op.DELETE, schema, dict(before), None, commit_ts)
@@ -258,7 +258,7 @@ Step = Callable[[ShopChanges, int], list["ChangeEvent | None"]]
 
 
 def _new_customer(source: ShopChanges, ts: int) -> list[ChangeEvent | None]:
-    # Ids near 2^64 too: an unsigned key must never turn negative.
+    # Some ids are near 2^64, to test that an unsigned key does not turn negative.
     number = source.new_id()
     identity = 2**64 - number if number % 5 == 0 else number
     return [source.insert("customers", {"id": identity, "email": f"c{number}@example.com"}, ts)]
@@ -295,7 +295,7 @@ def _delete_something(source: ShopChanges, ts: int) -> list[ChangeEvent | None]:
 
 
 def _rename_product(source: ShopChanges, ts: int) -> list[ChangeEvent | None]:
-    """Changes a key as TiCDC splits it: delete, then insert, with one commit_ts."""
+    """Updates a product's key. Returns a delete and an insert with the same commit_ts, as TiCDC sends it."""
     before = source.any_row("products")
     if before is None:
         return []
@@ -320,7 +320,7 @@ _STEPS: tuple[tuple[Step, int], ...] = (
 
 @dataclass(frozen=True)
 class ExpectedTable:
-    """One table's final state; ``rows`` are value texts in column order."""
+    """Expected final state of one table. ``rows``: values as text, in the order of the columns."""
 
     table: TableId
     columns: dict[str, str]
@@ -329,7 +329,7 @@ class ExpectedTable:
 
 
 def value_text(value: Value) -> str | None:
-    """Returns a value's text in the file of the expected state."""
+    """Returns a value as text, in the form of the file with the expected state; None for NULL."""
     if value is None:
         return None
     if isinstance(value, bytes):
@@ -340,7 +340,7 @@ def value_text(value: Value) -> str | None:
 
 
 def save_expected(path: Path, tables: ShopTables) -> None:
-    """Writes the final state of all tables."""
+    """Writes the final state of all tables to a JSON file."""
     document = {str(table): _table(tables, table) for table in tables.rows}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"tables": document}, ensure_ascii=False), encoding="utf-8")
@@ -361,7 +361,7 @@ def _type_text(column_type: ColumnType) -> str:
 
 
 def load_expected(path: Path) -> list[ExpectedTable]:
-    """Loads the final states from a file written by ``save_expected``."""
+    """Loads the expected final state of all tables from a file of ``save_expected``."""
     document = json.loads(path.read_text(encoding="utf-8"))["tables"]
     return [
         ExpectedTable(TableId(*name.split(".", 1)), table["columns"], tuple(table["key"]), table["rows"])
@@ -396,7 +396,7 @@ _FLOAT64_MAX = 1.7976931348623157e308
 
 
 def random_value(random: Random, column: Column) -> Value:
-    """Returns a random value of the column, sometimes NULL if it is nullable."""
+    """Returns a random value for a column; sometimes NULL if the column is nullable."""
     if column.nullable and random.random() < 0.1:
         return None
     row = row_of(column.type)
@@ -507,7 +507,7 @@ def _timestamp(random: Random, column: Column, row: TypeRow) -> Value:
 
 def _time(random: Random, column: Column, row: TypeRow) -> Value:
     extreme = _extreme(random, row)
-    if extreme:  # a fraction beyond the last second is out of MySQL's range
+    if extreme:  # the extreme second plus a fraction would be outside MySQL's range
         return extreme + ("." + "0" * column.type.fsp if column.type.fsp else "")
     sign = random.choice(("", "-"))
     hours, minutes = random.randint(0, 837), random.randint(0, 59)

@@ -1,9 +1,9 @@
-"""``tidesink dev demo --snapshot``: from a database with many rows to a lake with equal rows.
+"""``tidesink dev demo --snapshot``: loads a database with many rows into a lake while the rows change.
 
-A worker reads the rows from the database and the changes from Kafka at the same time, while a shop keeps
-changing. Then both sides are compared, and compared again after one row was altered in the lake. The demo
-succeeds if the first comparison finds nothing and the second finds that row. Everything is in one directory;
-the database is removed at the end.
+A worker reads the rows from the database and their changes from Kafka at the same time. Then the demo
+compares the database with the lake, alters one row in the lake, and compares again. It succeeds if the first
+comparison finds no difference and the second one finds the altered row. All files are in one directory; the
+database is removed at the end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 TABLES: Final = (CUSTOMERS, ORDERS)
-# Rows per second: a busy shop that leaves capacity to the worker.
+# Changed rows per second, low enough that the worker has the CPU time it needs.
 _RATE: Final = 100.0
 _LAG_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.5
@@ -49,10 +49,11 @@ _DATABASE: Final = ("innodb-buffer-pool-size=64M", "innodb-flush-log-at-trx-comm
 
 @dataclass(frozen=True)
 class SnapshotDemoOptions:
-    """Size of the demo. It only uses ``directory / "snapshot-demo"``.
+    """Size of the demo, which only uses the folder ``directory / "snapshot-demo"``.
 
-    ``rows``: orders that exist before the worker starts. ``events``: minimum of row events written while the
-    worker runs. ``batch_records``: the most records of one batch, and rows of one key range.
+    ``rows``: number of orders that exist before the worker starts. ``events``: minimum number of row events
+    that are written while the worker runs. ``batch_records``: maximum number of records in one batch, and of
+    rows in one key range.
     """
 
     directory: Path
@@ -64,10 +65,11 @@ class SnapshotDemoOptions:
 
 @dataclass(frozen=True)
 class SnapshotDemoResult:
-    """The demo's results; ``seconds`` by step.
+    """Results of the demo.
 
-    ``rows``: rows that existed at the start. ``events``: row events that were sent. ``equal``: the comparison
-    while both sides changed. ``altered``: the comparison after a row was altered in the lake.
+    ``rows``: number of rows in the database at the start. ``events``: number of row events that were sent.
+    ``equal``: result of the comparison while both sides changed. ``altered``: result of the comparison after
+    a row was altered in the lake. ``seconds``: duration of each step, by its name.
     """
 
     rows: int
@@ -81,7 +83,7 @@ class SnapshotDemoResult:
 
     @property
     def right(self) -> bool:
-        """True if the first comparison found nothing, and the second only the altered row."""
+        """True if the first comparison found no difference, and the second one only the altered row."""
         found = [(str(one.table), one.different) for one in self.altered if _differs(one)]
         keys = [dict(shown.key) for one in self.altered for shown in one.shown]
         return (
@@ -100,15 +102,15 @@ def _differs(found: TableDiff) -> bool:
 def run_snapshot_demo(
     options: SnapshotDemoOptions, say: Say, *, listener: Listener | None = None
 ) -> SnapshotDemoResult:
-    """Runs the whole demo once; nothing is left running, whatever happens.
+    """Runs the demo once. Its services are stopped at the end, even after an error.
 
-    ``listener`` receives the worker's events, except those of batches.
+    ``listener``: receives the worker's events, except those of batches.
 
     Raises:
-        DevStackError: There is no Java or MariaDB, jars cannot be fetched, a service does not start, another
-            demo runs here, or rows are not loaded in time.
-        TidesinkError: The worker or the workload failed as a whole.
-        KeyboardInterrupt: The demo was stopped; its services are down.
+        DevStackError: Java or MariaDB is missing, jars cannot be downloaded, a service does not start,
+            another demo runs in this directory, or the rows are not loaded in time.
+        TidesinkError: The worker or the workload failed.
+        KeyboardInterrupt: The demo was interrupted.
     """
     options.directory.mkdir(parents=True, exist_ok=True)
     with only_demo(options.directory):
@@ -128,7 +130,7 @@ def run_snapshot_demo(
 
 
 class _Quiet:
-    """Passes on all events except those of batches, of which each table has one per second."""
+    """Passes the worker's events on to ``listener``, except the frequent events of batches."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -154,10 +156,10 @@ class _Demo:
     def run(self, group: ServiceGroup) -> SnapshotDemoResult:
         with self.steps.step("jars", "Spark's connectors"):
             spark_connector_jars(progress=self.steps.say)
-        with self.steps.step("stack", "a broker and a MariaDB on this machine's loopback"):
+        with self.steps.step("stack", "starting a broker and a MariaDB on this machine"):
             group.up(self.steps.say)
         with ExitStack() as closing_last:
-            with self.steps.step("source", f"{self.options.rows:,} orders and their customers, not in Kafka"):
+            with self.steps.step("source", f"{self.options.rows:,} orders and customers, not in Kafka"):
                 shop = LiveShop(self.server, self.broker.address, seed=self.options.seed)
                 closing_last.callback(shop.close)
                 rows = shop.load(self.options.rows)
@@ -174,7 +176,7 @@ class _Demo:
             )
 
     def _copied(self, config: Config, shop: LiveShop) -> tuple[TableDiff, ...]:
-        """Loads and streams while the shop changes, and compares meanwhile."""
+        """Runs the worker and the shop's changes, and returns the comparison that is made meanwhile."""
         stop, flag = threading.Event(), StopFlag()
         with ThreadPoolExecutor(2) as threads:
             jobs = [
@@ -184,7 +186,7 @@ class _Demo:
             try:
                 with self.steps.step("load", "a worker reads the rows and applies the shop's changes"):
                     self._await_load(config, jobs)
-                with self.steps.step("stream", "the same worker, now only from Kafka"):
+                with self.steps.step("stream", "the same worker now only reads from Kafka"):
                     while shop.changes < self.options.events:
                         _pause(jobs)
                     self.steps.say(f"stream: {shop.changes:,} row events were sent so far")
@@ -227,14 +229,14 @@ class _Demo:
         return tuple(diff(config, TABLES, options, tell=lambda what: self.steps.say(f"diff: {what}")))
 
     def _altered(self, config: Config, spark: SparkSession) -> tuple[TableDiff, ...]:
-        with self.steps.step("alter", f"somebody sets the total of order {UNTOUCHED} to 0 in the lake"):
+        with self.steps.step("alter", f"setting the total of order {UNTOUCHED} to 0 in the lake"):
             place = quote_identifier(str(self.directory / "lake" / ORDERS.schema / ORDERS.name))
             spark.sql(f"UPDATE delta.{place} SET total = 0 WHERE id = {UNTOUCHED}")  # noqa: S608
         with self.steps.step("diff again", "tidesink diff --values"):
             return self._compared(config, lag=0)
 
     def _write_config(self) -> Path:
-        """Writes the config that a user would write."""
+        """Writes the demo's config, and returns its path."""
         config = {
             "pipeline": "snapshot-demo",
             "source": {
@@ -257,10 +259,14 @@ class _Demo:
 
 
 def _pause(jobs: Sequence[Future[None]]) -> None:
-    """Waits a little. The writer and the worker end early only by an error, which is raised here."""
+    """Waits a moment. Raises the error of the worker or the shop's writer if one of them has ended.
+
+    Raises:
+        DevStackError: The worker has ended without an error.
+    """
     for job in wait(jobs, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
         job.result()
-        raise DevStackError("The worker ended early.")
+        raise DevStackError("The worker ended before the demo was done.")
 
 
 @contextmanager
@@ -277,8 +283,8 @@ def _session(config: Config) -> Iterator[SparkSession]:
     try:
         yield session
     except KeyboardInterrupt:
-        # It may have interrupted a call of the JVM, so that later answers belong to other calls. The JVM ends
-        # with this process.
+        # Ctrl-C may have aborted a call to the JVM, whose answer would be taken for that of a later call. So
+        # Spark is not stopped; the JVM ends with this process.
         raise
     except BaseException:
         stop_session(session)

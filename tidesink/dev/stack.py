@@ -1,13 +1,13 @@
-"""The local stack: a one-node Apache Kafka (KRaft) and Apicurio Registry on loopback.
+"""Runs the local stack: Apache Kafka (KRaft, one node) and Apicurio Registry on loopback.
 
-The registry serves its Confluent-compatible API and stores schemas in an H2 file. Both services run from
-their published jars, at fixed versions, on the same Java as Spark. Version ranges are not used, because Kafka
-4.4.0 was only partly published. Apicurio 3.0.9 is the last version that runs on Java 17 and does not open a
-separate management port.
+The registry serves its Confluent-compatible API, and stores schemas in an H2 file. Both services run from
+their published jars, on the same Java as Spark. The versions are fixed: Kafka 4.4.0 was only partly
+published, and Apicurio 3.0.9 is the last version that runs on Java 17 and does not open a separate management
+port.
 
-Each service is a daemon: a process in its own session, with a pid file, a log file and a port on loopback. A
-pid file identifies the process by pid and start time, so that another process with a reused pid is never
-mistaken for ours or killed.
+Each service is a daemon: a process in its own session, with a pid file, a log file and a port on loopback.
+The pid file has the pid and the start time of the process, so that another process that got the same pid is
+never killed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import requests
 from tidesink.errors import DevStackError
 from tidesink.sinks.spark.jvm import Archive, Coordinate, JarSet, Progress, fetch, find_java, silent
 
-# A JVM on a small, busy machine needs a minute; a JVM that ends is noticed at once.
+# On a small, busy machine a JVM needs a minute to start. A JVM that ends early is noticed at once.
 READY_SECONDS: Final = 240.0
 STOP_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.1
@@ -45,7 +45,10 @@ _LOG_LINES: Final = 15
 
 @dataclass(frozen=True)
 class RunningDaemon:
-    """A process as described by its pid file. ``started`` is opaque: equal only for the same process."""
+    """A process that a pid file describes.
+
+    started: Start time of the process, as text that is only compared for equality.
+    """
 
     pid: int
     started: str
@@ -54,7 +57,7 @@ class RunningDaemon:
 
 @dataclass(frozen=True)
 class DaemonFiles:
-    """The locations of a daemon's pid file and log."""
+    """The paths of a daemon's pid file and log file."""
 
     name: str
     directory: Path
@@ -69,22 +72,24 @@ class DaemonFiles:
 
 
 def start_daemon(files: DaemonFiles, command: Sequence[str], *, port: int) -> RunningDaemon:
-    """Starts the command in its own session, with its output in the log file, and writes its pid file.
+    """Starts a command as a daemon: in its own session, with its output in the log file, and a pid file.
 
-    The log of the previous run is kept with the suffix ``.1``. Raises DevStackError if the command cannot
-    start.
+    The log of the previous run is kept with the suffix ``.1``.
+
+    Raises:
+        DevStackError: The command cannot be started, or ended at once.
     """
     files.directory.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         files.log_file.replace(files.log_file.with_suffix(".log.1"))
     with interrupts_wait():
         process = _start(files, command)
-        # The daemon outlives this object on purpose; without a return code its collection would warn.
+        # The daemon may outlive this object. With a return code, Python does not warn about that.
         process.returncode = 0
         try:
             return _record(files, process.pid, port)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # without a pid file nothing could stop it later
+            os.killpg(process.pid, signal.SIGKILL)  # without a pid file no command could stop the process
             raise
 
 
@@ -104,9 +109,10 @@ def _start(files: DaemonFiles, command: Sequence[str]) -> subprocess.Popen[bytes
 
 @contextlib.contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Delays Ctrl-C to the end of the block: between a fork and its pid file it would leave an orphan.
+    """Delays Ctrl-C to the end of this context.
 
-    Has no effect in threads other than the main thread, which is the only receiver of Ctrl-C.
+    An interrupt after a process has started and before its pid file is written would leave the process
+    running. Has no effect outside the main thread, which is the only thread that receives Ctrl-C.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is None or threading.current_thread() is not threading.main_thread():
@@ -123,7 +129,7 @@ def interrupts_wait() -> Iterator[None]:
 
 
 def find_running(files: DaemonFiles) -> RunningDaemon | None:
-    """Returns the live process of the pid file; None if it ended, or its pid was reused."""
+    """Returns the process of a pid file if it is running; None if it has ended or its pid was reused."""
     daemon = read_pid_file(files)
     if daemon is not None and start_of(daemon.pid) == daemon.started:
         return daemon
@@ -131,7 +137,7 @@ def find_running(files: DaemonFiles) -> RunningDaemon | None:
 
 
 def read_pid_file(files: DaemonFiles) -> RunningDaemon | None:
-    """Returns the process of the pid file, alive or not; None if the file is missing or unreadable."""
+    """Returns the process that a pid file describes, which may have ended; None without a readable file."""
     try:
         found = json.loads(files.pid_file.read_text(encoding="utf-8"))
         return RunningDaemon(int(found["pid"]), str(found["started"]), int(found["port"]))
@@ -140,7 +146,7 @@ def read_pid_file(files: DaemonFiles) -> RunningDaemon | None:
 
 
 def stop_daemons(all_files: Sequence[DaemonFiles], *, grace: float = STOP_SECONDS) -> list[str]:
-    """Ends the processes together: SIGTERM, and SIGKILL after ``grace`` seconds.
+    """Stops all processes at the same time with SIGTERM, and with SIGKILL after ``grace`` seconds.
 
     Returns the names of the processes that were running.
     """
@@ -163,12 +169,13 @@ def wait_ready(
     *,
     deadline: float,
 ) -> None:
-    """Waits until ``answers()`` is true; ``deadline`` is a ``time.monotonic()`` value.
+    """Waits until ``answers()`` returns True, at the latest until ``deadline`` (of ``time.monotonic()``).
 
-    Raises DevStackError with the end of the log if the process ends first or the time is up.
+    Raises:
+        DevStackError: The process ended, or did not answer in time. The message has the end of its log.
     """
     while True:
-        # Our process must be alive: another program could answer on its port.
+        # The process is checked first, because another program may answer on the port.
         if start_of(daemon.pid) != daemon.started:
             raise DevStackError(f"{files.name} ended while it was starting.{_log_tail(files)}")
         if answers():
@@ -179,19 +186,24 @@ def wait_ready(
 
 
 def require_free_port(port: int, *, name: str, option: str) -> None:
-    """Raises DevStackError if something listens on the loopback port."""
+    """Checks that a loopback port can be used. ``name``: the service. ``option``: the option for the port.
+
+    Raises:
+        DevStackError: The port is in use, not allowed, or not a port number.
+    """
     if not 0 < port < 65536:
         raise DevStackError(
-            f"Port {port} for the {name} is not between 1 and 65535. Choose another with {option}."
+            f"Port {port} for the {name} is not between 1 and 65535. Choose another port with {option}."
         )
     refused = _bind_error(port)
     if refused == errno.EADDRINUSE:
         raise DevStackError(
-            f"Port {port} for the {name} is in use. Stop its program, or choose another with {option}."
+            f"Port {port} for the {name} is in use. Stop the program that uses it, or choose another port "
+            f"with {option}."
         )
     if refused is not None:
         raise DevStackError(
-            f"The {name} cannot use port {port}: {os.strerror(refused)}. Choose another with {option}."
+            f"The {name} cannot use port {port}: {os.strerror(refused)}. Choose another port with {option}."
         )
 
 
@@ -206,20 +218,20 @@ def _bind_error(port: int) -> int | None:
 
 
 def accepts(port: int) -> bool:
-    """Returns True if something accepts connections on the loopback port."""
+    """Returns True if a program accepts connections on a loopback port."""
     with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1):
         return True
     return False
 
 
 def start_of(pid: int) -> str | None:
-    """Returns a process's start time, as text equal only for the same process; None if it ended."""
+    """Returns the start time of a process, as text for comparison; None if the process has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None if Path("/proc/self/stat").exists() else _start_by_ps(pid)
-    fields = stat.rpartition(")")[2].split()  # the name before it may contain blanks and brackets
-    # A killed JVM's first thread is a zombie while other threads still close its ports: it still runs.
+    fields = stat.rpartition(")")[2].split()  # the process's name, in brackets, may itself contain brackets
+    # A process whose first thread is a zombie still runs if it has other threads, as a JVM that is killed.
     ended = fields[0] in "ZX" and int(fields[17]) <= 1
     boot = ""
     with contextlib.suppress(OSError):
@@ -262,7 +274,7 @@ def _wait_gone(daemon: RunningDaemon, deadline: float) -> bool:
 
 
 def _reap(pid: int) -> None:
-    """Reaps the process if it is our child, so that it does not stay a zombie while we live."""
+    """Reaps a process if it is a child of this process, so that it does not stay a zombie."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
@@ -276,22 +288,25 @@ def _log_tail(files: DaemonFiles) -> str:
 
 
 LOOPBACK: Final = "127.0.0.1"
-# Below this range are the ports of well-known services, above it those of Kubernetes and of connections.
+# Lower ports belong to well-known services, and higher ones to Kubernetes and outgoing connections.
 _OURS: Final = range(10_000, 30_000)
 _GIVEN_OUT: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _TRIES: Final = 100
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns different ports on which nothing listens now, tried in random order.
+    """Returns ``count`` different loopback ports on which no program listens, chosen at random.
 
-    The system never assigns these ports itself: a service needs seconds to start, and its port could be taken
-    meanwhile. Raises OSError if there are too few.
+    The ports are outside the range that the system uses for outgoing connections, so that they stay free
+    while a service starts.
+
+    Raises:
+        OSError: There are not enough free ports.
     """
     ours = _OURS
     with contextlib.suppress(OSError, ValueError):
         ours = range(ours.start, min(ours.stop, int(_GIVEN_OUT.read_text(encoding="ascii").split()[0])))
-    # As a last resort, any port of the system.
+    # If none of these ports is free, the system chooses a port (0).
     candidates = [*random.SystemRandom().sample(ours, min(len(ours), _TRIES + count)), *[0] * count]
     found: list[int] = []
     with contextlib.ExitStack() as stack:
@@ -324,7 +339,7 @@ class StackAddresses(NamedTuple):
 
 @dataclass(frozen=True)
 class Service:
-    """One service of a stack directory: its data is in a folder there, its pid and log are in ``run/``."""
+    """A service of a stack, whose directory has its data in a folder, and its pid and log in ``run/``."""
 
     name: ClassVar[str]
 
@@ -340,38 +355,41 @@ class Service:
         return f"{LOOPBACK}:{self.port}"
 
     def start(self, progress: Progress) -> RunningDaemon:
-        """Starts the process, which needs some seconds before it answers."""
+        """Starts the service's process without waiting until it answers."""
         progress(f"{self.name}: starting on {self.address}")
         return start_daemon(self.files, self.command(), port=self.port)
 
     def prepare(self, progress: Progress) -> None:
-        """Fetches the jars, checks the ports, and creates the data folder.
+        """Downloads what the service needs, checks its ports, and creates its data folder.
 
-        Raises DevStackError if any of these fails.
+        Raises:
+            DevStackError: One of these steps failed.
         """
         raise NotImplementedError
 
     def command(self) -> list[str]:
-        """Returns the command of the process to start."""
+        """Returns the command that runs the service."""
         raise NotImplementedError
 
     def answers(self) -> bool:
-        """Returns True if the service works, not only if its port is open."""
+        """Returns True if the service answers a request; an open port is not enough."""
         raise NotImplementedError
 
 
 class ServiceGroup:
-    """Services of one directory, started and stopped together; their data survives ``down``."""
+    """Services of one directory that are started and stopped together. ``down`` keeps their data."""
 
     def __init__(self, directory: Path, services: Sequence[Service]) -> None:
         self.directory = directory
         self._services = tuple(services)
 
     def up(self, progress: Progress = silent) -> None:
-        """Starts the services that are not running, and returns when all services answer.
+        """Starts the services that are not running, and waits until all services answer.
 
-        If the call fails or is interrupted, the services that it started are stopped. Raises DevStackError
-        for missing programs or jars, a busy port, or a service that does not start.
+        If this fails or is interrupted, the services that it started are stopped.
+
+        Raises:
+            DevStackError: A program or jar is missing, a port is in use, or a service does not start.
         """
         with self._alone(progress):
             missing = [service for service in self._services if not _is_running(service)]
@@ -384,14 +402,14 @@ class ServiceGroup:
                 raise
 
     def down(self, progress: Progress = silent) -> list[str]:
-        """Stops all services; returns the names of those that were running."""
+        """Stops all services. Returns the names of the services that were running."""
         if not self.directory.is_dir():
             return []
         with self._alone(progress):
             return stop_daemons([service.files for service in self._services])
 
     def _start(self, missing: list[Service], progress: Progress) -> None:
-        for service in missing:  # started together, then waited for together
+        for service in missing:  # all are started before the first wait, to save time
             service.start(progress)
         deadline = time.monotonic() + READY_SECONDS
         for service in self._services:
@@ -401,22 +419,19 @@ class ServiceGroup:
 
     @contextmanager
     def _alone(self, progress: Progress) -> Iterator[None]:
-        """Holds the lock: two ``up`` at once start one group, and ``down`` stops a complete group."""
+        """Holds the directory's lock, so that only one process at a time starts or stops the services."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / "stack.lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                progress("waiting for another process that starts or stops this stack")
+                progress("waiting for another process that starts or stops the servers of this folder")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
 class DevStack:
-    """A Kafka broker and a schema registry on loopback.
-
-    Ports are TCP ports on 127.0.0.1. Everything is kept under ``directory``.
-    """
+    """A Kafka broker and a schema registry on 127.0.0.1, with all their files in ``directory``."""
 
     def __init__(
         self,
@@ -428,7 +443,7 @@ class DevStack:
     ) -> None:
         if len({kafka_port, controller_port, registry_port}) < 3:
             raise DevStackError(
-                f"The stack needs three different ports, not {kafka_port}, {controller_port}, "
+                f"The servers need three different ports, not {kafka_port}, {controller_port}, "
                 f"{registry_port}. Set --kafka-port, --controller-port and --registry-port."
             )
         self.directory = directory.resolve()
@@ -438,16 +453,20 @@ class DevStack:
 
     @property
     def addresses(self) -> StackAddresses:
-        """The addresses of the services, running or not."""
+        """The addresses of the broker and the registry, which need not be running."""
         return StackAddresses(self._broker.address, self._registry.address)
 
     def up(self, progress: Progress = silent) -> StackAddresses:
-        """Starts both services. Raises DevStackError, see ``ServiceGroup.up``."""
+        """Starts the broker and the registry, and waits until both answer. Returns their addresses.
+
+        Raises:
+            DevStackError: A jar is missing, a port is in use, or a service does not start.
+        """
         self._group.up(progress)
         return self.addresses
 
     def down(self, progress: Progress = silent) -> list[str]:
-        """Stops both services; returns the names of those that were running."""
+        """Stops the broker and the registry. Returns the names of the services that were running."""
         return self._group.down(progress)
 
 
@@ -455,22 +474,22 @@ def _is_running(service: Service) -> bool:
     running = find_running(service.files)
     if running is not None and running.port != service.port:
         raise DevStackError(
-            f"{service.files.name} of this directory already runs on port {running.port}, "
+            f"{service.files.name} of this folder already runs on port {running.port}, "
             f"not {service.port}. Use that port, or run `tidesink dev down` first."
         )
     return running is not None
 
 
-# A constant: Kafka's tool outlives a killed ``up``, and may run together with that of the next ``up``.
+# The same id for every folder, because the formatting tool of a killed ``up`` may still run during the next.
 _CLUSTER_ID: Final = "tidesinkDevStack000000"
-# Kafka's marker of a formatted folder, with the cluster's id.
+# The file with the cluster's id, which Kafka writes when it formats a folder.
 _FORMATTED: Final = "meta.properties"
 _CLUSTER: Final = "__cluster_metadata-0"
 _PARTITION: Final = re.compile(r".+-\d+")
 _JVM: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 
-# Retention is off, so that a demo's topics are still there next week. Messages may have 16 MiB, because users
-# of TiCDC raise max-message-bytes, and oversize values are tried here.
+# Retention is off, so that the topics of a demo can still be read a week later. Messages may have 16 MiB,
+# because users of TiCDC raise max-message-bytes, and such values are tried on this broker.
 _PROPERTIES: Final = """process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@{host}:{controller_port}
@@ -502,7 +521,7 @@ group.initial.rebalance.delay.ms=0
 
 @dataclass(frozen=True)
 class Broker(Service):
-    """The broker; a new data folder is formatted."""
+    """The Kafka broker. Its data folder is formatted at the first start."""
 
     name = "kafka"
     controller_port: int
@@ -527,7 +546,7 @@ class Broker(Service):
         return _java(broker_jars(), "kafka.Kafka", self._properties)
 
     def answers(self) -> bool:
-        """Returns True if the broker serves metadata, not only if its port is open."""
+        """Returns True if the broker answers a request for metadata."""
         return accepts(self.port) and _serves_metadata(self.address)
 
     @property
@@ -540,12 +559,16 @@ class Broker(Service):
 
 
 def _require_no_topics(data: Path) -> None:
-    """Refuses a folder that a broker has used; a mere format leaves one partition, without segments."""
+    """Checks that an unformatted data folder has no topics, which formatting would make unreadable.
+
+    Raises:
+        DevStackError: The folder has topics.
+    """
     partitions = [child for child in data.iterdir() if _PARTITION.fullmatch(child.name) and child.is_dir()]
     if any(child.name != _CLUSTER or any(child.glob("*.log")) for child in partitions):
         raise DevStackError(
-            f"{data} has topics but not the file {_FORMATTED} with which they were written. Restore that "
-            "file, or move the folder's content away to begin with an empty broker. Nothing was changed."
+            f"{data} has topics, but their file {_FORMATTED} is missing. Restore the file, or move the "
+            "folder's content away to begin with an empty broker. Nothing was changed."
         )
 
 
@@ -554,7 +577,11 @@ def _java(jars: Path, main: str, *arguments: str | Path) -> list[str]:
 
 
 def _format(jars: Path, properties: Path, seconds: float = READY_SECONDS) -> None:
-    """Formats the storage; also completes what a killed ``up`` has begun."""
+    """Formats the broker's storage, even if an earlier ``up`` was killed while formatting it.
+
+    Raises:
+        DevStackError: Kafka's tool failed or did not end in time.
+    """
     command = _java(jars, "kafka.tools.StorageTool", "format", "--ignore-formatted")
     command += [f"--cluster-id={_CLUSTER_ID}", "-c", str(properties)]
     try:
@@ -573,7 +600,7 @@ def _serves_metadata(address: str) -> bool:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    # Refused connections are normal while waiting: they are not logged.
+    # Refused connections are normal while the broker starts, so they are not logged.
     client = AdminClient({"bootstrap.servers": address, "log_level": 0, "socket.timeout.ms": 3000})
     try:
         return bool(client.list_topics(timeout=3).brokers)
@@ -587,7 +614,7 @@ _HTTP_OK: Final = 200
 
 @dataclass(frozen=True)
 class Registry(Service):
-    """The registry."""
+    """The schema registry (Apicurio)."""
 
     name = "registry"
 
@@ -601,7 +628,7 @@ class Registry(Service):
         self._data.mkdir(parents=True, exist_ok=True)
 
     def answers(self) -> bool:
-        """Returns True if the Confluent-compatible API lists its subjects."""
+        """Returns True if the registry's Confluent-compatible API lists the subjects."""
         if not accepts(self.port):
             return False
         try:
@@ -624,8 +651,8 @@ class Registry(Service):
 
 
 def running_stack(directory: Path = DIRECTORY) -> StackAddresses | None:
-    """Returns the addresses of a directory's broker and registry; None unless both run."""
-    # The pid files have the ports, whatever options the stack was started with.
+    """Returns the addresses of the broker and registry of a directory; None unless both are running."""
+    # The ports are read from the pid files, since they depend on the options of ``up``.
     broker = find_running(Broker(directory, 0, 0).files)
     registry = find_running(Registry(directory, 0).files)
     if broker is None or registry is None:
@@ -649,22 +676,24 @@ RUNNER: Final = "apicurio-registry-app-*-runner.jar"
 
 
 def broker_jars(*, progress: Progress = silent) -> Path:
-    """Returns the folder of the broker's jars.
+    """Returns the folder with the broker's jars, which are downloaded if they are missing.
 
-    Raises DevStackError if they cannot be fetched.
+    Raises:
+        DevStackError: The jars cannot be downloaded.
     """
     return fetch(KAFKA, progress=progress)
 
 
 def registry_runner(*, progress: Progress = silent) -> Path:
-    """Returns the registry's runnable jar; its libraries are in the same folder.
+    """Returns the path of the registry's runnable jar, which is downloaded if it is missing.
 
-    Raises DevStackError if it cannot be fetched.
+    Raises:
+        DevStackError: The jar cannot be downloaded.
     """
     folder = fetch(APICURIO, progress=progress, finish=_unpack)
     runners = sorted(folder.glob(RUNNER))
     if not runners:
-        raise DevStackError(f"{folder} does not contain {RUNNER}. Remove the folder and try again.")
+        raise DevStackError(f"{folder} does not contain {RUNNER}. Delete the folder, and try again.")
     return runners[0]
 
 
@@ -676,9 +705,10 @@ def _unpack(folder: Path) -> None:
 
 
 def unpack(tar: tarfile.TarFile, folder: Path) -> None:
-    """Unpacks files and folders, but nothing that would end up outside the folder.
+    """Unpacks an archive of plain files and folders into ``folder``.
 
-    Raises DevStackError for an archive with any other content.
+    Raises:
+        DevStackError: The archive has other entries, such as links, or paths outside ``folder``.
     """
     if hasattr(tarfile, "data_filter"):
         try:
@@ -686,7 +716,7 @@ def unpack(tar: tarfile.TarFile, folder: Path) -> None:
         except tarfile.FilterError as exc:
             raise DevStackError(f"{tar.name!r} is not an archive of plain files: {exc}") from exc
         return
-    # Debian 12's Python (3.11.2) and others before 3.10.12 and 3.11.4 have no filters.
+    # tarfile has no filters before Python 3.10.12 and 3.11.4, as in Debian 12 (3.11.2).
     for member in tar.getmembers():
         inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
         if not inside or not (member.isfile() or member.isdir()):

@@ -1,7 +1,7 @@
-"""A workload for a broker: the shop's changes as TiCDC sends them, and a file of the final state.
+"""Writes the changes of the sample shop to Kafka as TiCDC would, and the expected final state to a file.
 
-It is seeded and repeatable, and uses tidesink's own encoders and real topics: schemas, records, and suffixes
-that are sent again, as after a restart of the changefeed.
+The changes are generated from a seed and encoded by tidesink's own encoders. As after a restart of a
+changefeed, some records are sent again. Schemas are registered in the schema registry.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tidesink.schema_registry.naming import TopicRule
 Say = Callable[[str], None]
 
 _TIMEOUT_S: Final = 60
-_ERRORS_ONLY: Final = 3  # syslog's level: retries against a starting broker are not logged
+_ERRORS_ONLY: Final = 3  # syslog level, so that retries while a broker starts are not logged
 
 
 class OutgoingRecord(NamedTuple):
-    """One encoded Kafka record with its topic and partition."""
+    """A Kafka record to send, with its topic and partition."""
 
     topic: str
     partition: int
@@ -45,7 +45,7 @@ class OutgoingRecord(NamedTuple):
 
 @dataclass
 class WorkloadReport:
-    """Counts of what was written: row events, DDL events, re-sent records, and records by topic."""
+    """Numbers of written row events, DDL events and records that were sent again, and records by topic."""
 
     expected: Path
     events: int = 0
@@ -55,7 +55,10 @@ class WorkloadReport:
 
 
 class RecordEncoder:
-    """Encodes changes as Kafka records: topic by rule, one partition per key (dispatcher ``index-value``)."""
+    """Encodes changes as Kafka records, with the topic of the topic rule.
+
+    All changes of a key have the same partition, as with TiCDC's dispatcher ``index-value``.
+    """
 
     def __init__(self, codec: Codec, rule: TopicRule, partitions: int) -> None:
         self._codec = codec
@@ -63,7 +66,7 @@ class RecordEncoder:
         self._partitions = partitions
 
     def encode(self, change: Change) -> OutgoingRecord | None:
-        """Returns the record of a change, or None if the protocol sends no record."""
+        """Returns the Kafka record of a change, or None if the protocol sends no record for it."""
         topic = self._rule.topic_for(change.table)
         record = self._codec.encode(change, topic=topic)
         if record is None:
@@ -80,9 +83,10 @@ class RecordEncoder:
 def resend_suffixes(
     records: Iterable[OutgoingRecord], random: Random, every: int
 ) -> Iterator[tuple[OutgoingRecord, bool]]:
-    """Yields the records, and after about ``every`` of them a suffix again (True), as after a restart.
+    """Yields each record with False, and some records again with True, as after restarts of a changefeed.
 
     A restarted changefeed begins at its checkpoint and sends all later records again, in the same order.
+    ``every``: mean number of records between two restarts.
     """
     recent: deque[OutgoingRecord] = deque(maxlen=max(1, every // 4))
     until_restart = random.randint(1, 2 * every)
@@ -97,10 +101,10 @@ def resend_suffixes(
 
 
 def create_topics(brokers: str, topics: Iterable[str], partitions: int) -> None:
-    """Creates the topics that do not exist yet.
+    """Creates those of the topics that do not exist yet, with ``partitions`` partitions each.
 
     Raises:
-        SourceUnavailableError: The broker does not answer.
+        SourceUnavailableError: The broker does not answer, or cannot create a topic.
     """
     admin = AdminClient(
         {"bootstrap.servers": brokers, "socket.timeout.ms": 10_000, "log_level": _ERRORS_ONLY}
@@ -117,15 +121,15 @@ def create_topics(brokers: str, topics: Iterable[str], partitions: int) -> None:
 
 
 def shop_topics(rule: TopicRule) -> list[str]:
-    """Returns the topics of the shop's tables, without repetition: tables may share a topic."""
+    """Returns the topics of the shop's tables by a topic rule. A topic that tables share is listed once."""
     return list(dict.fromkeys(rule.topic_for(table) for table in shop.CREATE))
 
 
 class RecordSender:
-    """Sends records to Kafka in order, idempotently, at a chosen rate."""
+    """Sends records to Kafka with an idempotent producer, in order and at a chosen rate."""
 
     def __init__(self, brokers: str, *, rate: float | None, by_topic: dict[str, int]) -> None:
-        """``rate``: records per second, or None. ``by_topic``: counts of records, which are updated."""
+        """``rate``: records per second, or None for no limit. ``by_topic``: updated counts of records."""
         self._producer = Producer(
             {
                 "bootstrap.servers": brokers,
@@ -141,7 +145,7 @@ class RecordSender:
         self._failed: list[str] = []
 
     def send(self, record: OutgoingRecord) -> None:
-        """Queues one record; waits if the rate or the queue requires it."""
+        """Queues a record for sending. Waits if the rate is reached or the queue is full."""
         self._pace()
         while True:
             try:
@@ -155,10 +159,10 @@ class RecordSender:
         self._by_topic[record.topic] = self._by_topic.get(record.topic, 0) + 1
 
     def close(self) -> None:
-        """Waits until the broker has everything.
+        """Waits until all queued records have arrived in Kafka.
 
         Raises:
-            SourceUnavailableError: Some record did not arrive.
+            SourceUnavailableError: A record could not be sent.
         """
         left = self._producer.flush(_TIMEOUT_S)
         if left or self._failed:
@@ -179,9 +183,10 @@ class RecordSender:
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """Options of the workload. ``rate``: records per second (None: as fast as possible).
+    """Options of the workload.
 
-    ``restart_every``: mean number of records between two re-sent suffixes.
+    ``rate``: records per second, or None for no limit. ``restart_every``: mean number of records between two
+    simulated restarts of the changefeed, after which records are sent again.
     """
 
     brokers: str
@@ -198,9 +203,9 @@ class WorkloadOptions:
 
 
 def write_workload(options: WorkloadOptions, say: Callable[[str], None] = lambda _: None) -> WorkloadReport:
-    """Writes the shop's changes to Kafka and its final state to ``options.expected``.
+    """Writes the shop's changes to Kafka, and the expected final state to ``options.expected``.
 
-    ``say``: receives a line for each quarter of the row events that is sent.
+    ``say``: function that prints a progress line, called after each quarter of the row events.
 
     Raises:
         SourceUnavailableError: The broker does not answer.
