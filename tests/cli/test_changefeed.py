@@ -199,7 +199,7 @@ def test_no_error_shows_a_secret(tmp_path: Path, uri: str, toml: str) -> None:
             "[sink.kafka-config.large-message-handle]\nlarge-message-handle-option='claim-check'\n",
             "source.claim-check-storage-uri: required",
         ),
-        (CANAL, "[sink\n", "no TOML"),
+        (CANAL, "[sink\n", "are not TOML"),
         (CANAL, "sink=1\n", "sink is a section"),
         (CANAL, "[sink]\ndispatchers=['x']\n", "is a list"),
         (CANAL, "[sink]\ndispatchers=[{matcher='a.*'}]\n", "matcher is a list of texts"),

@@ -149,7 +149,7 @@ def test_a_decision_leaves_a_table_paused_that_a_person_paused(shop: Shop) -> No
         (("--all-of", "ad"), "there is no such kind (did you mean add?)"),
         (("--all-of", "widen"), "No schema change of kind widen waits"),
         ((), "Give either tables (schema.table) and digests, or --all-of KIND"),
-        (("shop.items", "--all-of", "add"), "give either"),
+        (("shop.items", "--all-of", "add"), "Give either"),
         (("shop.item",), "did you mean shop.items?"),
         (("shop.items",), "No change of shop.items waits"),
         (("abcd1234",), "No change of abcd1234 waits"),

@@ -157,7 +157,7 @@ def test_lines_are_written_as_ticdc_writes_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("protocol", "line", "words"),
     [
-        ("debezium-avro", {}, "give --register"),
+        ("debezium-avro", {}, "Give --register"),
         ("debezium-json", {"type": "message", "kind": "transaction"}, "cannot be written"),
         ("debezium-json", {"type": "insert", "table": {"schema": "s", "name": "t"}}, "column types"),
     ],

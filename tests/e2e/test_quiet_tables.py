@@ -245,7 +245,7 @@ def test_a_topic_that_is_not_there_yet(
         delete_topic(servers["brokers"], table.topic)
         (error,) = _drain(config).values()
         assert error is not None
-        assert "the topic was deleted" in error
+        assert "The topic was deleted" in error
         table.make_topic()
         (error,) = _drain(config).values()
         assert error is not None

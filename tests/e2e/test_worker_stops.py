@@ -90,7 +90,7 @@ def _spoil(servers: Servers, writers: dict[str, TableWriter]) -> None:
 
 def _check_messages(tables: dict[str, TableReport]) -> None:
     expected = {
-        "deleted": "the topic was deleted",
+        "deleted": "The topic was deleted",
         "remade": "deleted and recreated",
         "expired": "offsets 1 to 1 expired before they were read",
     }

@@ -404,8 +404,8 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "kafka property that cannot be read",
         changed(FLAT_AVRO, source__kafka={"sasl.jaas.config": "x"}),
         "source.kafka.sasl.jaas.config",
-        "cannot be read",
-        "sasl.username, sasl.password",
+        "cannot be parsed",
+        "sasl.username and sasl.password",
     ),
     (
         "kafka property under another client's name",

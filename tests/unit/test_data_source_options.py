@@ -155,5 +155,5 @@ def test_a_second_table_is_an_error_unless_one_is_named() -> None:
     mine, other = (_table((ID,), {n: {"id": n}}) for n in (0, 1))
     other = ChangeTable(TableId("shop", "others"), other.schema, None, other.rows)
     assert [row["offset"] for row in _rows(Projection(wanted, table=TABLE), mine, other)] == [0]
-    with pytest.raises(ConfigError, match=r"The topic has shop\.orders and shop\.others"):
+    with pytest.raises(ConfigError, match=r"The topic has tables shop\.orders and shop\.others"):
         _rows(Projection(wanted, table=None), mine, other)

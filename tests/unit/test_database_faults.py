@@ -222,7 +222,7 @@ def _socket_error(cause: OSError) -> pymysql.OperationalError:
             pymysql.OperationalError(1130, "Host '10.0.0.9' is not allowed to connect to this server"),
             TargetError,
             "Host '10.0.0.9' is not allowed",
-            "at the server",
+            "to allow logins from this machine",
         ),
         (
             pymysql.OperationalError(3159, "Connections using insecure transport are prohibited"),

@@ -70,5 +70,5 @@ def test_an_exchange_is_told_at_both_tables(name: str, ending: str) -> None:
 
 def test_an_exchange_that_names_no_table_is_refused() -> None:
     for read in (moved_tables, row_changes):
-        with pytest.raises(ConfigError, match="expected WITH TABLE"):
+        with pytest.raises(ConfigError, match="the SQL must have WITH TABLE"):
             read("ALTER TABLE t EXCHANGE PARTITION p0", "s")

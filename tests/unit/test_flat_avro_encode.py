@@ -278,7 +278,7 @@ def test_a_message_above_the_limit_is_refused() -> None:
     ("event", "options", "match"),
     [
         (change(Op.TRUNCATE), {}, "truncate"),
-        (change()._replace(schema=None), {}, "no schema"),
+        (change()._replace(schema=None), {}, "The event has no table schema"),
         (change()._replace(after=None), {}, "has no row"),
         (change(Op.UPSERT), {"enable_tidb_extension": True}, "insert or update"),
         (change()._replace(commit_ts=None), {"enable_tidb_extension": True}, "no commit_ts"),
@@ -337,7 +337,7 @@ def test_ids_must_be_there_known_and_able_to_say_delete() -> None:
         codec.encode_with_ids(found._replace(schema_id=None))
     with pytest.raises(SchemaNotFoundError):
         codec.encode_with_ids(found._replace(schema_id=SchemaIds(None, 999)))
-    with pytest.raises(EncodeError, match="has no _tidb_op, so a delete cannot be written"):
+    with pytest.raises(EncodeError, match="has no field _tidb_op, so a delete cannot be written"):
         codec.encode_with_ids(found._replace(op=Op.DELETE, before=found.after, after=None))
 
 

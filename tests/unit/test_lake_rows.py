@@ -169,7 +169,7 @@ def test_rows_become_what_the_law_says(rules: RowRules, data: st.DataObject) -> 
     try:
         outcome = expected(changes, stored, rules)
     except ValueError:
-        with pytest.raises(ValueNotStoredError, match="The source did not send the value"):
+        with pytest.raises(ValueNotStoredError, match="The source database did not send the value"):
             rules.written(batch, columns, known)
         return
     assert rules.written(batch, columns, known).to_pylist() == outcome

@@ -256,7 +256,7 @@ def test_a_broker_that_is_down_is_an_error_in_time() -> None:
 def test_a_topic_that_was_deleted_is_named(brokers: str) -> None:
     log = LeaderEpochs({"bootstrap.servers": brokers})
     gone = found(0, 0, 0, 0, 0, 0, 0, 0, 0)
-    with pytest.raises(BrokerUnavailableError, match="the topic was deleted") as caught:
+    with pytest.raises(BrokerUnavailableError, match="The topic was deleted") as caught:
         log.last(gone, {8: 5})
     assert caught.value.context["topic"] == "t"
 

@@ -108,9 +108,9 @@ GOOD = json.loads(to_json(Progress(TableId("s", "t"), "p", 1, 1)))
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("no json", "not JSON"),
-        ("[]", "format None"),
-        (json.dumps({**GOOD, "version": 2}), "format 2"),
+        ("no json", "not valid JSON"),
+        ("[]", "format version None"),
+        (json.dumps({**GOOD, "version": 2}), "format version 2"),
         (json.dumps({**GOOD, "table": ["one"]}), "damaged"),
         (json.dumps({**GOOD, "sequence_by": "moon"}), "damaged"),
         (json.dumps({k: v for k, v in GOOD.items() if k != "epoch"}), "damaged"),

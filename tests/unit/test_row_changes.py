@@ -28,8 +28,8 @@ T, U = TableId("s", "t"), TableId("s", "u")
         ("DROP TABLE IF EXISTS t, o.u", ["drop-table s.t", "drop-table o.u"], "stay in the target"),
         ("DROP TABLE t; CREATE TABLE t (a INT)", ["drop-table s.t"], "created again"),
         ("DROP DATABASE IF EXISTS s", ["drop-table s."], "stay in the target"),
-        ("RENAME TABLE t TO u", ["rename-table s.t", "rename-table s.u"], "was s.t"),
-        ("RENAME TABLE t TO u, u TO t", ["rename-table s.t", "rename-table s.u"], "is now s.u at the source"),
+        ("RENAME TABLE t TO u", ["rename-table s.t", "rename-table s.u"], "was renamed from s.t"),
+        ("RENAME TABLE t TO u, u TO t", ["rename-table s.t", "rename-table s.u"], "was renamed to s.u"),
         ("RENAME TABLE t TO o.t", ["rename-table s.t", "rename-table o.t"], "o.t"),
         ("ALTER TABLE t RENAME TO o.u", ["rename-table s.t", "rename-table o.u"], "o.u"),
         ("ALTER TABLE t RENAME AS u", ["rename-table s.t", "rename-table s.u"], ""),
@@ -37,9 +37,13 @@ T, U = TableId("s", "t"), TableId("s", "u")
         ("ALTER TABLE t TRUNCATE PARTITION p0, p1", ["partition s.t"], "stay in the target"),
         ("ALTER TABLE t FIRST PARTITION LESS THAN (9)", ["partition s.t"], "stay in the target"),
         ("ALTER TABLE t ADD c INT, DROP PARTITION p", ["partition s.t"], ""),
-        ("ALTER TABLE t EXCHANGE PARTITION p WITH TABLE `u`", ["partition s.t", "partition s.u"], "s.u gave"),
+        (
+            "ALTER TABLE t EXCHANGE PARTITION p WITH TABLE `u`",
+            ["partition s.t", "partition s.u"],
+            "from s.u to s.t",
+        ),
         ("DROP TABLES t, u", ["drop-table s.t", "drop-table s.u"], "stay in the target"),
-        ("RENAME TABLES IF EXISTS t TO u", ["rename-table s.t", "rename-table s.u"], "was s.t"),
+        ("RENAME TABLES IF EXISTS t TO u", ["rename-table s.t", "rename-table s.u"], "was renamed from s.t"),
         ("ALTER ONLINE IGNORE TABLE IF EXISTS t DROP PARTITION p0", ["partition s.t"], "stay in the target"),
         # MariaDB's.
         ("ALTER TABLE t WAIT 5 DROP PARTITION p0", ["partition s.t"], "stay in the target"),
@@ -77,8 +81,8 @@ def test_what_a_statement_does_to_rows(sql: str, changes: list[str], word: str) 
 
 def test_a_swap_of_names_says_both_at_each_table() -> None:
     first, second = row_changes("RENAME TABLE t TO x, u TO t, x TO u", "s")[0:3:2]
-    assert (first.table, "is now s.x" in first.effect, "was s.u" in first.effect) == (T, True, True)
-    assert (second.table, "is now s.t" in second.effect, "was s.x" in second.effect) == (U, True, True)
+    assert (first.table, "to s.x" in first.effect, "from s.u" in first.effect) == (T, True, True)
+    assert (second.table, "to s.t" in second.effect, "from s.x" in second.effect) == (U, True, True)
 
 
 def test_columns_that_are_renamed() -> None:

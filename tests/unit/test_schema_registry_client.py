@@ -144,7 +144,7 @@ def test_a_refusal_stays_a_refusal_where_nothing_more_can_be_asked(serve: Serve,
         }
     )
     with pytest.raises(
-        IncompatibleSchemaError, match="the registry's message: incompatible: qty at /fields/0"
+        IncompatibleSchemaError, match="message of the registry: incompatible: qty at /fields/0"
     ):
         client(server.url).register("s", NEW)
 
@@ -182,7 +182,10 @@ def test_a_level_that_is_none_is_refused_before_anything_is_sent(serve: Serve, c
 @pytest.mark.parametrize(
     ("status", "hint"),
     [
-        (401, "credentials are missing or wrong. Check the registry's username and password, or its token."),
+        (
+            401,
+            "the credentials are missing or wrong. Check the registry's username and password, or its token.",
+        ),
         (403, "the user lacks permission. Grant it to the user, or configure another user."),
     ],
 )

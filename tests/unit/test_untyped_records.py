@@ -293,7 +293,7 @@ def test_a_column_that_the_table_does_not_have_is_text(tmp_path: Path) -> None:
 def test_a_table_that_is_not_in_the_database_waits(tmp_path: Path) -> None:
     database = _Database(None)
     table = _Table(tmp_path, _bare(ROW), database=database)
-    with pytest.raises(ConfigError, match=r"source\.database has no table shop\.orders"):
+    with pytest.raises(ConfigError, match=r"The source database has no table shop\.orders"):
         table.opened()
     database.create = ORDERS
     assert table.opened().types == TYPES

@@ -209,7 +209,7 @@ class _Refusing:
         ((8055, "snapshot is older than GC safe point"), RowUnavailableError, "Raise tidb_gc_life_time"),
         ((9006, "GC life time is shorter"), RowUnavailableError, "Raise tidb_gc_life_time"),
         ((1146, "no table"), RowUnavailableError, "did not have this table"),
-        ((1045, "Access denied"), ConfigError, "refuses the user"),
+        ((1045, "Access denied"), ConfigError, "denies access to the user"),
         ((1193, "Unknown system variable"), ConfigError, "is not TiDB"),
         ((2013, "Lost connection"), SourceUnavailableError, "does not answer"),
         ((), SourceUnavailableError, "does not answer"),
