@@ -92,7 +92,7 @@ def _check_messages(tables: dict[str, TableReport]) -> None:
     expected = {
         "deleted": "The topic was deleted",
         "remade": "deleted and recreated",
-        "expired": "offsets 1 to 1 expired before they were read",
+        "expired": "Offsets 1 to 1 expired before they were read",
     }
     for name, text in expected.items():
         error = tables[name].error
