@@ -44,7 +44,7 @@ from tidesink.sinks.targets.base import (
 from tidesink.sinks.targets.column_changes import Evolution, gap_of, plan_evolution
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN
 from tidesink.sinks.targets.sharing import Owner, also_of, is_shared, names_of, new_columns, not_shared
-from tidesink.typemap.target_schema import Shard, TableShape, default_value
+from tidesink.typemap.target_schema import Shard, TargetSchema, default_value
 
 
 class MemoryColumns(ABC):
@@ -57,10 +57,10 @@ class MemoryColumns(ABC):
         """Refuse a table that another worker holds."""
 
     @abstractmethod
-    def _plan(self, shape: TableShape) -> Evolution:
+    def _plan(self, shape: TargetSchema) -> Evolution:
         """What the columns lack for a shape."""
 
-    def gap(self, shape: TableShape) -> SchemaGap:
+    def gap(self, shape: TargetSchema) -> SchemaGap:
         """What the columns lack."""
         return gap_of(self._state.columns, self._plan(shape))
 
@@ -129,7 +129,7 @@ class MemoryTarget:
         return CAPABILITIES
 
     def open_table(
-        self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
+        self, shape: TargetSchema, *, pipeline: str, delete_mode: DeleteMode = "hard"
     ) -> MemoryTable:
         """The table of ``shape``, created when missing."""
         check_key(shape)
@@ -151,7 +151,7 @@ class MemoryTarget:
 class MemoryTable(MemoryColumns):
     """One table in memory."""
 
-    def __init__(self, state: _State, shape: TableShape, *, pipeline: str, created: bool) -> None:
+    def __init__(self, state: _State, shape: TargetSchema, *, pipeline: str, created: bool) -> None:
         self._state = state
         self._table = shape.source
         self._place = f"memory:{shape.table}"
@@ -179,7 +179,7 @@ class MemoryTable(MemoryColumns):
         """What is applied."""
         return self._ledger().progress
 
-    def evolve(self, shape: TableShape) -> EvolveResult:
+    def evolve(self, shape: TargetSchema) -> EvolveResult:
         """Add columns with their defaults for rows already there; widen types by name."""
         with self._state.lock:
             ledger = self._held()
@@ -249,7 +249,7 @@ class MemoryTable(MemoryColumns):
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _plan(self, shape: TableShape) -> Evolution:
+    def _plan(self, shape: TargetSchema) -> Evolution:
         try:
             return plan_evolution(self._state.columns, shape)
         except SchemaRefusedError as exc:

@@ -118,7 +118,7 @@ class EarlierType(NamedTuple):
 
 
 # Default of a column that was added, if the values that the database wrote into existing rows are unknown.
-UNTOLD_DEFAULT: Final = "(computed by the database)"
+UNKNOWN_DEFAULT: Final = "(computed by the database)"
 
 
 @dataclass(frozen=True)

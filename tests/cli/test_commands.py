@@ -69,7 +69,7 @@ def test_settings_that_init_writes_as_comments_are_right(tmp_path: Path, protoco
     customers = config.table_config(TableId("shop", "customers"))
     assert "mode" in config.defaults.model_fields_set
     assert config.defaults.schema_changes.model_fields_set == {"add", "widen"}
-    assert (customers.layout.except_columns, customers.filter) == (("card_number",), "status <> 'draft'")
+    assert (customers.projection.except_columns, customers.filter) == (("card_number",), "status <> 'draft'")
 
 
 @pytest.mark.parametrize("protocol", CODECS)

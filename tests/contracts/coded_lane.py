@@ -27,7 +27,7 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
 from tidesink.sinks.worker.table_task import TableTask
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,7 +145,7 @@ class CodedTable:
         table_task.look(found)
         table_task.work(found)
 
-    def rows(self, shape: TableShape) -> list[dict[str, Any]]:
+    def rows(self, shape: TargetSchema) -> list[dict[str, Any]]:
         """What a reader of the target sees, who knows the shape; in the order of the key."""
         if isinstance(self.bed, MessagesBed):
             self.bed.shapes[self.table] = shape

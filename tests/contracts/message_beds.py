@@ -29,7 +29,7 @@ from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.stream.encoding import written_schema
 from tidesink.sinks.targets.stream.http_endpoint import HttpTarget, table_url
 from tidesink.sinks.targets.stream.kafka import BATCH_HEADER, EPOCH_HEADER, KafkaTarget
-from tidesink.typemap.target_schema import ShapeColumn, TableShape, merge_shape
+from tidesink.typemap.target_schema import TargetColumn, TargetSchema, merge_schemas
 from tidesink.typemap.values import to_datetime
 
 
@@ -37,12 +37,12 @@ from tidesink.typemap.values import to_datetime
 class MessagesBed(Bed):
     """A bed whose reader knows the tables' shapes: messages alone do not tell every type."""
 
-    shapes: dict[TableId, TableShape] = field(default_factory=dict)
+    shapes: dict[TableId, TargetSchema] = field(default_factory=dict)
 
-    def batch(self, shape: TableShape, *rows: Sequence[dict[str, Any]], **more: Any) -> ReducedBatch:
+    def batch(self, shape: TargetSchema, *rows: Sequence[dict[str, Any]], **more: Any) -> ReducedBatch:
         """As ``Bed.batch``; notes the shape."""
         known = self.shapes.get(shape.table)
-        self.shapes[shape.table] = shape if known is None else merge_shape(known, shape)
+        self.shapes[shape.table] = shape if known is None else merge_schemas(known, shape)
         return super().batch(shape, *rows, **more)
 
 
@@ -61,7 +61,7 @@ def kafka_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
     )
     store = SqlStateStore(str(folder.with_name("ledger.db")))
     request.addfinalizer(store.close)
-    shapes: dict[TableId, TableShape] = {}
+    shapes: dict[TableId, TargetSchema] = {}
 
     def read(table: TableId) -> list[dict[str, Any]]:
         messages = topic_messages(brokers, settings.rule.topic_for(table))
@@ -86,7 +86,7 @@ def http_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
     settings = HttpSettings.model_validate({"type": "http", "url": url, "batch-rows": 2})
     store = SqlStateStore(str(folder.with_name("ledger.db")))
     request.addfinalizer(store.close)
-    shapes: dict[TableId, TableShape] = {}
+    shapes: dict[TableId, TargetSchema] = {}
 
     def read(table: TableId) -> list[dict[str, Any]]:
         name = {"schema": table.schema, "name": table.name}
@@ -110,7 +110,7 @@ def http_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
     )
 
 
-def stored_json(column: ShapeColumn, value: Any) -> Any:
+def stored_json(column: TargetColumn, value: Any) -> Any:
     """A value of a request's JSON as a table target would store it."""
     if isinstance(value, dict):
         return b64decode(value["base64"])
@@ -119,7 +119,7 @@ def stored_json(column: ShapeColumn, value: Any) -> Any:
     return stored(column, value)
 
 
-def canal_rows(messages: Sequence[Message], shape: TableShape) -> list[dict[str, Any]]:
+def canal_rows(messages: Sequence[Message], shape: TargetSchema) -> list[dict[str, Any]]:
     """What a reader of canal-json ends with."""
     schema = written_schema(shape, "canal-json", CodecOptions())
     codec = open_codec("canal-json", definitions=TableDefinitions([schema]), keys={shape.table: shape.keys})
@@ -149,7 +149,7 @@ def stamp_of(message: Message) -> tuple[int, int]:
     return int(epoch), int(batch)
 
 
-def stored(column: ShapeColumn, value: Any) -> Any:
+def stored(column: TargetColumn, value: Any) -> Any:
     """A value of the source as a table target would store it."""
     if value is None:
         return None

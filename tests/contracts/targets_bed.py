@@ -25,7 +25,7 @@ from tidesink.sinks.targets.base import (
     TargetTable,
 )
 from tidesink.sinks.targets.lake.rows import sequence_type
-from tidesink.typemap.target_schema import TableShape, shape_of
+from tidesink.typemap.target_schema import TargetSchema, shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +37,7 @@ AMOUNT = Column("amount", ColumnType("int"))
 Reader = Callable[[TableId], list[dict[str, Any]]]
 
 
-def shape(*columns: Column, table: TableId = TABLE) -> TableShape:
+def shape(*columns: Column, table: TableId = TABLE) -> TargetSchema:
     """A shape of some columns, by default the key, a name and an amount."""
     return shape_of(TableSchema(table, columns or (ID, NAME, AMOUNT)))
 
@@ -85,7 +85,7 @@ class Bed:
 
     def batch(
         self,
-        shape: TableShape,
+        shape: TargetSchema,
         upserts: Sequence[dict[str, Any]] = (),
         deletes: Sequence[dict[str, Any]] = (),
         *,
@@ -156,7 +156,7 @@ def sql(bed: Bed, text: str) -> list[Any]:
     return bed.spark.sql(text).collect()
 
 
-def key_range(shape: TableShape, rows: Sequence[ReducedRow]) -> dict[str, tuple[Any, Any]]:
+def key_range(shape: TargetSchema, rows: Sequence[ReducedRow]) -> dict[str, tuple[Any, Any]]:
     """The least and greatest value of each key column."""
     if not rows:
         return {}
@@ -185,7 +185,7 @@ def merged(batch: ReducedBatch) -> ReducedBatch:
     return replace(batch, payloads=None)
 
 
-def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow]) -> Any:
+def frame_of(spark: SparkSession, shape: TargetSchema, rows: Sequence[ReducedRow]) -> Any:
     """The frame a worker would hand to a target."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import (
@@ -220,7 +220,7 @@ def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow])
     return spark.createDataFrame(table, schema).persist()
 
 
-def payloads_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow]) -> Any:
+def payloads_of(spark: SparkSession, shape: TargetSchema, rows: Sequence[ReducedRow]) -> Any:
     """The rows as a worker's tasks pack them: two payloads, and one without rows."""
     schema = pa.schema(
         [

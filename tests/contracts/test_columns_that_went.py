@@ -92,10 +92,10 @@ CASES = {
 def test_it_is_null_in_rows_written_since_whoever_reads_them(
     spark: SparkSession, tmp_path: Path, case: str, read: Callable[[CodedTable, int], None]
 ) -> None:
-    ddl, row, layout, ends = CASES[case]
+    ddl, row, projection, ends = CASES[case]
     feed, target = _feed(ddl, *row), MemoryTarget()
     bed = Bed("memory", target, target.rows, lambda: target)
-    messages, config = placed(feed.records), config_of(feed, **layout)
+    messages, config = placed(feed.records), config_of(feed, **projection)
     table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config)
     read(table, len(messages))
     assert sorted(target.rows(TABLE), key=lambda row: str(row["id"])) == ends

@@ -24,7 +24,7 @@ from tidesink.sinks.targets.sql.merge import make_staging
 from tidesink.sinks.targets.sql.mysql import MysqlDialect
 from tidesink.sinks.targets.sql.postgres import PostgresDialect
 from tidesink.sinks.targets.sql.target import SqlTarget
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 
 pytestmark = pytest.mark.servers
 
@@ -99,7 +99,7 @@ def test_a_table_has_as_many_columns_as_is_said_and_no_more(server: Server) -> N
         server.make("more", "bigint", ["int"] * server.limits.columns)
 
 
-def of_columns(number: int) -> TableShape:
+def of_columns(number: int) -> TargetSchema:
     return shape(ID, *(Column(f"c{at}", ColumnType("int")) for at in range(number - 1)))
 
 

@@ -25,7 +25,7 @@ from tidesink.sinks.targets.modes import (
     UNAVAILABLE,
     log_shape,
 )
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 
 pytestmark = [quick_on("memory", "mysql"), needs("append")]
 
@@ -39,7 +39,7 @@ def image(offset: int, op: str = "insert", index: int = 0, **values: Any) -> Row
     return {**own, "id": 1, "name": "a", "amount": 1, **values}
 
 
-def log_of(bed: Bed, rows: Sequence[Row], columns: TableShape = SHAPE) -> ReducedBatch:
+def log_of(bed: Bed, rows: Sequence[Row], columns: TargetSchema = SHAPE) -> ReducedBatch:
     return replace(bed.batch(columns, rows), mode="append")
 
 
@@ -47,7 +47,7 @@ def held(bed: Bed) -> list[Row]:
     return sorted(bed.read(TABLE), key=lambda row: (row[PARTITION], row[OFFSET], row[INDEX]))
 
 
-def opened(bed: Bed, columns: TableShape = SHAPE) -> tuple[TargetTable, int]:
+def opened(bed: Bed, columns: TargetSchema = SHAPE) -> tuple[TargetTable, int]:
     table = bed.target.open_table(columns, pipeline="shop")
     return table, table.claim().epoch
 

@@ -43,7 +43,7 @@ from tidesink.codecs import open_codec
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, TableSchema
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, ReducedRow
-from tidesink.typemap.target_schema import TableShape, row_keyed, shape_of
+from tidesink.typemap.target_schema import TargetSchema, row_keyed, shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,7 +135,7 @@ def _rows_alone(events: Sequence[object]) -> list[ChangeEvent]:
     return [event for event in events if isinstance(event, ChangeEvent)]
 
 
-def _in_memory(parts: Sequence[Sequence[ChangeEvent]], shape: TableShape) -> Rows:
+def _in_memory(parts: Sequence[Sequence[ChangeEvent]], shape: TargetSchema) -> Rows:
     target = MemoryTarget()
     table = target.open_table(shape, pipeline="shop")
     epoch = table.claim().epoch
@@ -150,7 +150,7 @@ def _in_memory(parts: Sequence[Sequence[ChangeEvent]], shape: TableShape) -> Row
     return sorted(target.rows(shape.table), key=lambda row: [row[name] for name in shape.keys])
 
 
-def _key(shape: TableShape, values: tuple[Any, ...]) -> dict[str, Any]:
+def _key(shape: TargetSchema, values: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(shape.keys, values, strict=True))
 
 

@@ -22,7 +22,7 @@ from tests.full import FULL
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
 from tidesink.sinks.targets.modes import FROM_COLUMN, HistoryNames, history_shape
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 
 pytestmark = pytest.mark.spark
 SHAPE = shape()
@@ -30,7 +30,7 @@ ODD = Column("a b", ColumnType("int"))
 MOMENT = Column("at", ColumnType("datetime", fsp=6))
 
 
-def loaded(bed: Bed, of: TableShape = SHAPE, target: DeltaTarget | None = None) -> DeltaTable:
+def loaded(bed: Bed, of: TargetSchema = SHAPE, target: DeltaTarget | None = None) -> DeltaTable:
     """A claimed table of two batches, the second of which replaces a row and deletes one."""
     table = (target or bed.target).open_table(of, pipeline="shop")
     assert isinstance(table, DeltaTable)

@@ -31,7 +31,7 @@ from tidesink.dev.lake_check import open_lake_table
 from tidesink.errors import TargetError
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 
 # ruff: noqa: S608
 pytestmark = pytest.mark.spark
@@ -41,7 +41,7 @@ PROPERTIES: Final = "'delta.enableDeletionVectors' = 'true'"
 MAPPED: Final = f"{PROPERTIES}, 'delta.columnMapping.mode' = 'name'"
 
 
-def made(bed: Bed, given: TableShape, by: str, properties: str = PROPERTIES) -> DeltaTable:
+def made(bed: Bed, given: TargetSchema, by: str, properties: str = PROPERTIES) -> DeltaTable:
     """A table that was made by hand, and claimed."""
     assert isinstance(bed.target, DeltaTarget)
     columns = ", ".join(

@@ -19,7 +19,7 @@ from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.delta.ledger import APPLICATION
 from tidesink.sinks.targets.delta.log import DeltaLog
 from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
-from tidesink.typemap.target_schema import TableShape, shape_of
+from tidesink.typemap.target_schema import TargetSchema, shape_of
 
 pytestmark = pytest.mark.spark
 SHAPE = shape()
@@ -27,20 +27,20 @@ DECIMAL = ColumnType("decimal", precision=20, scale=0)
 LONG_DECIMAL = ColumnType("decimal", precision=60, scale=0)
 
 
-def opened(bed: Bed, asked: TableShape = SHAPE) -> DeltaTable:
+def opened(bed: Bed, asked: TargetSchema = SHAPE) -> DeltaTable:
     table = bed.reopen().open_table(asked, pipeline="shop")
     assert isinstance(table, DeltaTable)
     return table
 
 
-def claimed(bed: Bed, asked: TableShape = SHAPE) -> DeltaTable:
+def claimed(bed: Bed, asked: TargetSchema = SHAPE) -> DeltaTable:
     """A table at version 1, held at epoch 1."""
     table = opened(bed, asked)
     assert table.claim().epoch == 1
     return table
 
 
-def keyed_by(column_type: ColumnType) -> TableShape:
+def keyed_by(column_type: ColumnType) -> TargetSchema:
     return shape(replace(ID, type=column_type), NAME, AMOUNT)
 
 

@@ -30,7 +30,7 @@ from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow, T
 from tidesink.sinks.targets.delta import files as delta_files
 from tidesink.sinks.targets.iceberg import files as iceberg_files
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames, history_shape
-from tidesink.typemap.target_schema import TableShape, without
+from tidesink.typemap.target_schema import TargetSchema, without
 
 pytestmark = [quick_on("memory", "postgres"), needs("history")]
 
@@ -74,7 +74,7 @@ class Event(NamedTuple):
 
 
 def batch_of(
-    bed: Bed, events: Sequence[Event], of: TableShape = SHAPE, names: HistoryNames = NAMES, **more: Any
+    bed: Bed, events: Sequence[Event], of: TargetSchema = SHAPE, names: HistoryNames = NAMES, **more: Any
 ) -> ReducedBatch:
     rows = [
         ReducedRow(
@@ -107,7 +107,7 @@ def part_of(bed: Bed, reads: Sequence[Event]) -> ReducedBatch:
     return replace(batch_of(bed, reads), since=None, reads=True)
 
 
-def held(bed: Bed, of: TableShape = SHAPE, names: HistoryNames = NAMES) -> tuple[TargetTable, int]:
+def held(bed: Bed, of: TargetSchema = SHAPE, names: HistoryNames = NAMES) -> tuple[TargetTable, int]:
     table = bed.target.open_table(history_shape(of, names), pipeline="shop")
     epoch = table.claim().epoch
     table.evolve(history_shape(of, names))

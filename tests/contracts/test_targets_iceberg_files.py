@@ -40,7 +40,7 @@ from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState
 from tidesink.sinks.targets.iceberg.ledger import Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.table import IcebergTable
 from tidesink.sinks.targets.lake.storage import local_path
-from tidesink.typemap.projection import Layout, laid_out
+from tidesink.typemap.projection import Projection, project
 from tidesink.typemap.target_schema import MetadataKind, shape_of, without
 
 # ruff: noqa: S608
@@ -262,7 +262,7 @@ def test_rows_with_metadata_are_files_and_columns_that_are_left_out_stay_out(ice
     assert iceberg.spark is not None
     schema = TableSchema(TABLE, (ID, NAME, AMOUNT))
     names: dict[MetadataKind, str] = {"op": "_op", "offset": "_offset", "batch": "_batch"}
-    laid = laid_out(Layout(metadata=names), shape_of(schema), own=())
+    laid = project(Projection(metadata=names), shape_of(schema), own=())
     metadata = Metadata(names, TABLE)
     rows = TargetRows(shape_of(schema), target=laid.shape, sources=laid.sources, metadata=metadata)
     given = without(laid.shape, ["amount"])

@@ -33,7 +33,7 @@ from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.iceberg.jvm import JvmTable
 from tidesink.sinks.targets.iceberg.partitions import transformed
 from tidesink.sinks.targets.iceberg.table import IcebergTable, IcebergTarget
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 from tidesink.typemap.values import DECIMAL_CONTEXT
 
 # ruff: noqa: S608
@@ -50,7 +50,7 @@ TERMS: Final[Mapping[str, Sequence[str]]] = {
 }
 
 
-def made(bed: Bed, given: TableShape, by: str = "") -> IcebergTable:
+def made(bed: Bed, given: TargetSchema, by: str = "") -> IcebergTable:
     """A table that was made by hand, and claimed."""
     assert isinstance(bed.target, IcebergTarget)
     columns = ", ".join(

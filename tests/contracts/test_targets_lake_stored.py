@@ -36,7 +36,7 @@ from tidesink.sinks.targets.delta.table import DeltaTarget
 from tidesink.sinks.targets.lake import batches as lake_batches
 from tidesink.sinks.targets.lake import files as lake_files
 from tidesink.sinks.targets.modes import FROM_COLUMN, HistoryNames, history_shape
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 
 pytestmark = pytest.mark.spark
 
@@ -195,7 +195,7 @@ def history_row(number: int, place: str, at: int, name: str | None) -> ReducedRo
 
 
 def history_batch(
-    lake: Bed, given: TableShape, rows: Sequence[ReducedRow], names: HistoryNames
+    lake: Bed, given: TargetSchema, rows: Sequence[ReducedRow], names: HistoryNames
 ) -> ReducedBatch:
     assert lake.spark is not None
     upserts = sum(row.op == "upsert" for row in rows)

@@ -14,7 +14,7 @@ from tests.contracts.message_beds import MessagesBed
 from tests.contracts.targets_bed import ID, Bed
 from tests.full import quick_on
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
-from tidesink.typemap.target_schema import TableShape, shape_of
+from tidesink.typemap.target_schema import TargetSchema, shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,7 +64,7 @@ def _opened(bed: Bed, spark: SparkSession, folder: Path, **settings: Any) -> Cod
     return open_table(bed, spark, folder, feed=feed, messages=messages, config=config)
 
 
-def _shape(*names: str) -> TableShape:
+def _shape(*names: str) -> TargetSchema:
     columns = (Column(name, ColumnType("text")) for name in names)
     return shape_of(TableSchema(TABLE, (ID, *columns)))
 

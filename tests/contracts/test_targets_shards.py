@@ -13,7 +13,7 @@ from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim, TargetTable
 from tidesink.sinks.targets.modes import routed_shape
-from tidesink.typemap.target_schema import Shard, TableShape
+from tidesink.typemap.target_schema import Shard, TargetSchema
 
 pytestmark = [quick_on("memory", "postgres"), needs("shards")]
 
@@ -22,13 +22,13 @@ GOAL = TableId("shop", "orders")
 LATE = Column("late", ColumnType("varchar", length=9), default="A's")
 
 
-def shard_shape(source: TableId, *columns: Column, name: str | None = None) -> TableShape:
+def shard_shape(source: TableId, *columns: Column, name: str | None = None) -> TargetSchema:
     """The shape of a source table in the shared one; ``name``: its shard."""
     goal = Destination(GOAL, Shard("shard", name or str(source)))
     return routed_shape(shape(*columns, table=source), goal)
 
 
-def opened(bed: Bed, source: TableId, *columns: Column) -> tuple[TargetTable, TableShape]:
+def opened(bed: Bed, source: TableId, *columns: Column) -> tuple[TargetTable, TargetSchema]:
     """A shard of the table, by another worker's target."""
     found = shard_shape(source, *columns)
     return bed.reopen().open_table(found, pipeline="shop"), found

@@ -19,14 +19,14 @@ from tidesink.sinks.targets.sql.location import Place
 from tidesink.sinks.targets.sql.mysql import MysqlDialect
 from tidesink.sinks.targets.sql.postgres import PostgresDialect
 from tidesink.sinks.targets.sql.target import SqlTarget
-from tidesink.typemap.target_schema import Shard, TableShape
+from tidesink.typemap.target_schema import Shard, TargetSchema
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("mysql")]
 MINE = TableId("shop_1", "orders")
 LATE = Column("late", ColumnType("varchar", length=9), default="mine")
 
 
-def shard_shape(*columns: Column) -> TableShape:
+def shard_shape(*columns: Column) -> TargetSchema:
     return routed_shape(shape(*columns, table=MINE), Destination(TABLE, Shard("shard", str(MINE))))
 
 

@@ -18,7 +18,7 @@ from tidesink.events import ChangeEvent, Message, Op, TableId
 from tidesink.sinks.batch.records import NO_RULES
 from tidesink.sinks.batch.target_rows import Metadata
 from tidesink.sinks.targets.modes import INDEX, OFFSET, OP, POSTIMAGE, PREIMAGE, UNAVAILABLE
-from tidesink.typemap.projection import laid_out
+from tidesink.typemap.projection import project
 
 METADATA = {"op": "m_op", "position": "m_position", "offset": "m_offset", "batch": "m_batch"}
 
@@ -46,9 +46,9 @@ def written(capture: Capture, settings: TableConfig, messages: list[Message]) ->
     """The rows that a target is given, those of marked deletes among them."""
     logs = settings.mode == "append"
     inner = plan_of(capture, settings.table, messages, keyless=logs)
-    layout = settings.layout
-    laid = laid_out(layout, inner.shape, own=())
-    metadata = Metadata(layout.metadata, inner.shape.table)
+    projection = settings.projection
+    laid = project(projection, inner.shape, own=())
+    metadata = Metadata(projection.metadata, inner.shape.table)
     rows = replace(inner.rows, target=laid.shape, sources=laid.sources, metadata=metadata)
     plan = replace(inner, rows=rows).for_batch(7, NO_RULES, marks_deletes=settings.deletes == "soft")
     return [row["after"] for row in reduced_here(plan, messages).to_apply]

@@ -116,4 +116,4 @@ def test_all_parts_refer_to_the_names_before_the_statement(statement: Statement)
     assert {(one.old, one.new) for one in renamed_columns(sql, "s")} == turned
     parted = {old for old, _ in turned}
     parted |= {old for old, fate in zip(statement.columns, statement.fates, strict=True) if not fate.name}
-    assert definitions.partings(T).keys() == parted
+    assert definitions.removals(T).keys() == parted

@@ -21,7 +21,7 @@ from tests.decoded_batches import as_records
 from tests.full import TEST_ALL
 from tests.properties.test_cuts import NAMES, PARTITIONS, PLANS, Row
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch.counts import PlaceSummary
+from tidesink.sinks.batch.counts import PartitionSummary
 from tidesink.sinks.batch.cuts import (
     least_bound,
     marks_at,
@@ -37,7 +37,7 @@ from tidesink.sinks.kafka.offsets import Look, PartitionOffsets, TopicOffsets, l
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.worker.bounds import ConnectorBounds
 
-Place = tuple[str, int]
+TopicPartition = tuple[str, int]
 PLACES: Final = [(name, number) for name in NAMES for number in PARTITIONS]
 # In the source's log: what begins and ends a transaction, and a row.
 _STEP: Final = 10
@@ -65,7 +65,7 @@ class Source:
     now: int = 4
     # Rows in the order of the log: with what their transaction's begin and end are.
     rows: list[tuple[Row, int, int]] = field(default_factory=list)
-    logs: dict[Place, list[bytes]] = field(default_factory=lambda: {place: [] for place in PLACES})
+    logs: dict[TopicPartition, list[bytes]] = field(default_factory=lambda: {place: [] for place in PLACES})
     waiting: list[tuple[Sent, bool]] = field(default_factory=list)
     following: int = 0
     taken: Sent | None = None
@@ -94,7 +94,7 @@ class Source:
             ended = self.following == len(self.rows) or self.rows[self.following][1] != begin
             self.waiting.append((Sent(None, end if ended else begin, self.following), True))
 
-    def take(self, place: Place, count: int) -> None:
+    def take(self, place: TopicPartition, count: int) -> None:
         """A partition takes rows, in their order; what comes before them elsewhere may still wait."""
         for at, (sent, taken) in enumerate(self.waiting):
             if count and not taken and sent.row is not None and _place(sent.row) == place:
@@ -128,7 +128,7 @@ class Source:
         return {name: {number: len(self.logs[name, number]) for number in PARTITIONS} for name in NAMES}
 
 
-def _place(row: Row) -> Place:
+def _place(row: Row) -> TopicPartition:
     return row.name, row.key % len(PARTITIONS)
 
 
@@ -210,7 +210,10 @@ class Pipeline:
             end = start if number in passed else max(start, min(ends[number].latest, start + sizes[number]))
             records = self._read(name, number, start, end, split)
             rows += [row for one in records.tables for row in one.rows.to_pylist()]
-            read[number] = end, PlaceSummary(records.records, -1, None, None, records.waits, records.passed)
+            read[number] = (
+                end,
+                PartitionSummary(records.records, -1, None, None, records.waits, records.passed),
+            )
         for row in sorted(rows, key=lambda row: row["offset"]):
             image = row["after"] or row["key"] or row["before"]
             if row["op"] == "delete":

@@ -29,7 +29,7 @@ from tests.full import TEST_ALL
 from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch.counts import PlaceSummary
+from tidesink.sinks.batch.counts import PartitionSummary
 from tidesink.sinks.batch.cuts import (
     is_outside,
     least_bound,
@@ -319,10 +319,10 @@ class Pipeline:
         return whole if messages else None
 
     @staticmethod
-    def _findings(found: DecodedRecords) -> PlaceSummary:
+    def _findings(found: DecodedRecords) -> PartitionSummary:
         moments = [row for one in found.tables for row in one.rows["commit_ts"].to_pylist()]
         marks = [one.commit_ts or 0 for one in found.others]
-        return PlaceSummary(
+        return PartitionSummary(
             found.records, -1, max(moments, default=None), max(marks, default=None), found.waits, found.passed
         )
 

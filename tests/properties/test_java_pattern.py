@@ -17,7 +17,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.filtering import check_condition
 from tidesink.typemap.projection import FUNCTIONS, RowFilter, _mentions, _parsed, check_types, java_fault
-from tidesink.typemap.target_schema import TableShape, shape_of
+from tidesink.typemap.target_schema import TargetSchema, shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +67,7 @@ def test_java_takes_no_pattern_that_is_refused(spark: SparkSession, pattern: str
         assert not _java_takes(spark, pattern)
 
 
-def _shape() -> TableShape:
+def _shape() -> TargetSchema:
     kinds = {"id": "bigint", "n": "int", "name": "text", "at": "datetime", "day": "date", "raw": "blob"}
     columns = [Column(name, ColumnType(kind), handle=name == "id") for name, kind in kinds.items()]
     return shape_of(TableSchema(TableId("shop", "t"), tuple(columns)))

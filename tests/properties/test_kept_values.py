@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.reduction_law import Key, Reduced, reduce
 from tidesink.events import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
-from tidesink.typemap.target_schema import TableShape, shape_of
+from tidesink.typemap.target_schema import TargetSchema, shape_of
 
 if TYPE_CHECKING:
     pass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TABLE = TableId("public", "t")
 COLUMNS = ("a", "b c")
 SENT = "always sent"
-SHAPE: TableShape = shape_of(
+SHAPE: TargetSchema = shape_of(
     TableSchema(
         TABLE,
         (

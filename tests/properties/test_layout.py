@@ -23,7 +23,7 @@ from tidesink.sinks.batch.schema_source import ProjectedDecoding
 from tidesink.sinks.batch.source import RangeFrame, rows_to_apply
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.spark.payloads import DELETE, UPSERT
-from tidesink.typemap.projection import Layout, read_filter
+from tidesink.typemap.projection import Projection, read_filter
 from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ class Event(NamedTuple):
     kept: tuple[str, ...] = ()
 
 
-def _layout(text: str | None = None, **reported: Any) -> Layout:
-    return Layout(row_filter=read_filter(text) if text else None, **reported)
+def _projection(text: str | None = None, **reported: Any) -> Projection:
+    return Projection(row_filter=read_filter(text) if text else None, **reported)
 
 
 def _reduced(
     spark: SparkSession,
-    layout: Layout,
+    projection: Projection,
     events: Sequence[Event],
     start: int = 0,
     *,
@@ -62,7 +62,7 @@ def _reduced(
     """What the tasks make of the events, from this offset on."""
     found = list(_changes(events, start))
     plan = DecodePlan(TargetRows(SHAPE), GivenEvents(found, SCHEMA), keeps_values=keeps_values)
-    decoding = ProjectedDecoding(cast("Any", Inner(plan)), layout, Destination(TABLE), spark)
+    decoding = ProjectedDecoding(cast("Any", Inner(plan)), projection, Destination(TABLE), spark)
     return reduced_in_spark(spark, decoding.columns(), messages_of(found))
 
 
@@ -145,13 +145,13 @@ def streams(draw: st.DrawFn) -> list[Event]:
 def test_the_target_holds_the_rows_that_satisfy_wherever_it_is_cut(
     spark: SparkSession, events: list[Event], cuts: list[int]
 ) -> None:
-    layout = _layout(
+    projection = _projection(
         "N > 2 or secret is null", columns=("ID", "key b"), rename={"id": "number", "Key B": "B"}
     )
     edges = sorted({0, len(events), *(min(cut, len(events)) for cut in cuts)})
     state: State = {}
     for start, end in pairwise(edges):
-        reduced = _reduced(spark, layout, events[start:end], start)
+        reduced = _reduced(spark, projection, events[start:end], start)
         unmatched = [event for event in events[start:end] if event.row is not None and not matches(event.row)]
         assert reduced.summary.unmatched == len(unmatched)
         assert reduced.summary.read == reduced.summary.applied + reduced.summary.superseded == end - start
@@ -197,16 +197,16 @@ def test_a_null_leaves_what_is_stored_wherever_the_stream_is_cut(
 ) -> None:
     state: State = {}
     for start, end in pairwise(sorted({0, min(cut, len(events)), len(events)})):
-        reduced = _reduced(spark, _layout(ignore_nulls=True), events[start:end], start)
+        reduced = _reduced(spark, _projection(ignore_nulls=True), events[start:end], start)
         state = merged(reduced.frame, state)
     assert state == folded(events)
 
 
 def test_lists_of_names_are_the_targets(spark: SparkSession) -> None:
-    layout = _layout(except_columns=("secret",), rename={"key b": "B"})
+    projection = _projection(except_columns=("secret",), rename={"key b": "B"})
     row = {"id": 1, "n": 1, "key b": None, "secret": 1}
     events = [Event(1, row, kept=("key b", "n")), Event(2, {**row, "id": 2}, kept=("secret",))]
-    first, second = _reduced(spark, layout, events, keeps_values=True).frame.orderBy("_offset").collect()
+    first, second = _reduced(spark, projection, events, keeps_values=True).frame.orderBy("_offset").collect()
     assert (sorted(first["_kept"]), second["_kept"]) == (["B", "n"], None)
     assert first["after"].asDict() == {"id": 1, "n": None, "B": None}
 
@@ -218,7 +218,7 @@ def test_a_row_that_the_filter_fails_on_is_bad_and_the_others_are_not(spark: Spa
         for at, (n, b) in enumerate([(2, 1), (0, 3), (5, 3), (5, 999)])
     ]
     events = [*(Event(row["id"], row, old=9 - row["id"]) for row in rows), Event(4, None)]
-    found = _reduced(spark, _layout(text), events)
+    found = _reduced(spark, _projection(text), events)
     rest = found.frame.orderBy("_offset", "key.id").collect()
     assert [(row["_offset"], row["_op"], row["key"] and row["key"]["id"]) for row in rest] == [
         (0, UPSERT, 0), (0, DELETE, 9), (1, BAD, None), (2, UPSERT, 2), (2, DELETE, 7), (3, BAD, None),
@@ -233,7 +233,9 @@ def test_a_row_that_the_filter_fails_on_is_bad_and_the_others_are_not(spark: Spa
 def test_a_row_without_a_value_that_the_filter_needs_is_bad(spark: SparkSession) -> None:
     row = {"id": 1, "n": None, "key b": 1, "secret": None}
     events = [Event(1, row, kept=("secret",)), Event(2, {**row, "id": 2}, kept=("n",))]
-    found = _reduced(spark, _layout("n > 1"), events, keeps_values=True).frame.orderBy("_offset").collect()
+    found = (
+        _reduced(spark, _projection("n > 1"), events, keeps_values=True).frame.orderBy("_offset").collect()
+    )
     assert [row["_op"] for row in found] == [DELETE, BAD]
     assert (found[0]["after"], found[0]["_kept"]) == (None, None)
     assert "did not send" in found[1]["_detail"]["reason"]
@@ -245,4 +247,4 @@ def test_a_row_without_a_value_that_the_filter_needs_is_bad(spark: SparkSession)
 )
 def test_what_spark_does_not_take_as_a_condition_is_said(spark: SparkSession, text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        _reduced(spark, _layout(text), [])
+        _reduced(spark, _projection(text), [])

@@ -34,7 +34,7 @@ from tidesink.sinks.batch.target_rows import source_texts
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.payloads import DELETE, ROW_KINDS, UPSERT, unpack
-from tidesink.typemap.target_schema import ShapeColumn
+from tidesink.typemap.target_schema import TargetColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -181,13 +181,13 @@ def _row(row: Values, plan: DecodePlan) -> Decoded:
     )
 
 
-def _struct(row: Values, struct: str, columns: tuple[ShapeColumn, ...]) -> Values | None:
+def _struct(row: Values, struct: str, columns: tuple[TargetColumn, ...]) -> Values | None:
     if not row.get(f"{struct}?"):
         return None
     return {column.name: _value(row[f"{struct}.{column.name}"], column) for column in columns}
 
 
-def _value(value: Any, column: ShapeColumn) -> Any:
+def _value(value: Any, column: TargetColumn) -> Any:
     if value is None:
         return None
     if column.spark == "timestamp":

@@ -11,10 +11,10 @@ from tests.golden.vectors import Record
 from tests.spark.decoded import Values
 from tidesink.events import Column
 from tidesink.typemap.table import row_of
-from tidesink.typemap.target_schema import ShapeColumn
+from tidesink.typemap.target_schema import TargetColumn
 
 
-def held_value(value: Any, column: Column, target: ShapeColumn, *, zone: str) -> Any:
+def held_value(value: Any, column: Column, target: TargetColumn, *, zone: str) -> Any:
     """TiDB's value as the target's type holds it; a date no calendar has is null."""
     if value is None or column.virtual:
         return None

@@ -7,11 +7,11 @@ from zoneinfo import ZoneInfo
 
 from tests.spark.decoded import Values
 from tidesink.events import ChangeEvent, Op
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 from tidesink.typemap.values import target_reader
 
 
-def stored(event: ChangeEvent, shape: TableShape) -> Values:
+def stored(event: ChangeEvent, shape: TargetSchema) -> Values:
     """Kind, commit_ts and the row's values: ``after.<column>``, or ``key.<column>`` of a delete."""
     deleted = event.op is Op.DELETE
     image, row = ("key", event.key) if deleted else ("after", event.after)

@@ -27,7 +27,7 @@ from tidesink.sinks.targets.modes import (
     PREIMAGE,
     UNAVAILABLE,
 )
-from tidesink.typemap.projection import Layout, laid_out
+from tidesink.typemap.projection import Projection, project
 
 SCHEMA = parse_create_table("CREATE TABLE s.t (id INT PRIMARY KEY, v VARCHAR(9), d DATE, n INT DEFAULT 7)")
 KEYLESS = parse_create_table("CREATE TABLE s.t (v VARCHAR(9), n INT)")
@@ -127,8 +127,8 @@ def test_a_table_without_a_key_has_all_its_rows() -> None:
 @FULL
 def test_chosen_and_renamed_columns_are_those_of_old_rows_too() -> None:
     plan = canal_json_plan(SCHEMA, logs=True)
-    layout = Layout(except_columns=("d", "n"), rename={"v": "value"})
-    laid = laid_out(layout, plan.shape, own=())
+    projection = Projection(except_columns=("d", "n"), rename={"v": "value"})
+    laid = project(projection, plan.shape, own=())
     rows = replace(plan.rows, target=laid.shape, sources=laid.sources)
     chosen = replace(plan, rows=rows)
     found, _ = logged(chosen, change(row(v="b"), "UPDATE", old=[row()]), change({"id": "9"}, "DELETE"))

@@ -20,7 +20,7 @@ from tidesink.codecs import open_codec
 from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Message, TableId, WatermarkEvent
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.batch.counts import Place
+from tidesink.sinks.batch.counts import TopicPartition
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row, read_value_schema
@@ -65,7 +65,7 @@ def test_watermarks_of_ticdc_say_what_the_python_codec_reads(vectors: Path, spar
     found = [(one.kind, one.commit_ts) for one in decode_here(plan, messages)]
     assert found == [("upsert", row.commit_ts), *(("watermark", moment) for moment in signed)]
     summary = reduced_here(plan, messages).summary
-    assert summary.places[Place("t", 0)].watermark == max(moment for moment in signed if moment)
+    assert summary.places[TopicPartition("t", 0)].watermark == max(moment for moment in signed if moment)
     assert (summary.filtered, summary.upserts, summary.bad) == (len(watermarks), 1, 0)
 
 

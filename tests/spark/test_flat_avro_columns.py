@@ -18,7 +18,7 @@ from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, DecodeError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema
 from tidesink.schema_registry.client import MemorySchemaRegistry
-from tidesink.sinks.batch.counts import Place
+from tidesink.sinks.batch.counts import TopicPartition
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 
@@ -293,7 +293,7 @@ def test_watermarks_ddl_and_bad_records_survive_the_reduction(spark: SparkSessio
     rows, summary = reduced_here(plan, topic.messages)
     assert (summary.read, summary.messages, summary.filtered, summary.bad) == (9, 9, 3, 2)
     assert (summary.upserts, summary.deletes, summary.superseded, summary.applied) == (1, 1, 2, 2)
-    assert summary.places[Place(TOPIC, 0)].watermark == 600
+    assert summary.places[TopicPartition(TOPIC, 0)].watermark == 600
     assert [(bad.offset, bad.error) for bad in summary.bad_records] == [(6, "FramingError")]
     bad = [row for row in rows if row["_op"] == "bad"]
     assert [(row["_offset"], row["_detail"]["key"], row["_detail"]["value"]) for row in bad] == [

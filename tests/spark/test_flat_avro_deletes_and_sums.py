@@ -11,7 +11,7 @@ from tests.unit.flat_avro_cases import TOPIC, TSO, change
 from tests.unit.test_row_checksum import SUMMED
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.events import Op
-from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place
+from tidesink.sinks.batch.counts import BatchSummary, RowWarning, TopicPartition
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.flat_avro import lacks_checksums
 
@@ -69,7 +69,7 @@ def _mixed(**options: Any) -> Topic:
 def test_a_wrong_sum_is_no_matter_where_nobody_asks(spark: SparkSession) -> None:
     topic = _mixed()
     summary = _summary(topic, topic.plan())
-    assert (summary.upserts, summary.bad, summary.doubted, summary.doubts) == (4, 0, 0, ())
+    assert (summary.upserts, summary.bad, summary.warned, summary.first_warnings) == (4, 0, 0, ())
 
 
 def test_rows_with_wrong_sums_are_applied_and_counted(spark: SparkSession) -> None:
@@ -81,8 +81,8 @@ def test_rows_with_wrong_sums_are_applied_and_counted(spark: SparkSession) -> No
     assert [row.reason is not None for row in rows] == [False, True, True, False, True]
     summary = _summary(topic, plan)
     # The third row was superseded by one without a sum.
-    assert (summary.upserts, summary.superseded, summary.bad, summary.doubted) == (4, 1, 0, 2)
-    assert summary.doubts == (Doubt(Place(TOPIC, 0), 1, str(rows[1].reason)),)
+    assert (summary.upserts, summary.superseded, summary.bad, summary.warned) == (4, 1, 0, 2)
+    assert summary.first_warnings == (RowWarning(TopicPartition(TOPIC, 0), 1, str(rows[1].reason)),)
     assert "TiCDC wrote '77'" in str(rows[1].reason)
 
 
@@ -100,7 +100,7 @@ def test_a_key_change_is_doubted_once(spark: SparkSession) -> None:
     old, new = {"id": 1, "v": 1}, {"id": 2, "v": 1}
     topic.send(change(Op.UPDATE, new, before=old, schema=SCHEMA, extension={CHECKSUM: "77"}))
     summary = _summary(topic, topic.plan(checksum="warn"))
-    assert (summary.upserts, summary.deletes, summary.split_halves, summary.doubted) == (1, 1, 1, 1)
+    assert (summary.upserts, summary.deletes, summary.split_halves, summary.warned) == (1, 1, 1, 1)
 
 
 def test_a_plan_whose_schemas_have_no_checksum_says_so(spark: SparkSession) -> None:

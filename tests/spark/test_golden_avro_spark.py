@@ -33,7 +33,7 @@ from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
-from tidesink.typemap.target_schema import ShapeColumn
+from tidesink.typemap.target_schema import TargetColumn
 from tidesink.typemap.values import target_reader
 
 Group = tuple[TableId, str, str]
@@ -125,11 +125,11 @@ def _differences(record: Record, row: Decoded, plan: DecodePlan) -> list[str]:
     expected: Values = {
         "kind": "delete" if deleted else "upsert",
         "error": None,
-        "doubted": is_untold(record),
+        "warned": is_untold(record),
     }
     expected["commit_ts"] = event["commit_ts"] if extended else None
     found: Values = {"kind": row.kind, "error": row.error, "commit_ts": row.commit_ts}
-    found["doubted"] = row.reason is not None
+    found["warned"] = row.reason is not None
     for image, columns in (("key", plan.shape.key_columns), ("after", plan.shape.columns)):
         if image == "after" and deleted:
             continue
@@ -142,7 +142,9 @@ def _differences(record: Record, row: Decoded, plan: DecodePlan) -> list[str]:
     return compare(record, expected, found)
 
 
-def _pairs(event: Json, targets: tuple[ShapeColumn, ...], record: Record) -> list[tuple[Column, ShapeColumn]]:
+def _pairs(
+    event: Json, targets: tuple[TargetColumn, ...], record: Record
+) -> list[tuple[Column, TargetColumn]]:
     by_name = {sanitize_name(column.name).lower(): column for column in schema_of(event).columns}
     pairs = [(by_name.get(target.name.lower()), target) for target in targets]
     return [(column, target) for column, target in pairs if column is not None]
@@ -154,8 +156,8 @@ def _python_differences(codec: FlatAvroCodec, record: Record, row: Decoded, plan
     except DecodeError as error:
         return compare(record, {"error": type(error).__name__}, {"error": row.error})
     assert isinstance(event, ChangeEvent)
-    doubt = checksum_fault(event, time_zone=plan.shape.time_zone)
-    expected: Values = {"commit_ts": event.commit_ts, "error": None, "reason": doubt}
+    warning = checksum_fault(event, time_zone=plan.shape.time_zone)
+    expected: Values = {"commit_ts": event.commit_ts, "error": None, "reason": warning}
     found: Values = {"commit_ts": row.commit_ts, "error": row.error, "reason": row.reason}
     zone = ZoneInfo(plan.shape.time_zone)
     for name, value in (event.after or {}).items():

@@ -33,7 +33,7 @@ from tidesink.events import ChangeEvent, TableId, TableSchema
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.typemap.table import spark_type
-from tidesink.typemap.target_schema import ShapeColumn
+from tidesink.typemap.target_schema import TargetColumn
 
 Group = tuple[TableId, str, str]
 
@@ -196,7 +196,7 @@ def _found(row: Decoded) -> Values:
     return found
 
 
-def _held(row: Mapping[str, Any], schema: TableSchema, target: ShapeColumn, case: Case) -> Any:
+def _held(row: Mapping[str, Any], schema: TableSchema, target: TargetColumn, case: Case) -> Any:
     """TiDB's value as the target's type holds it; a column that came later has its default."""
     column = schema.by_name.get(target.name)
     if column is None:
@@ -204,7 +204,7 @@ def _held(row: Mapping[str, Any], schema: TableSchema, target: ShapeColumn, case
     return held_value(row[column.name], column, target, zone=case.plan.shape.time_zone)
 
 
-def _default(target: ShapeColumn, case: Case) -> Any:
+def _default(target: TargetColumn, case: Case) -> Any:
     text, column = target.default, case.schema.by_name[target.name]
     if text is None or text == "CURRENT_TIMESTAMP":
         return None

@@ -26,7 +26,7 @@ from tidesink.events import ChangeEvent, Op
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.targets.modes import OP
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 from tidesink.typemap.values import target_reader
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     each_capture(metafunc, always=_ALWAYS)
 
 
-def told_before(event: ChangeEvent, shape: TableShape) -> Values | None:
+def told_before(event: ChangeEvent, shape: TargetSchema) -> Values | None:
     """The old row as the target's types hold it; None where the wire has its key alone, or nothing."""
     assert event.schema is not None
     if event.before is None:
@@ -60,7 +60,7 @@ def told_before(event: ChangeEvent, shape: TableShape) -> Values | None:
     }
 
 
-def difference(event: ChangeEvent, row: Decoded, shape: TableShape) -> str | None:
+def difference(event: ChangeEvent, row: Decoded, shape: TargetSchema) -> str | None:
     """What a row of a frame says otherwise than the codec of what was there before."""
     expected = told_before(event, shape)
     if len(shape.key_columns) == len(shape.columns) and event.op is Op.DELETE and row.before is None:
@@ -71,7 +71,7 @@ def difference(event: ChangeEvent, row: Decoded, shape: TableShape) -> str | Non
     return None
 
 
-def compared(codec: Codec, pairs: list[tuple[Decoded, object, TableShape]]) -> Counter[tuple[Op, bool]]:
+def compared(codec: Codec, pairs: list[tuple[Decoded, object, TargetSchema]]) -> Counter[tuple[Op, bool]]:
     """How many rows of each kind came with and without their old row; fails where one is another."""
     wrong, seen = [], Counter[tuple[Op, bool]]()
     for row, message, shape in pairs:

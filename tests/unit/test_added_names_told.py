@@ -13,11 +13,11 @@ from tidesink.config.fields import ChangePolicy
 from tidesink.events import ColumnType
 from tidesink.sinks.batch.schema_changes import Policies
 from tidesink.sinks.targets.modes import HistoryNames
-from tidesink.typemap.projection import Layout
-from tidesink.typemap.target_schema import ShapeColumn
+from tidesink.typemap.projection import Projection
+from tidesink.typemap.target_schema import TargetColumn
 
 AB = "id INT PRIMARY KEY, a INT, b INT"
-WITH_OP = Layout(metadata={"op": "Op"})
+WITH_OP = Projection(metadata={"op": "Op"})
 CASES = {
     "dropped": (("ADD COLUMN op VARCHAR(16)", "DROP COLUMN op"), {"id", "a", "b", "Op"}),
     "renamed": (("ADD COLUMN op VARCHAR(16)", "RENAME COLUMN op TO c"), {"id", "a", "b", "Op", "c"}),
@@ -43,7 +43,7 @@ def test_nor_is_a_column_of_the_mode(statement: str, policy: ChangePolicy) -> No
     bed = Bed(AB, drop=policy, rename=policy)
     bed.added = ("current",)
     shape = bed.decoding.columns().shape
-    current = ShapeColumn("current", ColumnType("boolean"), "boolean")
+    current = TargetColumn("current", ColumnType("boolean"), "boolean")
     bed.table.evolve(replace(shape, columns=(*shape.columns, current)))
     assert bed.alter("ADD COLUMN current BOOLEAN", statement) == ()
     assert "current" in bed.columns

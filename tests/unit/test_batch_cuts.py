@@ -11,14 +11,14 @@ from tests.memory_target import MemoryTarget
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import StopFlag
-from tidesink.sinks.batch.counts import BadRecord, BatchSummary, Place, Truncate
+from tidesink.sinks.batch.counts import BadRecord, BatchSummary, TopicPartition, Truncate
 from tidesink.sinks.batch.run import Batch, BatchPlan, Hold, Reduction
 from tidesink.sinks.batch.source import KafkaRead
 from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import Progress
 
-T, P = TableId("s", "t"), Place("t", 0)
+T, P = TableId("s", "t"), TopicPartition("t", 0)
 
 
 class _Knows:

@@ -21,7 +21,7 @@ from tidesink.sinks.batch.shared_reads import TableRecords
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import RowFormat, SchemaGap, StagedPart, StagedRowsRefusedError
-from tidesink.typemap.target_schema import TableShape, shape_of
+from tidesink.typemap.target_schema import TargetSchema, shape_of
 
 T = TableId("s", "t")
 ID = Column("id", ColumnType("int"), nullable=False, handle=True)
@@ -62,7 +62,7 @@ class _StagingTable:
     def row_sink(self, rows: RowFormat) -> None:
         self.asked.append(rows)
 
-    def gap(self, _shape: TableShape) -> SchemaGap:
+    def gap(self, _shape: TargetSchema) -> SchemaGap:
         return SchemaGap(("id",), (), {}, {"id": "int"})
 
     def __getattr__(self, name: str) -> Any:
@@ -123,7 +123,7 @@ def test_rows_staged_before_the_columns_changed_are_not_applied() -> None:
     plan = BatchPlan((), TopicOffsets("t", "id", {}))
 
     class Changed(Batch):
-        def _schema_decision(self, shape: TableShape) -> SchemaDecision:
+        def _schema_decision(self, shape: TargetSchema) -> SchemaDecision:
             return SchemaDecision(replace(shape, columns=shape.columns[:1]), ("other",))
 
     batch = Changed(

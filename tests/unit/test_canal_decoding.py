@@ -12,15 +12,17 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import RowChange, RowDdl
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
-from tidesink.sinks.batch.counts import BadRecord, BatchSummary, Place
+from tidesink.sinks.batch.counts import BadRecord, BatchSummary, TopicPartition
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
-from tidesink.typemap.projection import Layout
-from tidesink.typemap.target_schema import ShapeColumn
+from tidesink.typemap.projection import Projection
+from tidesink.typemap.target_schema import TargetColumn
 
 T = TableId("s", "t")
-BAD = BatchSummary(bad=1, bad_records=(BadRecord(Place("cdc", 1), 0, "ValueOutOfRangeError", "odd"),))
+BAD = BatchSummary(
+    bad=1, bad_records=(BadRecord(TopicPartition("cdc", 1), 0, "ValueOutOfRangeError", "odd"),)
+)
 
 
 class _Ddl:
@@ -29,7 +31,7 @@ class _Ddl:
     def __init__(self, *topic: str) -> None:
         self._topic, self._next = topic, 0
         self._definitions = TableDefinitions()
-        self.get, self.former = self._definitions.get, self._definitions.former
+        self.get, self.dropped_columns = self._definitions.get, self._definitions.dropped_columns
 
     def warnings(self, _table: TableId, **_more: bool) -> tuple[str, ...]:
         return ()
@@ -67,7 +69,7 @@ def _decoding(*topic: str, known: int, sends: CodecOptions | None = None, **more
         "ambiguous_time": "first",
         "time_zone": "UTC",
         "mode": "upsert",
-        "layout": Layout(),
+        "projection": Projection(),
     }
     settings = SimpleNamespace(**{**given, **more})
     around = SimpleNamespace(
@@ -90,7 +92,7 @@ def _decoding(*topic: str, known: int, sends: CodecOptions | None = None, **more
     return decoding
 
 
-def _column(decoding: CanalJsonDecoding, name: str) -> ShapeColumn:
+def _column(decoding: CanalJsonDecoding, name: str) -> TargetColumn:
     return decoding.columns().shape.by_name[name]
 
 

@@ -27,8 +27,8 @@ from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStat
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.worker.continuity import Continuity
 from tidesink.sinks.worker.control import MISSED, PLACE, Pauses
+from tidesink.sinks.worker.counters import TableCounters
 from tidesink.sinks.worker.replay import ReplayTask
-from tidesink.sinks.worker.tally import Tally
 
 DAY: Final = 86_400.0
 COMPACTED: Final = Compaction("compact", DAY)
@@ -193,10 +193,10 @@ def test_what_a_backup_took_away_was_not_read() -> None:
     details = {PLACE: "lake/a", "caught-up": {"time": 5.0, "batch": 7}}
     status = TableStatus("shop", ORDERS, "IDLE", batch=7, details=details)
     for place, batch, time in (("lake/a", 7, 5.0), ("lake/a", 6, None), ("lake/b", 7, None)):
-        tally = Tally()
-        tally._adopt(status)
-        tally.stands(replace(progress, batch=batch), place)
-        assert tally.caught_up.time == time
+        counters = TableCounters()
+        counters._adopt(status)
+        counters.stands(replace(progress, batch=batch), place)
+        assert counters.caught_up.time == time
 
 
 def _avro(**defaults: Any) -> dict[str, Any]:

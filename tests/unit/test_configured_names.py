@@ -31,8 +31,8 @@ from tidesink.sinks.plans.debezium_avro import DebeziumAvroDecoder, debezium_avr
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
 from tidesink.sinks.schema_sources.database_types import database_connector
 from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.typemap.projection import Layout, laid_out, read_filter
-from tidesink.typemap.target_schema import ShapeColumn, TableShape, check_spelling, shape_of
+from tidesink.typemap.projection import Projection, project, read_filter
+from tidesink.typemap.target_schema import TargetColumn, TargetSchema, check_spelling, shape_of
 
 T: Final = TableId("public", "people")
 TOPIC: Final = "app.public.people"
@@ -45,62 +45,62 @@ SOURCES: Final[dict[str, dict[str, str]]] = {
 }
 
 
-def _shape(*names: str, exact: bool = True) -> TableShape:
+def _shape(*names: str, exact: bool = True) -> TargetSchema:
     columns = (ID, *(Column(name, ColumnType("varchar", length=9)) for name in names))
     return replace(shape_of(TableSchema(T, columns)), exact_names=exact)
 
 
 ONE, BOTH = _shape("name"), _shape("name", "Name")
 OF_THE_SECOND: Final = [
-    Layout(except_columns=("Name",)),
-    Layout(rename={"Name": "name_upper"}),
-    Layout(columns=("id", "Name")),
-    Layout(row_filter=read_filter("Name = 'a'")),
-    Layout(row_filter=read_filter("name = 'a' AND Name = 'b'")),
+    Projection(except_columns=("Name",)),
+    Projection(rename={"Name": "name_upper"}),
+    Projection(columns=("id", "Name")),
+    Projection(row_filter=read_filter("Name = 'a'")),
+    Projection(row_filter=read_filter("name = 'a' AND Name = 'b'")),
 ]
 
 
-@pytest.mark.parametrize("layout", OF_THE_SECOND)
-def test_a_setting_never_means_the_column_of_another_case(layout: Layout) -> None:
+@pytest.mark.parametrize("projection", OF_THE_SECOND)
+def test_a_setting_never_means_the_column_of_another_case(projection: Projection) -> None:
     with pytest.raises(ConfigError, match="has no column Name, but a column name"):
-        laid_out(layout, ONE, own=())
+        project(projection, ONE, own=())
 
 
 def test_a_setting_means_the_same_before_and_after_the_second_column_comes() -> None:
-    for layout, before, after in (
-        (Layout(except_columns=("name",)), ["id"], ["id", "Name"]),
-        (Layout(rename={"name": "lower"}), ["id", "lower"], ["id", "lower", "Name"]),
-        (Layout(columns=("id", "name")), ["id", "name"], ["id", "name"]),
+    for projection, before, after in (
+        (Projection(except_columns=("name",)), ["id"], ["id", "Name"]),
+        (Projection(rename={"name": "lower"}), ["id", "lower"], ["id", "lower", "Name"]),
+        (Projection(columns=("id", "name")), ["id", "name"], ["id", "name"]),
     ):
-        names = [[c.name for c in laid_out(layout, shape, own=()).shape.columns] for shape in (ONE, BOTH)]
+        names = [[c.name for c in project(projection, shape, own=()).shape.columns] for shape in (ONE, BOTH)]
         assert names == [before, after]
 
 
-@pytest.mark.parametrize("layout", OF_THE_SECOND[:4])
-def test_names_of_mysql_and_tidb_match_in_any_case(layout: Layout) -> None:
-    laid = laid_out(layout, _shape("NAME", exact=False), own=())
-    assert laid.shape.omitted == {name.lower() for name in layout.except_columns}
+@pytest.mark.parametrize("projection", OF_THE_SECOND[:4])
+def test_names_of_mysql_and_tidb_match_in_any_case(projection: Projection) -> None:
+    laid = project(projection, _shape("NAME", exact=False), own=())
+    assert laid.shape.omitted == {name.lower() for name in projection.except_columns}
 
 
 @pytest.mark.parametrize(
-    "layout",
+    "projection",
     [
-        Layout(rename={"name": "a", "Name": "b"}),
-        Layout(columns=("id", "name", "NAME")),
-        Layout(except_columns=("name", "NAME")),
+        Projection(rename={"name": "a", "Name": "b"}),
+        Projection(columns=("id", "name", "NAME")),
+        Projection(except_columns=("name", "NAME")),
     ],
 )
-def test_two_spellings_of_one_column_are_refused(layout: Layout) -> None:
+def test_two_spellings_of_one_column_are_refused(projection: Projection) -> None:
     with pytest.raises(ConfigError, match="are the same column of"):
-        laid_out(layout, _shape("name", exact=False), own=())
+        project(projection, _shape("name", exact=False), own=())
 
 
 def test_a_column_that_may_be_one_left_out_waits_however_its_name_was_folded() -> None:
-    layout = Layout(except_columns=("Name",))
+    projection = Projection(except_columns=("Name",))
     for folded in ("name", "Name"):
-        column = ShapeColumn("later", ColumnType("int"), "int", instead_of=frozenset({folded}))
-        assert layout.doubts(column)
-        assert layout.doubted(column.instead_of) == ("Name",)
+        column = TargetColumn("later", ColumnType("int"), "int", instead_of=frozenset({folded}))
+        assert projection.may_be_excluded(column)
+        assert projection.excluded_among(column.instead_of) == ("Name",)
 
 
 def test_what_is_accepted_of_one_column_does_not_hold_for_the_other() -> None:
@@ -192,7 +192,7 @@ def test_a_name_in_another_case_means_the_one_column_that_fits(connector: str) -
     writers = _written_by(_written(connector, {"ID": 1, "NAME": "a"}))
     plan = debezium_json_plan(T, writers=writers, keys=("Id",))
     assert plan.shape.keys == ("ID",)
-    laid = laid_out(Layout(except_columns=("name",)), plan.shape, own=())
+    laid = project(Projection(except_columns=("name",)), plan.shape, own=())
     assert [one.name for one in laid.shape.columns] == ["ID"]
 
 
@@ -205,7 +205,7 @@ def test_a_column_renamed_in_case_stays_one_column_until_a_row_has_both(connecto
     plan = debezium_json_plan(T, writers=_written_by(one, both), keys=("id",))
     assert [c.name for c in plan.shape.columns] == ["id", "name", "Name"]
     with pytest.raises(ConfigError, match="can be name or Name, which are different columns"):
-        laid_out(Layout(except_columns=("NAME",)), plan.shape, own=())
+        project(Projection(except_columns=("NAME",)), plan.shape, own=())
 
 
 def test_the_url_of_the_database_tells_what_records_without_a_connector_do_not() -> None:

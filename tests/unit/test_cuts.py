@@ -18,7 +18,7 @@ from tidesink.ddl.catalog import parse_create_table
 from tidesink.ddl.row_changes import RowDdl
 from tidesink.errors import ConfigError
 from tidesink.events import Message, TableId
-from tidesink.sinks.batch.counts import BatchSummary, Place, account_of
+from tidesink.sinks.batch.counts import BatchSummary, TopicPartition, account_of
 from tidesink.sinks.batch.cuts import (
     least_bound,
     next_bound,
@@ -93,7 +93,7 @@ def _summary(
 @pytest.mark.parametrize("fetched", [1, 2, 100])
 def test_rows_above_the_bound_wait_and_are_not_read(fetched: int) -> None:
     found = _summary(_row(5), _row(11, 2), _row(7), _row(12, 3), _mark(9), bound=10, fetched=fetched)
-    place = found.places[Place("t", 0)]
+    place = found.places[TopicPartition("t", 0)]
     assert (place.waits, place.passed, place.max_commit_ts, place.watermark) == (1, None, 7, 9)
     assert (found.messages, found.read, found.upserts, found.superseded, found.filtered) == (5, 3, 1, 1, 1)
     account = account_of(found, kafka_records=5, applied_rows=1, rejected=0)
@@ -106,7 +106,7 @@ def test_nothing_is_read_behind_the_first_watermark_that_passes_the_bound(fetche
     found = _summary(
         _row(5), _mark(9), _row(11), _mark(10), _row(5), _mark(14), _row(9), bound=10, fetched=fetched
     )
-    place = found.places[Place("t", 0)]
+    place = found.places[TopicPartition("t", 0)]
     assert (place.waits, place.passed, place.watermark) == (2, 3, 10)
     assert (found.messages, found.upserts) == (4, 1)
 
@@ -121,17 +121,17 @@ def test_the_last_record_that_was_read_is_told_with_its_leader_epoch(
     """Also of a record that is another table's, or none of a table."""
     values = [_row(5), _mark(9), _row(11), _mark(10), _row(5), _row(6), b'{"id":0}']
     found = _summary(*values, bound=bound, fetched=fetched, epochs=[4, 4, 4, 5, 5, 7, 7])
-    assert found.places[Place("t", 0)].last == last
-    assert _summary(*values, bound=bound, epochs=[None] * 7).places[Place("t", 0)].last is None
-    assert _summary(*values, bound=bound).places[Place("t", 0)].last is None
+    assert found.places[TopicPartition("t", 0)].last == last
+    assert _summary(*values, bound=bound, epochs=[None] * 7).places[TopicPartition("t", 0)].last is None
+    assert _summary(*values, bound=bound).places[TopicPartition("t", 0)].last is None
 
 
 def test_ddl_above_the_bound_is_met_again_under_the_next() -> None:
     """Or a table that was emptied, and has no row since, would stand at the next cut with its rows."""
     found = _summary(_row(5), _ddl(15), _mark(10), bound=10)
-    place = found.places[Place("t", 0)]
+    place = found.places[TopicPartition("t", 0)]
     assert (place.waits, place.passed, found.ddl) == (1, 2, 1)
-    assert _summary(_row(5), _ddl(10), _mark(10), bound=10).places[Place("t", 0)].waits is None
+    assert _summary(_row(5), _ddl(10), _mark(10), bound=10).places[TopicPartition("t", 0)].waits is None
 
 
 @pytest.mark.parametrize(("days", "waits"), [(0, 1), (2, None)])
@@ -140,12 +140,12 @@ def test_ddl_that_is_later_than_its_record_waits_for_no_bound(days: int, waits: 
     sent = 1_790_000_000_000
     ddl = sent + days * 86_400_000 << 18
     found = _summary(_row(5), _ddl(ddl), _mark(10), bound=10, sent=sent)
-    assert (found.places[Place("t", 0)].waits, found.ddl) == (waits, 1)
+    assert (found.places[TopicPartition("t", 0)].waits, found.ddl) == (waits, 1)
 
 
 def test_without_a_bound_nothing_waits() -> None:
     found = _summary(_row(5), _mark(9), _row(11), _mark(10), _row(12), bound=None)
-    assert (found.messages, found.read, found.places[Place("t", 0)].passed) == (5, 5, None)
+    assert (found.messages, found.read, found.places[TopicPartition("t", 0)].passed) == (5, 5, None)
 
 
 def test_a_row_without_a_commit_ts_is_bad_under_a_bound() -> None:

@@ -15,9 +15,9 @@ from tidesink.errors import ConfigError, SchemaMismatchError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.spark.data_source import (
-    Projection,
     ReadOptions,
     RowColumns,
+    RowProjection,
     arrow_schema,
     parse_offsets,
     spark_schema,
@@ -118,7 +118,7 @@ def _place(record: int) -> dict[str, Any]:
     return {"topic": "t", "partition": 0, "offset": record}
 
 
-def _rows(projection: Projection, *tables: ChangeTable) -> list[dict[str, Any]]:
+def _rows(projection: RowProjection, *tables: ChangeTable) -> list[dict[str, Any]]:
     batch = DecodedBatch(tables, (), (), sum(len(one.rows) for one in tables), 0)
     return [row for found in projection.rows(batch, _place) for row in found.to_pylist()]
 
@@ -128,7 +128,7 @@ def test_rows_of_two_writers_fit_one_schema_in_the_order_of_their_records() -> N
     assert arrow_schema(spark_schema(wanted)) == wanted
     old = _table((ID, NAME), {0: {"id": 1, "name": "a"}, 2: {"id": 3, "name": "c"}})
     new = _table((ID, SMALL), {1: {"id": 2, "n": 7}})
-    found = _rows(Projection(wanted, table=TABLE), old, new)
+    found = _rows(RowProjection(wanted, table=TABLE), old, new)
     assert [row["offset"] for row in found] == [0, 1, 2]
     assert [row["after"] for row in found] == [
         {"id": 1, "name": "a", "n": None},
@@ -141,19 +141,19 @@ def test_rows_of_two_writers_fit_one_schema_in_the_order_of_their_records() -> N
 def test_what_does_not_fit_is_an_error_with_its_place() -> None:
     wanted = RowColumns(TABLE, (ID, SMALL), ("id",)).arrow(ValueOptions())
     with pytest.raises(SchemaMismatchError, match="name") as caught:
-        _rows(Projection(wanted, table=TABLE), _table((ID, NAME), {4: {"id": 1, "name": "a"}}))
+        _rows(RowProjection(wanted, table=TABLE), _table((ID, NAME), {4: {"id": 1, "name": "a"}}))
     assert caught.value.context["offset"] == 4
     with pytest.raises(SchemaMismatchError, match="Column n is int64"):
-        _rows(Projection(wanted, table=TABLE), _table((ID, LARGE), {0: {"id": 1, "n": 2**40}}))
+        _rows(RowProjection(wanted, table=TABLE), _table((ID, LARGE), {0: {"id": 1, "n": 2**40}}))
     text = Column("n", ColumnType("varchar", length=4, sql="varchar(4)"))
     with pytest.raises(SchemaMismatchError, match="Column n is string"):
-        _rows(Projection(wanted, table=TABLE), _table((ID, text), {0: {"id": 1, "n": "7"}}))
+        _rows(RowProjection(wanted, table=TABLE), _table((ID, text), {0: {"id": 1, "n": "7"}}))
 
 
 def test_a_second_table_is_an_error_unless_one_is_named() -> None:
     wanted = RowColumns(TABLE, (ID,), ("id",)).arrow(ValueOptions())
     mine, other = (_table((ID,), {n: {"id": n}}) for n in (0, 1))
     other = ChangeTable(TableId("shop", "others"), other.schema, None, other.rows)
-    assert [row["offset"] for row in _rows(Projection(wanted, table=TABLE), mine, other)] == [0]
+    assert [row["offset"] for row in _rows(RowProjection(wanted, table=TABLE), mine, other)] == [0]
     with pytest.raises(ConfigError, match=r"The topic has tables shop\.orders and shop\.others"):
-        _rows(Projection(wanted, table=None), mine, other)
+        _rows(RowProjection(wanted, table=None), mine, other)

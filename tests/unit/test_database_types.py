@@ -18,7 +18,7 @@ from tidesink.codecs.canal_json.scan import RowWords
 from tidesink.config.models import Definition
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.batch.counts import BadRecord, BatchSummary, Place
+from tidesink.sinks.batch.counts import BadRecord, BatchSummary, TopicPartition
 from tidesink.sinks.batch.schema_source import Missed
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
@@ -26,11 +26,13 @@ from tidesink.sinks.schema_sources.database_types import DatabaseTypes
 from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.typemap.mysql_types import parse_sql_type
-from tidesink.typemap.projection import Layout
+from tidesink.typemap.projection import Projection
 from tidesink.typemap.values import fit_decimal
 
-MISFIT = BatchSummary(bad=1, bad_records=(BadRecord(Place("cdc", 1), 0, "ValueOutOfRangeError", "odd"),))
-BAD = BatchSummary(bad=1, bad_records=(BadRecord(Place("cdc", 1), 0, "FramingError", "no JSON"),))
+MISFIT = BatchSummary(
+    bad=1, bad_records=(BadRecord(TopicPartition("cdc", 1), 0, "ValueOutOfRangeError", "odd"),)
+)
+BAD = BatchSummary(bad=1, bad_records=(BadRecord(TopicPartition("cdc", 1), 0, "FramingError", "no JSON"),))
 
 
 class _Database:
@@ -76,7 +78,7 @@ def _decoding(
         ambiguous_time="first",
         time_zone="UTC",
         mode="upsert",
-        layout=Layout(),
+        projection=Projection(),
     )
     types = {"id": "int", **words}
     rows = [[RowWords(tuple(types), types, ["id"], 0)]]

@@ -155,9 +155,9 @@ def test_a_table_dropped_and_made_again_keeps_what_it_was() -> None:
 
 def test_columns_and_tables_that_are_gone_are_known_by_name() -> None:
     definitions = _definitions((CREATE, 10), ("alter table t rename column e to f", 20))
-    assert [(c.name, c.type.members) for c in definitions.former(T)] == [("e", ("a", "b"))]
+    assert [(c.name, c.type.members) for c in definitions.dropped_columns(T)] == [("e", ("a", "b"))]
     definitions.apply("rename table t to u", "s", since=30)
-    assert [c.name for c in definitions.former(T)] == ["id", "e", "f"]
+    assert [c.name for c in definitions.dropped_columns(T)] == ["id", "e", "f"]
     assert _column(definitions, "f", TableId("s", "u")).earlier == ()
 
 
@@ -187,9 +187,9 @@ def test_a_restart_keeps_it_all() -> None:
         (CREATE, 10), ("alter table t modify e enum('b','a')", 20), ("alter table t drop column e", 30)
     )
     again = TableDefinitions.from_json(definitions.to_json())
-    assert (again.get(T), again.former(T)) == (definitions.get(T), definitions.former(T))
+    assert (again.get(T), again.dropped_columns(T)) == (definitions.get(T), definitions.dropped_columns(T))
     assert again.timed
-    assert [_labels(column, 15, 25) for column in again.former(T)] == [[("a", "b"), ("b", "a")]]
+    assert [_labels(column, 15, 25) for column in again.dropped_columns(T)] == [[("a", "b"), ("b", "a")]]
     again.apply("alter table t add e enum('q')", "s", since=40)
     assert _labels(_column(again), 15, 25, 45) == [("a", "b"), ("b", "a"), ("q",)]
     again.apply(CREATE, "s", since=10)

@@ -11,7 +11,7 @@ from tidesink.codecs.flat_avro.schema import value_record
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.ddl.row_changes import row_changes
 from tidesink.errors import ConfigError
-from tidesink.events import UNTOLD_DEFAULT, TableId, TableSchema
+from tidesink.events import UNKNOWN_DEFAULT, TableId, TableSchema
 from tidesink.typemap.target_schema import default_value, shape_of
 
 T = TableId("s", "t")
@@ -87,11 +87,11 @@ def test_an_altered_column_keeps_its_place_and_gets_its_new_type() -> None:
         ("c json not null", "null"),
         ("c int", None),
         # What an expression gave the rows that were there is not told.
-        ("c int not null default (id + 1)", UNTOLD_DEFAULT),
-        ("c varchar(36) not null default (uuid())", UNTOLD_DEFAULT),
-        ("c varchar(36) default (uuid())", UNTOLD_DEFAULT),
-        ("c int as (id + 1) stored not null", UNTOLD_DEFAULT),
-        ("c int not null auto_increment unique", UNTOLD_DEFAULT),
+        ("c int not null default (id + 1)", UNKNOWN_DEFAULT),
+        ("c varchar(36) not null default (uuid())", UNKNOWN_DEFAULT),
+        ("c varchar(36) default (uuid())", UNKNOWN_DEFAULT),
+        ("c int as (id + 1) stored not null", UNKNOWN_DEFAULT),
+        ("c int not null auto_increment unique", UNKNOWN_DEFAULT),
         ("c int default (null)", None),
     ],
 )

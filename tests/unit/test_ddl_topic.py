@@ -278,7 +278,7 @@ def test_what_columns_were_before_outlives_a_restart_and_warns_of_nothing(store:
     again.recall(_ends(3))
     for ddl in (first, again):
         assert _labels(ddl) == [("a", "b"), ("b", "a")]
-        assert [column.name for column in ddl.former(T)] == ["d"]
+        assert [column.name for column in ddl.dropped_columns(T)] == ["d"]
         assert ddl.warnings(T) == ()
 
 
@@ -363,7 +363,7 @@ def _all_it_knows(ddl: TopicDdl) -> object:
     ddl.recall(_ends(1))
     schema = ddl.get(T)
     assert schema is not None
-    return schema.table, ddl.former(T), ddl.tables(), ddl.scan(NO_SESSION, _ends(1))
+    return schema.table, ddl.dropped_columns(T), ddl.tables(), ddl.scan(NO_SESSION, _ends(1))
 
 
 def _waiting(ddl: _SlowDdl) -> list[_Scanning]:

@@ -10,7 +10,7 @@ from tests.unit.told_bed import Bed
 from tidesink.config.models import Destination
 from tidesink.events import TableId
 from tidesink.sinks.batch.schema_source import projected
-from tidesink.typemap.projection import Layout
+from tidesink.typemap.projection import Projection
 
 GOAL = TableId("all", "t")
 
@@ -19,18 +19,18 @@ SOURCE = TableId("s", "t")
 
 
 @pytest.mark.parametrize(
-    ("layout", "table", "name"),
+    ("projection", "table", "name"),
     [
-        (Layout(), GOAL, "name"),
-        (Layout(rename={"name": "label"}), SOURCE, "label"),
-        (Layout(rename={"name": "label"}), GOAL, "label"),
+        (Projection(), GOAL, "name"),
+        (Projection(rename={"name": "label"}), SOURCE, "label"),
+        (Projection(rename={"name": "label"}), GOAL, "label"),
     ],
 )
 def test_the_plan_is_the_same_until_the_one_inside_is_another(
-    layout: Layout, table: TableId, name: str
+    projection: Projection, table: TableId, name: str
 ) -> None:
     bed = Bed("id BIGINT PRIMARY KEY, name VARCHAR(9)")
-    decoding = projected(bed.inner, SOURCE, layout, Destination(table), cast("Any", None))
+    decoding = projected(bed.inner, SOURCE, projection, Destination(table), cast("Any", None))
     first = decoding.columns()
     assert decoding.columns() is first
     assert decoding.columns().shape is first.shape

@@ -12,10 +12,10 @@ from tests.columns import ID
 from tidesink.errors import SchemaRefusedError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.targets.column_changes import literal_text, plan_evolution
-from tidesink.typemap.target_schema import TableShape, default_value, shape_of
+from tidesink.typemap.target_schema import TargetSchema, default_value, shape_of
 
 
-def shape(*columns: Column, **options: Any) -> TableShape:
+def shape(*columns: Column, **options: Any) -> TargetSchema:
     return shape_of(TableSchema(TableId("s", "t"), (ID, *columns)), **options)
 
 

@@ -27,15 +27,15 @@ from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.sinks.schema_sources.canal_json import _with_replaced
 from tidesink.sinks.targets.base import SchemaGap
 from tidesink.sinks.targets.modes import first_shape
-from tidesink.typemap.projection import Layout, laid_out
-from tidesink.typemap.target_schema import TableShape, shape_of
+from tidesink.typemap.projection import Projection, project
+from tidesink.typemap.target_schema import TargetSchema, shape_of
 
 TABLE = TableId("shop", "orders")
 CREATE = "id INT PRIMARY KEY, name INT, phone INT"
-NO_PHONE = Layout(except_columns=("Phone",))
+NO_PHONE = Projection(except_columns=("Phone",))
 
 
-def _shape(*names: str) -> TableShape:
+def _shape(*names: str) -> TargetSchema:
     """A table's shape from its columns by name, ``id`` its key."""
     columns = (Column(name, ColumnType("int"), handle=name == "id") for name in names)
     return shape_of(TableSchema(TABLE, tuple(columns)))
@@ -70,7 +70,7 @@ def test_a_rename_of_an_excluded_column_waits_until_both_names_are_listed(rename
     assert said((waits,)) == [("rename", "phone mobile", ())]
     assert "Add mobile to it" in waits.reason
     assert bed.table.gap(bed.inner.columns().shape).columns == ("id", "name")
-    bed.layout = Layout(except_columns=("phone", "Mobile"))
+    bed.projection = Projection(except_columns=("phone", "Mobile"))
     bed.start()
     assert bed.batch() == ()
     assert bed.columns == ("id", "name")
@@ -102,7 +102,7 @@ def test_it_waits_whatever_becomes_of_the_new_name(statements: tuple[str, ...]) 
 
 
 def test_a_list_that_names_the_new_name_alone_waits_for_the_old_one() -> None:
-    bed = Bed(CREATE.replace("phone", "mobile"), Layout(except_columns=("mobile",)))
+    bed = Bed(CREATE.replace("phone", "mobile"), Projection(except_columns=("mobile",)))
     bed.ddl.definitions = TableDefinitions()
     bed.ddl.alter(f"CREATE TABLE t ({CREATE})")
     waits = _waits(bed, "ALTER TABLE t RENAME COLUMN phone TO mobile")
@@ -121,7 +121,7 @@ def test_names_that_are_swapped_wait_though_the_columns_are_the_same() -> None:
 def test_a_key_column_is_never_left_out_by_a_rename() -> None:
     bed = Bed("uid INT PRIMARY KEY, a INT")
     bed.ddl.alter("ALTER TABLE t RENAME COLUMN uid TO id, ADD COLUMN uid INT")
-    bed.layout = Layout(except_columns=("uid",))
+    bed.projection = Projection(except_columns=("uid",))
     bed.start()
     assert [column.name for column in bed.decoding.columns().shape.columns] == ["id", "a"]
 
@@ -137,14 +137,14 @@ def test_renames_are_those_of_the_table_alone() -> None:
 
 def test_a_column_that_never_was_is_still_refused() -> None:
     with pytest.raises(ConfigError, match="has no column fone"):
-        laid_out(Layout(except_columns=("fone",)), _shape("id", "phone"), own=(), past={"phone"})
-    laid_out(NO_PHONE, _shape("id", "mobile"), own=(), past={"phone"})
+        project(Projection(except_columns=("fone",)), _shape("id", "phone"), own=(), past={"phone"})
+    project(NO_PHONE, _shape("id", "mobile"), own=(), past={"phone"})
 
 
 # Where nothing tells.
 
 
-def _writers(*schemas: tuple[str, ...]) -> TableShape:
+def _writers(*schemas: tuple[str, ...]) -> TargetSchema:
     """The shape of a flat-avro table after these schemas of its rows, oldest first."""
     texts = {number: text_of(*names) for number, names in enumerate(schemas, start=10)}
     return flat_avro_plan(TABLE, key_schemas={1: text_of("id")}, value_schemas=texts).shape
@@ -156,14 +156,14 @@ BEFORE, AFTER = ("id", "name", "phone"), ("id", "name", "mobile")
 def _schema_decision(
     present: tuple[str, ...],
     *schemas: tuple[str, ...],
-    layout: Layout = NO_PHONE,
+    projection: Projection = NO_PHONE,
     add: ChangePolicy = "apply",
     accepted: Accepted | None = None,
 ) -> SchemaDecision:
     """What becomes of the columns of a target that has ``present`` ones."""
-    shape = laid_out(layout, _writers(*schemas), own=()).shape
+    shape = project(projection, _writers(*schemas), own=()).shape
     added = tuple(column.name for column in shape.columns if column.name not in present)
-    policies = Policies(SchemaChanges(add=add), accepted or {}, CAPABILITIES, layout=layout)
+    policies = Policies(SchemaChanges(add=add), accepted or {}, CAPABILITIES, projection=projection)
     return decide_changes(SchemaGap(present, added), shape, policies, None)
 
 
@@ -196,15 +196,15 @@ def test_one_that_the_target_still_has_from_before_waits_too(add: ChangePolicy) 
             (),
         )
     # What the config asks for by its name is no doubt.
-    asked = Layout(except_columns=("phone",), rename={"mobile": "number"})
-    assert _schema_decision(("id", "number"), *schemas, layout=asked).pending == ()
+    asked = Projection(except_columns=("phone",), rename={"mobile": "number"})
+    assert _schema_decision(("id", "number"), *schemas, projection=asked).pending == ()
 
 
 def test_what_is_left_out_anyway_does_not_wait() -> None:
     schema_decision = _schema_decision(("id", "name"), BEFORE, AFTER, add="ignore")
     assert (schema_decision.pending, schema_decision.omitted) == ((), ("mobile",))
     assert _schema_decision(
-        ("id", "name"), BEFORE, AFTER, layout=Layout(except_columns=("phone", "mobile"))
+        ("id", "name"), BEFORE, AFTER, projection=Projection(except_columns=("phone", "mobile"))
     ) == (_schema_decision(("id", "name"), BEFORE))
 
 
@@ -230,13 +230,13 @@ def test_a_column_renamed_twice_is_doubted_under_the_last_name_too() -> None:
 
 
 def test_a_new_name_that_the_config_gives_is_asked_for() -> None:
-    layout = Layout(except_columns=("phone",), rename={"mobile": "Number"})
-    assert _schema_decision(("id", "name"), BEFORE, AFTER, layout=layout).pending == ()
+    projection = Projection(except_columns=("phone",), rename={"mobile": "Number"})
+    assert _schema_decision(("id", "name"), BEFORE, AFTER, projection=projection).pending == ()
 
 
 def test_a_table_that_is_made_now_is_made_without_it() -> None:
     settings = right(changed(CANAL_JSON, defaults={"except_column_list": "phone"})).table_config(TABLE)
-    shape = laid_out(settings.layout, _writers(BEFORE, AFTER), own=()).shape
+    shape = project(settings.projection, _writers(BEFORE, AFTER), own=()).shape
     assert [column.name for column in shape.columns] == ["id", "name", "mobile"]
     assert [column.name for column in first_shape(shape, settings).columns] == ["id", "name"]
 

@@ -24,15 +24,15 @@ from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, writer_of
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
-from tidesink.typemap.projection import Layout, laid_out, read_filter
+from tidesink.typemap.projection import Projection, project, read_filter
 from tidesink.typemap.target_schema import merged_in_order, shape_of
 
 _DATE: Final = {"type": "int32", "name": "io.debezium.time.Date"}
-_EXCEPT: Final = Layout(except_columns=("n",))
+_EXCEPT: Final = Projection(except_columns=("n",))
 
 
-def _laid(plan: DecodePlan, layout: Layout = _EXCEPT) -> DecodePlan:
-    found = laid_out(layout, plan.shape, own=())
+def _laid(plan: DecodePlan, projection: Projection = _EXCEPT) -> DecodePlan:
+    found = project(projection, plan.shape, own=())
     return replace(plan, rows=replace(plan.rows, target=found.shape, sources=found.sources))
 
 
@@ -42,16 +42,16 @@ def _rows(plan: DecodePlan, messages: Sequence[Message]) -> list[Decoded]:
     return found
 
 
-def _learnt(writers: Writers, messages: Sequence[Message], layout: Layout) -> Writers:
+def _learnt(writers: Writers, messages: Sequence[Message], projection: Projection) -> Writers:
     """What a worker knows after it decoded these records, which it has no type of its target for."""
-    plan = debezium_json_plan(TableId("shop", "t"), writers=writers, left_out=layout.leaves_out)
-    rows = decode_here(_laid(plan, layout), messages)
+    plan = debezium_json_plan(TableId("shop", "t"), writers=writers, left_out=projection.leaves_out)
+    rows = decode_here(_laid(plan, projection), messages)
     lacking = {text for row in rows for text in row.raw["_fields"] or ()}
     return writers.with_new(map(writer_of, lacking), later=True)
 
 
-@pytest.mark.parametrize("layout", [_EXCEPT, Layout(columns=("id", "new"))])
-def test_a_type_change_in_the_schemas_of_debezium_json(layout: Layout) -> None:
+@pytest.mark.parametrize("projection", [_EXCEPT, Projection(columns=("id", "new"))])
+def test_a_type_change_in_the_schemas_of_debezium_json(projection: Projection) -> None:
     """A date column became boolean: the way out of the table that waits with it."""
     messages = [
         _typed({"id": 1, "n": 20000, "new": "a"}, n=_DATE),
@@ -59,16 +59,16 @@ def test_a_type_change_in_the_schemas_of_debezium_json(layout: Layout) -> None:
     ]
     with pytest.raises(SchemaRefusedError, match="'n'"):
         debezium_json_plan(TableId("shop", "t"), writers=_writers(*messages))
-    writers = _learnt(_writers(messages[0]), messages, layout)
-    plan = debezium_json_plan(TableId("shop", "t"), writers=writers, left_out=layout.leaves_out)
+    writers = _learnt(_writers(messages[0]), messages, projection)
+    plan = debezium_json_plan(TableId("shop", "t"), writers=writers, left_out=projection.leaves_out)
     assert plan.shape.by_name["n"].spark == "boolean"
     assert [row.after for row in _rows(plan, messages)] == [{"id": 1, "new": "a"}, {"id": 2, "new": "b"}]
     # By a worker that has planned with the old type already.
     before = debezium_json_plan(
-        TableId("shop", "t"), writers=_writers(messages[0]), left_out=layout.leaves_out
+        TableId("shop", "t"), writers=_writers(messages[0]), left_out=projection.leaves_out
     )
     after = debezium_json_plan(
-        TableId("shop", "t"), writers=writers, base=before.shape, left_out=layout.leaves_out
+        TableId("shop", "t"), writers=writers, base=before.shape, left_out=projection.leaves_out
     )
     assert after.shape.by_name["n"].spark == "boolean"
 
@@ -145,14 +145,14 @@ def test_a_type_change_in_canal_json(word: str, text: str) -> None:
 
 def test_a_key_and_a_column_of_the_filter_are_needed() -> None:
     """The filter reads its columns, so a type that changes is a change for the table."""
-    layout = replace(_EXCEPT, row_filter=read_filter("n is not null"))
+    projection = replace(_EXCEPT, row_filter=read_filter("n is not null"))
     messages = [
         _typed({"id": 1, "n": 20000}, n=_DATE),
         _typed({"id": 2, "n": True}, n={"type": "boolean"}),
     ]
     with pytest.raises(SchemaRefusedError, match="'n'") as refused:
-        debezium_json_plan(TableId("shop", "t"), writers=_writers(*messages), left_out=layout.leaves_out)
-    pending = pending_of(refused.value, layout)
+        debezium_json_plan(TableId("shop", "t"), writers=_writers(*messages), left_out=projection.leaves_out)
+    pending = pending_of(refused.value, projection)
     assert pending is not None
     assert pending.reason.endswith("remove the column from filter)")
     shapes = []

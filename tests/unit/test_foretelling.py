@@ -24,7 +24,7 @@ from tidesink.sinks.targets.sql.dialect import Dialect
 from tidesink.sinks.targets.sql.mysql import MysqlDialect
 from tidesink.sinks.targets.sql.postgres import PostgresDialect
 from tidesink.sinks.worker.preflight import NO_NUL, change_limits, column_type, preflight_of, row_limits
-from tidesink.typemap.target_schema import Shard, TableShape
+from tidesink.typemap.target_schema import Shard, TargetSchema
 
 TARGET: Final[dict[str, dict[str, Any]]] = {
     "delta": {"type": "delta", "path": "/lake"},
@@ -50,7 +50,7 @@ def key(name: str, kind: str, **sizes: Any) -> Column:
     return Column(name, ColumnType(kind, **sizes), nullable=False, handle=True, primary_key=True)
 
 
-def preflight(config: Config, table: TableShape) -> dict[str, tuple[str, ...]]:
+def preflight(config: Config, table: TargetSchema) -> dict[str, tuple[str, ...]]:
     """The limits that a table may meet: their kinds and columns."""
     found = preflight_of(config, table, [column.name for column in table.columns]).limits
     return {limit.kind: limit.columns for limit in found}
@@ -192,7 +192,7 @@ def test_what_a_target_of_other_capabilities_would_say() -> None:
     assert "nul-in-text" not in {limit.kind for limit in row_limits(able, shape(), ["id"])}
 
 
-def planned(target: str, table: TableShape, base: dict[str, Any] = CANAL_JSON, **more: Any) -> TablePlan:
+def planned(target: str, table: TargetSchema, base: dict[str, Any] = CANAL_JSON, **more: Any) -> TablePlan:
     return plan_of(config_of(target, base, **more), "app", table, types_from="ddl")
 
 
@@ -253,7 +253,7 @@ def test_the_name_of_a_view_may_be_too_long(target: str) -> None:
         assert ("_live" in (found.problem or "")) is refused
 
 
-def of_columns(number: int, kind: str = "int") -> TableShape:
+def of_columns(number: int, kind: str = "int") -> TargetSchema:
     return shape(ID, *(Column(f"c{at}", ColumnType(kind)) for at in range(number - 1)))
 
 
@@ -290,7 +290,7 @@ REFUSED: Final = [
 @pytest.mark.parametrize("add", ["ignore", "pause"])
 @pytest.mark.parametrize(("target", "table", "said"), REFUSED)
 def test_columns_that_may_never_be_taken_are_a_warning(
-    target: str, table: TableShape, said: str, add: str
+    target: str, table: TargetSchema, said: str, add: str
 ) -> None:
     """The table may be there without them, and goes on."""
     found = planned(target, table, defaults={"schema-changes": {"add": add}})

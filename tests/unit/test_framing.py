@@ -23,7 +23,7 @@ from tidesink.codecs.framing import in_headers
 from tidesink.errors import ConfigError, DecodeError, FramingError
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.batch.counts import BadRecord, BatchSummary, Place, UnplannedRecord
+from tidesink.sinks.batch.counts import BadRecord, BatchSummary, TopicPartition, UnplannedRecord
 from tidesink.sinks.batch.decoders import DecodePlan, schema_id_of, schema_ids
 from tidesink.sinks.batch.schema_source import Decoding, Missed
 from tidesink.sinks.batch.source import KafkaSource
@@ -214,7 +214,7 @@ def test_a_worker_fetches_headers_once_records_are_not_confluents(tmp_path: Path
     decoding = opened()
     decoding.prepare(found)
     assert not decoding.columns().decoder.uses_headers
-    odd = UnplannedRecord(Place("shop_orders", 0), 0)
+    odd = UnplannedRecord(TopicPartition("shop_orders", 0), 0)
     met = BatchSummary(unplanned=1, unplanned_value_ids=(0x02020206,), unplanned_records=(odd,))
     assert decoding.learn(Missed(met, (OffsetRange("shop_orders", 0, 0, 1),), found))
     plan = decoding.columns()
@@ -254,13 +254,13 @@ def test_bad_records_in_every_batch_are_looked_at_once_for_headers(tmp_path: Pat
         [(0, 320, 99), (1, 400, None)],
     ):
         bad = tuple(
-            BadRecord(Place("shop_orders", partition), offset, "DecodeError", "odd", schema_id)
+            BadRecord(TopicPartition("shop_orders", partition), offset, "DecodeError", "odd", schema_id)
             for partition, offset, schema_id in records
         )
         assert not decoding.learn(Missed(BatchSummary(bad=len(bad), bad_records=bad), ranges, found))
     assert asked == [(1, 9, 10), (0, 310, 311)]
     asked.clear()
-    new = UnplannedRecord(Place("shop_orders", 0), 330)
+    new = UnplannedRecord(TopicPartition("shop_orders", 0), 330)
     text = json.loads(registry.schema_by_id(known))
     later = registry.register("shop_orders-value", json.dumps({**text, "doc": "later"}))
     met = BatchSummary(unplanned=1, unplanned_value_ids=(later,), unplanned_records=(new,))

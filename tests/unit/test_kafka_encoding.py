@@ -19,7 +19,7 @@ from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.targets.stream.encoding import Encoding, prepare
 from tidesink.sinks.targets.stream.kafka import partition_of
 from tidesink.sinks.targets.stream.table import MessageRows
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 from tidesink.typemap.values import to_datetime
 
 PROTOCOLS = [name for name, known in CODECS.items() if known.writes is not None]
@@ -32,7 +32,7 @@ COMMIT_TS = 451_234_567_890_123_456
 class Round:
     """Encodes rows as a task does and decodes them as a reader does."""
 
-    def __init__(self, protocol: str, shape: TableShape, options: CodecOptions | None = None) -> None:
+    def __init__(self, protocol: str, shape: TargetSchema, options: CodecOptions | None = None) -> None:
         self.registry = MemorySchemaRegistry()
         self.options = options or OPTIONS.get(protocol, CodecOptions())
         self.encoding: Encoding = prepare(

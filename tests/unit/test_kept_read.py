@@ -123,7 +123,7 @@ def test_each_table_is_given_its_records_and_those_without_a_name() -> None:
     t, u, x = (row_bytes({"id": "1"}, table=name) for name in "tux")
     rows = _split([t, u, NAMELESS, t, None, u, x, t])
     assert sum(row["records"] for row in rows) == 8
-    assert {row["named"]: row["strangers"] for row in rows if row["strangers"]} == {
+    assert {row["named"]: row["unlisted"] for row in rows if row["unlisted"]} == {
         full_name(TableId("s", "x")): 1
     }
     assert sum(row["watermarks"] + row["ddl"] for row in rows) == 0

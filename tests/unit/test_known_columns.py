@@ -15,31 +15,31 @@ from tidesink.sinks.batch.schema_changes import KnownColumns, SchemaDecision
 from tidesink.sinks.batch.schema_source import Decoding, SourceColumns
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.typemap.projection import Layout, laid_out
-from tidesink.typemap.target_schema import TableShape, shape_of
+from tidesink.typemap.projection import Projection, project
+from tidesink.typemap.target_schema import TargetSchema, shape_of
 
 TABLE = TableId("shop", "orders")
 STATUS = Column("Status", ColumnType("varchar", length=9), default="new")
 BEFORE = Progress(TABLE, "shop", 1, 4)
-ALL = Layout()
+ALL = Projection()
 
 
-def shape(layout: Layout, *columns: Column) -> TableShape:
-    return laid_out(layout, shape_of(TableSchema(TABLE, (ID, *columns))), own=()).shape
+def shape(projection: Projection, *columns: Column) -> TargetSchema:
+    return project(projection, shape_of(TableSchema(TABLE, (ID, *columns))), own=()).shape
 
 
-def decoding(found: TableShape, *former: Column) -> Decoding:
+def decoding(found: TargetSchema, *dropped_columns: Column) -> Decoding:
     """All that is asked of one here."""
-    reported = SourceColumns(TableSchema(TABLE, ()), former)
+    reported = SourceColumns(TableSchema(TABLE, ()), dropped_columns)
     columns = SimpleNamespace(shape=found, rows=SimpleNamespace(shape=found))
     return cast("Decoding", SimpleNamespace(columns=lambda: columns, reported=lambda: reported))
 
 
-def default_after(store: SqlStateStore, layout: Layout, at: Progress = BEFORE) -> tuple[Any, int]:
+def default_after(store: SqlStateStore, projection: Projection, at: Progress = BEFORE) -> tuple[Any, int]:
     """The default that the column comes with under a layout, and how many warnings there are."""
-    known = KnownColumns(store, at, layout)
-    found = shape(layout, STATUS)
-    name = layout.target_name("Status")
+    known = KnownColumns(store, at, projection)
+    found = shape(projection, STATUS)
+    name = projection.target_name("Status")
     schema_decision = known.schema_decision(SchemaDecision(found), (name,))
     return schema_decision.given.by_name[name.lower()].default, len(schema_decision.warnings)
 
@@ -50,20 +50,20 @@ def take_note(known: KnownColumns, of: Decoding) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "later"),
+    ("projection", "later"),
     [
-        (Layout(except_columns=("status",)), ALL),
-        (Layout(columns=("id",)), Layout(columns=("id", "status"))),
-        (ALL, Layout(rename={"status": "state"})),
-        (Layout(rename={"Status": "state"}), ALL),
+        (Projection(except_columns=("status",)), ALL),
+        (Projection(columns=("id",)), Projection(columns=("id", "status"))),
+        (ALL, Projection(rename={"status": "state"})),
+        (Projection(rename={"Status": "state"}), ALL),
     ],
 )
 def test_a_column_that_is_chosen_later_brings_no_default(
-    tmp_path: Path, layout: Layout, later: Layout
+    tmp_path: Path, projection: Projection, later: Projection
 ) -> None:
     store = SqlStateStore(str(tmp_path / "state.db"))
     assert default_after(store, later) == ("new", 0)
-    take_note(KnownColumns(store, BEFORE, layout), decoding(shape(layout, STATUS)))
+    take_note(KnownColumns(store, BEFORE, projection), decoding(shape(projection, STATUS)))
     assert default_after(store, later) == (None, 1)
     # Of other rows nothing is known: the table was loaded again, or is one from an old backup.
     assert default_after(store, later, replace(BEFORE, batch=3)) == ("new", 0)

@@ -12,7 +12,7 @@ from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.sinks.targets.modes import FROM_COLUMN, INDEX, OP, TO_COLUMN, UNAVAILABLE
-from tidesink.typemap.projection import Layout, laid_out, read_filter
+from tidesink.typemap.projection import Projection, project, read_filter
 from tidesink.typemap.target_schema import default_name, shape_of
 
 ID = Column("Id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
@@ -20,55 +20,62 @@ SHAPE = shape_of(TableSchema(TableId("shop", "t"), (ID, *(Column(n, ColumnType("
 DEFINITION = "create table shop.t (id bigint primary key, a int, b int)"
 
 
-def _names(layout: Layout) -> dict[str, str]:
-    return dict(laid_out(layout, SHAPE, own=("_mark",)).sources)
+def _names(projection: Projection) -> dict[str, str]:
+    return dict(project(projection, SHAPE, own=("_mark",)).sources)
 
 
 @pytest.mark.parametrize(
-    ("layout", "names"),
+    ("projection", "names"),
     [
-        (Layout(), {"Id": "Id", "a": "a", "b": "b", "c": "c"}),
-        (Layout(columns=("c", "ID")), {"Id": "Id", "c": "c"}),
-        (Layout(except_columns=("B",)), {"Id": "Id", "a": "a", "c": "c"}),
-        (Layout(columns=("id", "a", "b"), rename={"A": "b", "b": "A"}), {"Id": "Id", "b": "a", "A": "b"}),
-        (Layout(except_columns=("a",), rename={"c": "A", "Id": "key"}), {"key": "Id", "b": "b", "A": "c"}),
+        (Projection(), {"Id": "Id", "a": "a", "b": "b", "c": "c"}),
+        (Projection(columns=("c", "ID")), {"Id": "Id", "c": "c"}),
+        (Projection(except_columns=("B",)), {"Id": "Id", "a": "a", "c": "c"}),
+        (Projection(columns=("id", "a", "b"), rename={"A": "b", "b": "A"}), {"Id": "Id", "b": "a", "A": "b"}),
+        (
+            Projection(except_columns=("a",), rename={"c": "A", "Id": "key"}),
+            {"key": "Id", "b": "b", "A": "c"},
+        ),
     ],
 )
-def test_a_layout_says_columns_and_names(layout: Layout, names: dict[str, str]) -> None:
-    assert _names(layout) == names
+def test_a_layout_says_columns_and_names(projection: Projection, names: dict[str, str]) -> None:
+    assert _names(projection) == names
 
 
 def test_the_key_keeps_being_the_key_under_its_new_name() -> None:
-    shape = laid_out(Layout(rename={"id": "number"}), SHAPE, own=()).shape
+    shape = project(Projection(rename={"id": "number"}), SHAPE, own=()).shape
     assert (shape.keys, [column.name for column in shape.key_columns]) == (("number",), ["number"])
 
 
 @pytest.mark.parametrize(
-    ("layout", "reason"),
+    ("projection", "reason"),
     [
-        (Layout(columns=("id", "d")), "columns: shop.t has no column d; its columns are Id, a, b, c"),
-        (Layout(except_columns=("d",)), "except_column_list: shop.t has no column d"),
-        (Layout(rename={"d": "x"}), "rename: shop.t has no column d"),
-        (Layout(row_filter=read_filter("d > 1 or a > 1")), "filter: shop.t has no column d"),
-        (Layout(columns=("a",)), r"key of shop.t is \(Id\), and Id is left out"),
-        (Layout(except_columns=("id",)), "and Id is left out"),
-        (Layout(rename={"a": "B"}), "two columns of shop.t would be called b"),
-        (Layout(rename={"a": "_MARK"}), "called _mark, which is a column of tidesink's own"),
+        (Projection(columns=("id", "d")), "columns: shop.t has no column d; its columns are Id, a, b, c"),
+        (Projection(except_columns=("d",)), "except_column_list: shop.t has no column d"),
+        (Projection(rename={"d": "x"}), "rename: shop.t has no column d"),
+        (Projection(row_filter=read_filter("d > 1 or a > 1")), "filter: shop.t has no column d"),
+        (Projection(columns=("a",)), r"key of shop.t is \(Id\), and Id is left out"),
+        (Projection(except_columns=("id",)), "and Id is left out"),
+        (Projection(rename={"a": "B"}), "two columns of shop.t would be called b"),
+        (Projection(rename={"a": "_MARK"}), "called _mark, which is a column of tidesink's own"),
     ],
 )
-def test_a_layout_that_does_not_fit_is_refused_by_name(layout: Layout, reason: str) -> None:
+def test_a_layout_that_does_not_fit_is_refused_by_name(projection: Projection, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        _names(layout)
+        _names(projection)
 
 
 @pytest.mark.parametrize(
-    "layout",
-    [Layout(columns=("id", "b")), Layout(rename={"B": "x"}), Layout(row_filter=read_filter("`b` = 1"))],
+    "projection",
+    [
+        Projection(columns=("id", "b")),
+        Projection(rename={"B": "x"}),
+        Projection(row_filter=read_filter("`b` = 1")),
+    ],
 )
-def test_a_column_that_the_source_dropped_is_missed(layout: Layout) -> None:
+def test_a_column_that_the_source_dropped_is_missed(projection: Projection) -> None:
     with pytest.raises(SchemaRefusedError, match="dropped or renamed"):
-        laid_out(layout, SHAPE, own=(), gone={"b"})
-    laid_out(Layout(except_columns=("b",)), SHAPE, own=(), gone={"b"})
+        project(projection, SHAPE, own=(), gone={"b"})
+    project(Projection(except_columns=("b",)), SHAPE, own=(), gone={"b"})
 
 
 def test_the_nearest_list_and_filter_hold() -> None:
@@ -83,11 +90,11 @@ def test_the_nearest_list_and_filter_hold() -> None:
         )
     )
     named, fitting, other = (
-        config.table_config(TableId(*name.split("."))).layout for name in ("shop.t", "shop.u", "pub.t")
+        config.table_config(TableId(*name.split("."))).projection for name in ("shop.t", "shop.u", "pub.t")
     )
-    assert named == Layout(columns=("id", "a"))
+    assert named == Projection(columns=("id", "a"))
     assert (fitting.except_columns, fitting.rename) == (("a",), {})
-    assert other == Layout(except_columns=("a",), rename={"b": "x"}, row_filter=read_filter("a > 1"))
+    assert other == Projection(except_columns=("a",), rename={"b": "x"}, row_filter=read_filter("a > 1"))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +143,7 @@ def test_a_definition_tells_before_the_run(entry: dict[str, Any], reason: str) -
 
 def test_errors_of_a_layout_are_told_by_type() -> None:
     with pytest.raises(TidesinkError) as caught:
-        _names(Layout(rename={"d": "x"}))
+        _names(Projection(rename={"d": "x"}))
     assert caught.value.context == {"table": "shop.t", "column": "d"}
 
 
@@ -153,10 +160,10 @@ def test_metadata_is_named_or_has_its_own_names() -> None:
         )
     )
     tables = [TableId("shop", name) for name in ("t", "u", "v")]
-    named, none, other = (config.table_config(table).layout for table in tables)
+    named, none, other = (config.table_config(table).projection for table in tables)
     assert (named.metadata, none.metadata) == ({"topic": "Came From"}, {})
     assert other.metadata == {"op": "_tidesink_op", "commit_ts": "_tidesink_commit_ts"}
-    shape, sources = laid_out(other, SHAPE, own=())
+    shape, sources = project(other, SHAPE, own=())
     assert [(c.name, c.spark, c.key) for c in shape.columns[-2:]] == [
         ("_tidesink_op", "string", False),
         ("_tidesink_commit_ts", "bigint", False),
@@ -209,11 +216,11 @@ def test_positions_are_told_by_debezium_and_by_ticdc_with_its_extension() -> Non
     assert "enable-tidb-extension" in wrong(asked)["defaults.metadata"].reason
     for said in ({"source__protocol": "debezium-json"}, {"source__enable_tidb_extension": True}):
         found = right(changed(asked, **said)).table_config(TableId("shop", "t"))
-        assert found.layout.metadata == {"position": "_tidesink_position"}
+        assert found.projection.metadata == {"position": "_tidesink_position"}
 
 
 def test_a_metadata_column_cannot_have_a_columns_name() -> None:
     with pytest.raises(ConfigError, match=r"two columns of shop\.t would be called a"):
-        laid_out(Layout(metadata={"op": "A"}), SHAPE, own=())
+        project(Projection(metadata={"op": "A"}), SHAPE, own=())
     with pytest.raises(ConfigError, match="a column of tidesink's own"):
-        laid_out(Layout(metadata={"op": "_mark"}), SHAPE, own=("_mark",))
+        project(Projection(metadata={"op": "_mark"}), SHAPE, own=("_mark",))

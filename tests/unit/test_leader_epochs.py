@@ -22,8 +22,9 @@ from tests.unit.worker_bed import surroundings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import BrokerUnavailableError, SourceError
 from tidesink.events import TableId
+from tidesink.sinks.batch import counts
 from tidesink.sinks.batch.context import StopRequestedError, may_pass
-from tidesink.sinks.batch.counts import BatchSummary, Place, PlaceSummary
+from tidesink.sinks.batch.counts import BatchSummary, PartitionSummary
 from tidesink.sinks.batch.cuts import topic_after
 from tidesink.sinks.batch.run import BatchOutcome, BatchPlan, Hold, Reduction
 from tidesink.sinks.batch.shared_reads import TableRecords, Topics
@@ -280,7 +281,7 @@ def test_progress_keeps_the_record_and_reads_what_earlier_versions_stored() -> N
 
 
 def _after(
-    before: Progress, end: int, *read: Mapping[int, LastRecord], summary: PlaceSummary | None = None
+    before: Progress, end: int, *read: Mapping[int, LastRecord], summary: PartitionSummary | None = None
 ) -> PartitionProgress:
     return topic_after(before, "t", "id", {0: (end, summary)}, None, *read).partitions[0]
 
@@ -297,7 +298,7 @@ def test_a_batch_brings_a_newer_record_and_a_rewind_forgets_it() -> None:
     assert after(100, {}) == LastRecord(99, 1)
     assert after(90, {}) is None
     assert after(20, {}) is None
-    summary = PlaceSummary(1, 140, last=LastRecord(140, 1))
+    summary = PartitionSummary(1, 140, last=LastRecord(140, 1))
     assert _after(before, 150, summary=summary).last == LastRecord(140, 1)
 
 
@@ -307,7 +308,7 @@ def test_a_batch_that_ends_early_keeps_no_record_behind_its_end(passed: int | No
     before = Progress(TABLE, "shop", 1, 1, {})
     end = 50 if passed is None else 100
     read = LastRecord(40, 5) if passed is None else LastRecord(49, 5)
-    summary = PlaceSummary(1, 49, passed=passed, last=read)
+    summary = PartitionSummary(1, 49, passed=passed, last=read)
     at = _after(before, end, {0: LastRecord(99, 5)}, summary=summary)
     assert (at.next_offset, at.last) == (50, read)
     assert _after(before, end, {0: LastRecord(99, 5)}).last == (None if passed is None else LastRecord(99, 5))
@@ -394,9 +395,10 @@ def test_a_batch_that_was_read_under_a_new_leader_is_not_applied(
 ) -> None:
     task = _task(log, tmp_path, _at(10, LastRecord(9, 0)))
     batch = task._batch(BatchPlan((OffsetRange("t", 0, 10, 20),), found(1)), KafkaSource(no_fetch))
-    read = PlaceSummary(10, 19, last=LastRecord(19, epoch))
+    read = PartitionSummary(10, 19, last=LastRecord(19, epoch))
     reduction = Reduction(
-        batch._plan, cast("Any", SimpleNamespace(summary=BatchSummary(places={Place("t", 0): read})))
+        batch._plan,
+        cast("Any", SimpleNamespace(summary=BatchSummary(places={counts.TopicPartition("t", 0): read}))),
     )
     progress = batch._next_progress(reduction)
     assert batch._follows(progress) == counts
@@ -412,9 +414,9 @@ def test_batches_that_never_follow_stop_the_table_and_a_rewind_has_it_go_on(
     at = _at(100, LastRecord(99, 7))
     task = _task(log, tmp_path, at)
     plan = BatchPlan((OffsetRange("t", 0, 100, 150),), found(2, end=150))
-    read = PlaceSummary(100, 149, last=LastRecord(149, 2))
+    read = PartitionSummary(100, 149, last=LastRecord(149, 2))
     reduction = Reduction(
-        plan, cast("Any", SimpleNamespace(summary=BatchSummary(places={Place("t", 0): read})))
+        plan, cast("Any", SimpleNamespace(summary=BatchSummary(places={counts.TopicPartition("t", 0): read})))
     )
 
     def applied() -> BatchOutcome:

@@ -72,7 +72,7 @@ def test_what_a_table_inherits_and_has_no_use_for_falls_away(
 
 def test_what_is_said_nearer_comes_before_what_is_refused() -> None:
     config = right(_config({"filter": "a <> 1", "metadata": ["batch"]}, {**NAMED, **LOG, **TAKEN_BACK}))
-    assert config.table_config(ORDERS).layout.plain
+    assert config.table_config(ORDERS).projection.plain
     nearer = ({**ALL, **BY_SOURCE}, {**NAMED, "sequence_by": "kafka", **NULLS})
     assert right(_config({}, *nearer)).table_config(ORDERS).ignore_null_updates
 
@@ -90,8 +90,8 @@ def test_metadata_of_all_tables_holds_for_a_log_which_has_some_of_it_by_itself(
     asked: Any, beside: dict[str, str]
 ) -> None:
     config = right(_config({"metadata": asked}, {**NAMED, **LOG}))
-    assert config.table_config(ORDERS).layout.metadata == beside
-    assert len(config.table_config(TableId("shop", "other")).layout.metadata) == len(asked)
+    assert config.table_config(ORDERS).projection.metadata == beside
+    assert len(config.table_config(TableId("shop", "other")).projection.metadata) == len(asked)
 
 
 TAKEN_BACK = {"filter": "true", "metadata": {}}

@@ -13,8 +13,8 @@ from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import ChangeEvent, Column, ColumnType, TableId, TableSchema, fold_name
 from tidesink.sinks.targets.lake.tables import check_names
-from tidesink.typemap.projection import Layout, laid_out
-from tidesink.typemap.target_schema import TableShape, shape_of
+from tidesink.typemap.projection import Projection, project
+from tidesink.typemap.target_schema import TargetSchema, shape_of
 
 T = TableId("s", "t")
 # Go's lower case of the first is the second; the third, Python's and Java's, is another name.
@@ -115,14 +115,14 @@ def test_rows_are_read_by_the_types_of_their_folded_names() -> None:
         assert (str(event.after[name]), event.after[FINAL]) == ("1.50", "b")
 
 
-def _shape(*names: str) -> TableShape:
+def _shape(*names: str) -> TargetSchema:
     return shape_of(TableSchema(T, (ID, *(Column(name, ColumnType("int")) for name in names))))
 
 
 def test_settings_name_a_column_by_its_folded_name() -> None:
-    laid = laid_out(Layout(columns=("id", LOWER), rename={LOWER: "x"}), _shape(UPPER, FINAL), own=())
+    laid = project(Projection(columns=("id", LOWER), rename={LOWER: "x"}), _shape(UPPER, FINAL), own=())
     assert [column.name for column in laid.shape.columns] == ["id", "x"]
-    laid = laid_out(Layout(except_columns=(LOWER,)), _shape(UPPER, FINAL), own=())
+    laid = project(Projection(except_columns=(LOWER,)), _shape(UPPER, FINAL), own=())
     assert [column.name for column in laid.shape.columns] == ["id", FINAL]
 
 

@@ -13,18 +13,18 @@ from tidesink.events import Column, ColumnType, TableId, TableSchema, fold_name,
 from tidesink.sinks.targets.column_changes import plan_evolution
 from tidesink.sinks.targets.lake.tables import check_names
 from tidesink.sinks.targets.sql.columns import MYSQL_LIMITS, POSTGRES_LIMITS, check_sql_shape, plan_columns
-from tidesink.typemap.projection import Layout, laid_out, read_filter
-from tidesink.typemap.target_schema import TableShape, merge_shape, merged_in_order, shape_of, without
+from tidesink.typemap.projection import Projection, project, read_filter
+from tidesink.typemap.target_schema import TargetSchema, merge_schemas, merged_in_order, shape_of, without
 
 T = TableId("public", "people")
 
 
-def _shape(*names: str, keys: tuple[str, ...] | None = None) -> TableShape:
+def _shape(*names: str, keys: tuple[str, ...] | None = None) -> TargetSchema:
     columns = (ID, *(Column(name, ColumnType("varchar", length=9)) for name in names))
     return shape_of(TableSchema(T, columns), keys=keys)
 
 
-def _names(shape: TableShape) -> list[str]:
+def _names(shape: TargetSchema) -> list[str]:
     return [column.name for column in shape.columns]
 
 
@@ -55,8 +55,8 @@ def test_names_that_no_list_tells_apart_are_folded_as_ever() -> None:
 
 
 def test_a_column_that_comes_later_is_another_one() -> None:
-    assert _names(merge_shape(ONE, BOTH)) == ["id", "name", "Name"]
-    assert _names(merge_shape(BOTH, ONE)) == ["id", "name", "Name"]
+    assert _names(merge_schemas(ONE, BOTH)) == ["id", "name", "Name"]
+    assert _names(merge_schemas(BOTH, ONE)) == ["id", "name", "Name"]
     assert _names(merged_in_order([ONE, BOTH])) == ["id", "name", "Name"]
     assert merged_in_order([ONE, BOTH]).by_name["Name"].instead_of == frozenset()
 
@@ -81,7 +81,7 @@ def test_a_name_of_another_case_is_another_column_where_the_source_keeps_them_ap
     assert _names(merged_in_order([later], base=whole)) == _names(whole)
     assert _names(merged_in_order([later], base=first)) == _names(whole)
     # A definition, or a target, may spell a name in its own way.
-    assert _names(merge_shape(_shape("NAME", "x"), first)) == ["id", "NAME", "x"]
+    assert _names(merge_schemas(_shape("NAME", "x"), first)) == ["id", "NAME", "x"]
 
 
 def test_a_key_is_the_column_of_its_exact_name() -> None:
@@ -112,7 +112,7 @@ def test_a_lake_refuses_both_with_their_names(first: str) -> None:
     with pytest.raises(SchemaRefusedError, match=r"name and Name have .*except_column_list.*rename"):
         check_names(BOTH)
     with pytest.raises(SchemaRefusedError, match=f"{first} and {second} have the same upper case"):
-        check_names(merge_shape(_shape(first), BOTH), ("id", first))
+        check_names(merge_schemas(_shape(first), BOTH), ("id", first))
     check_names(_shape(second), ("id", first))
 
 
@@ -124,51 +124,51 @@ def test_mysql_refuses_both_and_postgres_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "columns"),
+    ("projection", "columns"),
     [
-        (Layout(rename={"Name": "upper"}), ["id", "name", "upper"]),
-        (Layout(rename={"name": "lower"}), ["id", "lower", "Name"]),
-        (Layout(rename={"name": "Name", "Name": "name"}), ["id", "Name", "name"]),
-        (Layout(except_columns=("Name",)), ["id", "name"]),
-        (Layout(except_columns=("name",)), ["id", "Name"]),
-        (Layout(columns=("ID", "Name")), ["id", "Name"]),
-        (Layout(row_filter=read_filter("Name = 'a'")), ["id", "name", "Name"]),
+        (Projection(rename={"Name": "upper"}), ["id", "name", "upper"]),
+        (Projection(rename={"name": "lower"}), ["id", "lower", "Name"]),
+        (Projection(rename={"name": "Name", "Name": "name"}), ["id", "Name", "name"]),
+        (Projection(except_columns=("Name",)), ["id", "name"]),
+        (Projection(except_columns=("name",)), ["id", "Name"]),
+        (Projection(columns=("ID", "Name")), ["id", "Name"]),
+        (Projection(row_filter=read_filter("Name = 'a'")), ["id", "name", "Name"]),
     ],
 )
-def test_settings_name_one_of_them(layout: Layout, columns: list[str]) -> None:
-    assert _names(laid_out(layout, BOTH, own=()).shape) == columns
+def test_settings_name_one_of_them(projection: Projection, columns: list[str]) -> None:
+    assert _names(project(projection, BOTH, own=()).shape) == columns
 
 
 def test_a_setting_keeps_the_values_of_the_column_that_it_names() -> None:
-    laid = laid_out(Layout(rename={"Name": "upper", "name": "lower"}), BOTH, own=())
+    laid = project(Projection(rename={"Name": "upper", "name": "lower"}), BOTH, own=())
     assert dict(laid.sources) == {"id": "id", "lower": "name", "upper": "Name"}
-    laid = laid_out(Layout(except_columns=("name",)), BOTH, own=())
+    laid = project(Projection(except_columns=("name",)), BOTH, own=())
     assert laid.shape.omitted == {"name"}
 
 
 @pytest.mark.parametrize(
-    "layout",
+    "projection",
     [
-        Layout(rename={"NAME": "x"}),
-        Layout(except_columns=("NAME",)),
-        Layout(columns=("id", "NAME")),
-        Layout(row_filter=read_filter("NAME = 'a'")),
+        Projection(rename={"NAME": "x"}),
+        Projection(except_columns=("NAME",)),
+        Projection(columns=("id", "NAME")),
+        Projection(row_filter=read_filter("NAME = 'a'")),
     ],
 )
-def test_a_name_that_can_be_two_columns_is_refused(layout: Layout) -> None:
+def test_a_name_that_can_be_two_columns_is_refused(projection: Projection) -> None:
     with pytest.raises(ConfigError, match="NAME can be name or Name, which are different columns"):
-        laid_out(layout, BOTH, own=())
+        project(projection, BOTH, own=())
 
 
 @pytest.mark.parametrize(
-    ("layout", "message"),
+    ("projection", "message"),
     [
-        (Layout(rename={"name": "NAME"}), "two columns of public.people would be called name"),
-        (Layout(rename={"id": "Name"}), "two columns of public.people would be called"),
-        (Layout(metadata={"op": "NAME"}), "two columns of public.people would be called name"),
-        (Layout(row_filter=read_filter("name = Name")), "names the columns name and Name, and Spark"),
+        (Projection(rename={"name": "NAME"}), "two columns of public.people would be called name"),
+        (Projection(rename={"id": "Name"}), "two columns of public.people would be called"),
+        (Projection(metadata={"op": "NAME"}), "two columns of public.people would be called name"),
+        (Projection(row_filter=read_filter("name = Name")), "names the columns name and Name, and Spark"),
     ],
 )
-def test_what_a_setting_cannot_ask_for(layout: Layout, message: str) -> None:
+def test_what_a_setting_cannot_ask_for(projection: Projection, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        laid_out(layout, BOTH, own=())
+        project(projection, BOTH, own=())

@@ -32,7 +32,7 @@ from tidesink.events import (
     TableSchema,
 )
 from tidesink.schema_registry.client import MemorySchemaRegistry
-from tidesink.sinks.batch.counts import BatchSummary, Place
+from tidesink.sinks.batch.counts import BatchSummary, TopicPartition
 from tidesink.sinks.batch.decoders import DecodePlan, RegisteredSchemas, SideSchemas
 from tidesink.sinks.batch.records import NO_RULES, EventRules, TableDecoder
 from tidesink.sinks.batch.target_rows import DroppedById, Metadata, TargetRows
@@ -45,9 +45,16 @@ from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan
 from tidesink.sinks.spark.errors import TaskError, task_error
 from tidesink.sinks.spark.payloads import unpack
 from tidesink.sinks.targets.modes import routed_shape
-from tidesink.typemap.projection import Layout, laid_out
+from tidesink.typemap.projection import Projection, project
 from tidesink.typemap.table import ZeroDate
-from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, Shard, TableShape, merge_shape, shape_of
+from tidesink.typemap.target_schema import (
+    MetadataKind,
+    Shard,
+    TargetColumn,
+    TargetSchema,
+    merge_schemas,
+    shape_of,
+)
 
 TABLE = TableId("shop", "orders")
 ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
@@ -103,10 +110,10 @@ class Topic:
         return [as_records(self.messages[at : at + size]) for at in range(0, len(self.messages), size)]
 
 
-def shape(*schemas: TableSchema) -> TableShape:
+def shape(*schemas: TableSchema) -> TargetSchema:
     whole = shape_of(schemas[0])
     for one in schemas[1:]:
-        whole = merge_shape(whole, shape_of(one))
+        whole = merge_schemas(whole, shape_of(one))
     return whole
 
 
@@ -175,7 +182,7 @@ def test_what_is_no_row_is_told_apart_and_counted() -> None:
     assert kinds.keys() == {"upsert", "bad"}
     counts = summary(payloads)
     assert (counts.watermarks, counts.filtered, counts.bad, counts.unplanned) == (2, 2, 1, 1)
-    assert counts.places[Place("t", 0)].watermark == 95
+    assert counts.places[TopicPartition("t", 0)].watermark == 95
     assert kinds["bad"]["_detail"]["error"] == "FramingError"
     assert (kinds["bad"]["_detail"]["key"], kinds["bad"]["_detail"]["value"]) == (b"\0\0\0\0", b"?")
     assert counts.unplanned_value_ids == (0x63,)
@@ -322,7 +329,7 @@ def test_a_watermark_beyond_64_bits_is_counted() -> None:
     topic.send(None, b"\x02" + b"\xff" * 8)
     rows, payloads = run(topic.task(TargetRows(shape(OLD))), topic.batches(9))
     counts = summary(payloads)
-    assert (rows, counts.watermarks, counts.places[Place("t", 0)].watermark) == ([], 1, None)
+    assert (rows, counts.watermarks, counts.places[TopicPartition("t", 0)].watermark) == ([], 1, None)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +349,7 @@ def test_a_watermark_beyond_64_bits_is_counted() -> None:
 def test_a_row_from_before_a_column_has_its_default(
     kind: ColumnType, spark_type: str, default: str | None, value: object
 ) -> None:
-    whole = replace(shape(OLD), columns=(ShapeColumn("c", kind, spark_type, default=default),))
+    whole = replace(shape(OLD), columns=(TargetColumn("c", kind, spark_type, default=default),))
     changes = ChangeTable(TABLE, OLD, None, pa.table({}))
     found = TargetRows(whole).row(changes, pa.array([{"id": 1}]))
     assert found.to_pylist() == [{"c": value}]
@@ -379,10 +386,10 @@ def test_rows_come_out_in_the_columns_that_the_target_has() -> None:
     topic.write(NEW, {"id": 2, "name": "b", "stock": 5}, Op.UPDATE)
     topic.write(OLD, {"id": 3, "name": "c"}, Op.DELETE)
     whole = shape(OLD, NEW)
-    layout = Layout(rename={"id": "Number"}, except_columns=("name",), metadata={"op": "what"})
-    found = laid_out(layout, whole, own=())
+    projection = Projection(rename={"id": "Number"}, except_columns=("name",), metadata={"op": "what"})
+    found = project(projection, whole, own=())
     goal = Destination(TableId("lake", "all"), Shard("shard", "here"))
-    target, metadata = routed_shape(found.shape, goal), Metadata(layout.metadata, TABLE)
+    target, metadata = routed_shape(found.shape, goal), Metadata(projection.metadata, TABLE)
     task = topic.task(TargetRows(whole, target=target, sources=found.sources, metadata=metadata))
     rows, payloads = run(task, topic.batches(2))
     written = {"shard": "here", "stock": 7}
@@ -407,7 +414,7 @@ def test_metadata_is_stamped_where_rows_are_made(*, marks_deletes: bool) -> None
     topic.write(OLD, {"id": 1, "name": "a"})
     topic.write(OLD, {"id": 2, "name": "b"}, Op.UPDATE)
     topic.write(OLD, {"id": 1, "name": "a"}, Op.DELETE)
-    found = laid_out(Layout(metadata=KINDS), shape(OLD), own=())
+    found = project(Projection(metadata=KINDS), shape(OLD), own=())
     metadata = Metadata(KINDS, TABLE)
     task = topic.task(TargetRows(shape(OLD), target=found.shape, sources=found.sources, metadata=metadata))
     plan = task.plan.for_batch(7, NO_RULES, marks_deletes=marks_deletes)
@@ -421,7 +428,7 @@ def test_metadata_is_stamped_where_rows_are_made(*, marks_deletes: bool) -> None
 
 
 def test_names_of_columns_are_the_targets_and_those_left_out_go() -> None:
-    found = laid_out(Layout(rename={"name": "called"}), shape(OLD), own=())
+    found = project(Projection(rename={"name": "called"}), shape(OLD), own=())
     rows = TargetRows(shape(OLD), target=found.shape, sources=found.sources)
     lists = pa.array([None, ["NAME", "gone"], ["gone"], []], pa.list_(pa.string()))
     assert rows.names(lists).to_pylist() == [None, ["called"], None, None]

@@ -13,7 +13,7 @@ from tidesink.config.models import Destination, Route
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.targets.modes import routed_shape
-from tidesink.sinks.worker.preflight import Goals, shown_goal
+from tidesink.sinks.worker.preflight import Goals, shown_target
 from tidesink.typemap.target_schema import Shard, shape_of
 
 SHARDS = {"match": r"shop_(\d+)\.(\w+)", "to": "shop.$2", "shard-column": "shard"}
@@ -183,9 +183,9 @@ def test_two_tables_whose_names_the_target_makes_one_are_refused(
 
 def test_status_is_told_of_routed_tables_alone() -> None:
     found = right(config(SHARDS))
-    assert shown_goal(found, TableId("bank", "account")) == {}
+    assert shown_target(found, TableId("bank", "account")) == {}
     goal = {"target_table": "shop.t", "shard": "shop_1.t"}
-    assert shown_goal(found, TableId("shop_1", "t")) == goal
+    assert shown_target(found, TableId("shop_1", "t")) == goal
 
 
 def test_the_shape_has_the_shard_last_in_its_key() -> None:

@@ -18,10 +18,10 @@ from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Column, ColumnType, TableSchema
 from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.targets.stream.encoding import prepare
-from tidesink.typemap.projection import Layout, laid_out, read_filter
+from tidesink.typemap.projection import Projection, project, read_filter
 from tidesink.typemap.target_schema import (
     RowKey,
-    merge_shape,
+    merge_schemas,
     parse_row_key,
     render_row_key,
     row_keyed,
@@ -98,7 +98,7 @@ def test_the_shape_of_a_table_without_a_key_has_the_row_key_first() -> None:
     keyed = shape_of(SCHEMA, keys=("name",))
     assert shown_columns(keyed) is keyed
     with pytest.raises(SchemaRefusedError, match=r"from \(_tidb_rowid, _tidb_table_id\) to \(name\)"):
-        merge_shape(SHAPE, keyed)
+        merge_schemas(SHAPE, keyed)
 
 
 def test_a_column_of_the_sources_under_such_a_name_is_refused() -> None:
@@ -108,23 +108,23 @@ def test_a_column_of_the_sources_under_such_a_name_is_refused() -> None:
 
 
 def test_a_layout_keeps_the_row_key_under_its_names() -> None:
-    found = laid_out(Layout(columns=("amount",), rename={"amount": "n"}), SHAPE, own=())
+    found = project(Projection(columns=("amount",), rename={"amount": "n"}), SHAPE, own=())
     assert [column.name for column in found.shape.columns] == ["_tidb_rowid", "_tidb_table_id", "n"]
     assert found.shape.keys == SHAPE.keys
-    assert laid_out(Layout(row_filter=read_filter("_tidb_rowid > 5")), SHAPE, own=()).shape == SHAPE
+    assert project(Projection(row_filter=read_filter("_tidb_rowid > 5")), SHAPE, own=()).shape == SHAPE
 
 
 @pytest.mark.parametrize(
-    "layout",
+    "projection",
     [
-        Layout(except_columns=("_tidb_rowid",)),
-        Layout(rename={"_TIDB_TABLE_ID": "tid"}),
-        Layout(columns=("_tidb_rowid", "name")),
+        Projection(except_columns=("_tidb_rowid",)),
+        Projection(rename={"_TIDB_TABLE_ID": "tid"}),
+        Projection(columns=("_tidb_rowid", "name")),
     ],
 )
-def test_a_layout_that_names_the_row_key_is_refused(layout: Layout) -> None:
+def test_a_layout_that_names_the_row_key_is_refused(projection: Projection) -> None:
     with pytest.raises(ConfigError, match=r"is not a column of shop\.visits, but the row key"):
-        laid_out(layout, SHAPE, own=())
+        project(projection, SHAPE, own=())
 
 
 @pytest.mark.parametrize("protocol", ["canal-json", "debezium-json", "debezium-avro"])

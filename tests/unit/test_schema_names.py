@@ -14,12 +14,12 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.schema_changes import Accepted, ChangesWaitError, Policies, settle_names
 from tidesink.sinks.batch.schema_source import Decoding, Renamed, SourceColumns
-from tidesink.typemap.target_schema import TableShape, shape_of
+from tidesink.typemap.target_schema import TargetSchema, shape_of
 
 TABLE = TableId("shop", "orders")
 
 
-def _shape(*names: str) -> TableShape:
+def _shape(*names: str) -> TargetSchema:
     return shape_of(TableSchema(TABLE, (ID, *(Column(name, ColumnType("int")) for name in names))))
 
 

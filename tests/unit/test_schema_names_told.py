@@ -8,7 +8,7 @@ from tests.unit.told_bed import Bed, T, said
 from tidesink.config.fields import ChangePolicy
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.batch.schema_changes import ChangesWaitError, pending_of, settle_names
-from tidesink.typemap.projection import Layout
+from tidesink.typemap.projection import Projection
 
 AB = "id INT PRIMARY KEY, a INT, b INT"
 
@@ -65,7 +65,7 @@ def test_what_is_told_is_of_one_moment() -> None:
 
 
 TOTALS = "id INT PRIMARY KEY, total INT, total_v2 INT"
-V2 = Layout(None, ("total",), {"total_v2": "total"})
+V2 = Projection(None, ("total",), {"total_v2": "total"})
 
 
 @pytest.mark.parametrize("policy", ["pause", "apply"])
@@ -80,19 +80,19 @@ def test_what_the_target_does_not_hold_is_not_dropped_there(policy: ChangePolicy
 
 def test_a_dropped_column_is_dropped_under_the_name_the_target_has() -> None:
     bed = Bed(AB, drop="apply")
-    bed.layout = Layout(rename={"b": "beta"})
+    bed.projection = Projection(rename={"b": "beta"})
     bed.start()
     bed.table.evolve(bed.decoding.columns().shape)
     bed.ddl.alter("ALTER TABLE t DROP COLUMN b")
-    (former,) = bed.decoding.reported().former
-    assert former.name == "beta"
+    (dropped_columns,) = bed.decoding.reported().dropped_columns
+    assert dropped_columns.name == "beta"
     bed.ddl.alter("ALTER TABLE t ADD COLUMN b INT")
     assert bed.decoding.reported().readded == {"beta"}
 
 
 def test_a_rename_is_one_from_the_name_the_target_has_to_the_one_it_gets() -> None:
     bed = Bed(AB, rename="apply")
-    bed.layout = Layout(rename={"b": "beta"})
+    bed.projection = Projection(rename={"b": "beta"})
     bed.start()
     bed.ddl.alter("ALTER TABLE t RENAME COLUMN b TO c")
     assert bed.decoding.reported().renamed["b"][2:4] == ("c", "beta")
@@ -101,11 +101,11 @@ def test_a_rename_is_one_from_the_name_the_target_has_to_the_one_it_gets() -> No
 def test_a_list_of_columns_that_has_the_new_name_alone_still_tells_of_the_rename() -> None:
     bed = Bed(AB, rename="apply")
     bed.ddl.alter("ALTER TABLE t RENAME COLUMN b TO c")
-    bed.layout = Layout(("id", "a", "c"))
+    bed.projection = Projection(("id", "a", "c"))
     bed.start()
     assert list(bed.decoding.reported().renamed) == ["b"]
     # The target's b is another column of the source's by now.
-    bed.layout = Layout(("id", "a", "c"), rename={"a": "b"})
+    bed.projection = Projection(("id", "a", "c"), rename={"a": "b"})
     bed.start()
     assert bed.decoding.reported().renamed == {}
 
@@ -146,7 +146,7 @@ def test_drops_without_a_moment_are_told_apart_by_their_number() -> None:
     moments = []
     for statement in ("DROP COLUMN x", "DROP COLUMN x", "ADD COLUMN x INT", "DROP COLUMN x"):
         bed.ddl.definitions.apply(f"ALTER TABLE t {statement}", "s")
-        moments.append(bed.ddl.definitions.partings(T)["x"])
+        moments.append(bed.ddl.definitions.removals(T)["x"])
     assert moments == ["#1", "#1", "#1", "#2"]
 
 
@@ -156,7 +156,7 @@ def test_a_table_that_is_made_again_has_other_drops() -> None:
     bed.ddl.alter("DROP TABLE t")
     bed.ddl.alter("CREATE TABLE t (id INT PRIMARY KEY, x INT)")
     bed.ddl.alter("ALTER TABLE t DROP COLUMN x")
-    assert bed.ddl.definitions.partings(T) == {"id": "30", "x": "50"}
+    assert bed.ddl.definitions.removals(T) == {"id": "30", "x": "50"}
 
 
 def test_a_column_that_has_the_name_again_that_an_ignored_rename_left_waits() -> None:

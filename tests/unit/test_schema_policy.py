@@ -25,8 +25,8 @@ from tidesink.sinks.batch.schema_changes import (
 )
 from tidesink.sinks.batch.schema_source import SourceColumns
 from tidesink.sinks.targets.base import SchemaGap
-from tidesink.typemap.projection import Layout
-from tidesink.typemap.target_schema import TableShape, merge_shape, shape_of
+from tidesink.typemap.projection import Projection
+from tidesink.typemap.target_schema import TargetSchema, merge_schemas, shape_of
 
 TABLE = TableId("shop", "orders")
 NAME = Column("Name", ColumnType("varchar", length=20))
@@ -34,7 +34,7 @@ PRICE = Column("price", ColumnType("bigint"))
 GAP = SchemaGap(("id", "price"), ("Name",), {"price": ("int", "bigint")})
 
 
-def _shape(*columns: Column) -> TableShape:
+def _shape(*columns: Column) -> TargetSchema:
     return shape_of(TableSchema(TABLE, columns))
 
 
@@ -86,7 +86,7 @@ def test_an_added_column_can_be_accepted_as_left_out() -> None:
 def test_types_that_cannot_be_one_wait_and_cannot_be_accepted() -> None:
     text = Column("price", ColumnType("varchar", length=5))
     with pytest.raises(SchemaRefusedError) as refused:
-        merge_shape(SHAPE, _shape(ID, NAME, text))
+        merge_schemas(SHAPE, _shape(ID, NAME, text))
     pending = pending_of(refused.value)
     assert pending is not None
     assert pending.change == SchemaChange("type", "price", "bigint", "string")
@@ -96,7 +96,7 @@ def test_types_that_cannot_be_one_wait_and_cannot_be_accepted() -> None:
 
 def test_another_key_waits_and_cannot_be_accepted() -> None:
     with pytest.raises(SchemaRefusedError) as refused:
-        merge_shape(SHAPE, shape_of(TableSchema(TABLE, (ID, NAME, PRICE)), keys=("id", "name")))
+        merge_schemas(SHAPE, shape_of(TableSchema(TABLE, (ID, NAME, PRICE)), keys=("id", "name")))
     pending = pending_of(refused.value)
     assert pending is not None
     assert (pending.change.kind, pending.change.before, pending.accepts) == ("key", "id", ())
@@ -271,10 +271,12 @@ def test_a_policy_that_only_logs_inherit_is_refused(place: str, tables: list[dic
 @pytest.mark.parametrize("policy", ["ignore", "pause"])
 def test_a_column_that_the_config_asks_for_is_nobodys_change(policy: ChangePolicy) -> None:
     """A metadata column, a new name or a listed column, configured when the table is there already."""
-    listed = Layout(columns=("id", "name"))
-    layouts = (Layout(metadata={"commit_ts": "Name"}), Layout(rename={"n": "NAME"}), listed)
-    for layout in layouts:
-        policies = Policies(SchemaChanges.model_validate({"add": policy}), {}, CAPABILITIES, layout=layout)
+    listed = Projection(columns=("id", "name"))
+    layouts = (Projection(metadata={"commit_ts": "Name"}), Projection(rename={"n": "NAME"}), listed)
+    for projection in layouts:
+        policies = Policies(
+            SchemaChanges.model_validate({"add": policy}), {}, CAPABILITIES, projection=projection
+        )
         schema_decision = decide_changes(GAP, SHAPE, policies, None)
         assert (schema_decision.omitted, schema_decision.pending, schema_decision.warnings) == ((), (), ())
-    assert Layout(columns=("n",), rename={"n": "name"}).asked == {"name"}
+    assert Projection(columns=("n",), rename={"n": "name"}).asked == {"name"}

@@ -7,14 +7,21 @@ import pytest
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId, TableSchema
-from tidesink.typemap.target_schema import TableShape, merge_shape, quoted, shape_of, wider_ddl, with_defaults
+from tidesink.typemap.target_schema import (
+    TargetSchema,
+    merge_schemas,
+    quoted,
+    shape_of,
+    wider_ddl,
+    with_defaults,
+)
 
 
 def table(columns: str) -> TableSchema:
     return parse_create_table(f"create table shop.t ({columns})")
 
 
-def shape(columns: str) -> TableShape:
+def shape(columns: str) -> TargetSchema:
     return shape_of(table(columns))
 
 
@@ -43,7 +50,7 @@ def test_zero_date_text_makes_text_of_dates() -> None:
 
 
 def test_a_merge_adds_at_the_end_and_keeps_what_was_dropped() -> None:
-    merged = merge_shape(shape("a int primary key, old int"), shape("a int primary key, New int default 5"))
+    merged = merge_schemas(shape("a int primary key, old int"), shape("a int primary key, New int default 5"))
     assert merged.ddl == "`a` int, `old` int, `New` int"
     assert merged.by_name["new"].default == "5"
 
@@ -53,26 +60,28 @@ def test_a_merge_keeps_the_default_a_column_came_with() -> None:
         shape(f"a int primary key{column}")
         for column in ("", ", c int default 5", ", c int default 9", ", c int")
     )
-    assert merge_shape(merge_shape(without, five), nine).by_name["c"].default == "5"
-    assert merge_shape(merge_shape(without, null), nine).by_name["c"].default is None
+    assert merge_schemas(merge_schemas(without, five), nine).by_name["c"].default == "5"
+    assert merge_schemas(merge_schemas(without, null), nine).by_name["c"].default is None
 
 
 def test_a_merge_knows_a_column_in_another_case() -> None:
-    assert merge_shape(shape("a int primary key, v int"), shape("A int primary key, V bigint")).ddl == (
+    assert merge_schemas(shape("a int primary key, v int"), shape("A int primary key, V bigint")).ddl == (
         "`a` int, `v` bigint"
     )
 
 
 def test_a_merge_takes_the_newer_members() -> None:
-    merged = merge_shape(shape("a int primary key, e enum('x')"), shape("a int primary key, e enum('x','y')"))
+    merged = merge_schemas(
+        shape("a int primary key, e enum('x')"), shape("a int primary key, e enum('x','y')")
+    )
     assert merged.by_name["e"].type.members == ("x", "y")
 
 
 def test_a_merge_is_done_once() -> None:
     old, new = shape("a int primary key, v int"), shape("a int primary key, v bigint, w int")
-    once = merge_shape(old, new)
-    assert merge_shape(once, new) == once
-    assert merge_shape(once, old).ddl == once.ddl
+    once = merge_schemas(old, new)
+    assert merge_schemas(once, new) == once
+    assert merge_schemas(once, old).ddl == once.ddl
 
 
 @pytest.mark.parametrize(
@@ -103,12 +112,12 @@ def test_a_decimal_whose_precision_is_unknown_goes_into_the_column_there_is() ->
 
 def test_types_that_cannot_be_one_are_refused_with_both() -> None:
     with pytest.raises(SchemaRefusedError, match=r"'v' is int \(int.*\), and .* has string \(varchar\(9\)"):
-        merge_shape(shape("a int primary key, v int"), shape("a int primary key, v varchar(9)"))
+        merge_schemas(shape("a int primary key, v int"), shape("a int primary key, v varchar(9)"))
 
 
 def test_another_key_is_refused() -> None:
     with pytest.raises(SchemaRefusedError, match=r"The key changed from \(a\) to \(b\)"):
-        merge_shape(shape("a int primary key, b int"), shape("a int, b int primary key"))
+        merge_schemas(shape("a int primary key, b int"), shape("a int, b int primary key"))
 
 
 def test_names_are_quoted() -> None:
@@ -117,12 +126,12 @@ def test_names_are_quoted() -> None:
 
 def test_a_default_learnt_later_is_the_first_one() -> None:
     five, nine = (shape(f"a int primary key, c int default {number}") for number in (5, 9))
-    corrected = with_defaults(merge_shape(nine, shape("a int primary key, d int")), five)
+    corrected = with_defaults(merge_schemas(nine, shape("a int primary key, d int")), five)
     assert (corrected.by_name["c"].default, corrected.by_name["d"].default) == ("5", None)
 
 
 def test_a_default_goes_with_its_columns_type() -> None:
-    merged = merge_shape(
+    merged = merge_schemas(
         shape("a int primary key, b bit(9) default b'100000101', e enum('x','y') default 'y'"),
         shape("a int primary key, b bigint, e enum('x','y')"),
     )
@@ -140,11 +149,11 @@ def test_a_column_is_wide_enough_for_its_rows_from_before() -> None:
     found = shape_of(schema)
     assert found.ddl == "`a` int, `d` decimal(10,4), `i` bigint, `v` int"
     assert (found.by_name["d"].type.precision, found.by_name["d"].type.scale) == (10, 4)
-    assert merge_shape(found, shape_of(schema)) == found
+    assert merge_schemas(found, shape_of(schema)) == found
 
 
 def test_an_enum_that_became_text_has_no_members() -> None:
-    merged = merge_shape(
+    merged = merge_schemas(
         shape("a int primary key, e enum('x','y')"), shape("a int primary key, e varchar(9)")
     )
     assert (merged.by_name["e"].type.name, merged.by_name["e"].type.members) == ("varchar", None)

@@ -57,8 +57,8 @@ def test_only_what_is_its_own_is_counted_and_strangers_are_told() -> None:
         row_bytes({"id": "1", "v": "d"}),
         b"no JSON",
     )
-    totals = {name: sum(packed[name].to_pylist()) for name in ("records", "strangers", "ddl")}
-    assert totals == {"records": 5, "strangers": 1, "ddl": 3}
+    totals = {name: sum(packed[name].to_pylist()) for name in ("records", "unlisted", "ddl")}
+    assert totals == {"records": 5, "unlisted": 1, "ddl": 3}
     rows = pa.Table.from_batches(unpack(packed.select(["payload", "error"]).to_batches())).to_pylist()
     assert [(row["_op"], row["after"]) for row in rows[:1]] == [("upsert", {"id": 1, "v": "d"})]
     assert sorted(row["_op"] for row in rows[1:]) == ["bad", "ddl"]

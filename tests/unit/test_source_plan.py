@@ -14,7 +14,7 @@ from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.source_database.base import StoredTable
 from tidesink.typemap.mysql_types import parse_sql_type
-from tidesink.typemap.projection import Layout
+from tidesink.typemap.projection import Projection
 
 TABLE: Final = TableId("shop", "orders")
 
@@ -60,8 +60,8 @@ def test_columns_that_are_read(
 
 def test_a_column_that_the_target_does_not_hold_is_not_read() -> None:
     """Its type in the database may be another than the records have, and is no reason to wait."""
-    layout = Layout(except_columns=("a",))
-    plan = canal_json_plan(_schema("id", "a", "b"), left_out=layout.leaves_out)
+    projection = Projection(except_columns=("a",))
+    plan = canal_json_plan(_schema("id", "a", "b"), left_out=projection.leaves_out)
     stored = StoredTable(
         {"id": parse_sql_type("int(11)"), "a": parse_sql_type("date"), "b": parse_sql_type("int(11)")},
         ("id",),

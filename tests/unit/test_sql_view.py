@@ -11,14 +11,14 @@ from tidesink.sinks.targets.modes import OP, HistoryNames, history_shape, log_sh
 from tidesink.sinks.targets.sql.location import place_in
 from tidesink.sinks.targets.sql.mysql import MysqlDialect
 from tidesink.sinks.targets.sql.table import SqlView, living_query
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 
 SHAPE = shape()
 DIALECT = MysqlDialect()
 PLACE = place_in("{schema}.{table}", TableId("shop", "orders"), DIALECT.quote)
 
 
-def present(of: TableShape, *more: str) -> dict[str, str]:
+def present(of: TargetSchema, *more: str) -> dict[str, str]:
     return dict.fromkeys((*(column.name for column in of.columns), *more), "bigint")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidesink.ddl.catalog import read_postgres_tables
-from tidesink.events import UNTOLD_DEFAULT, Column, ColumnType
+from tidesink.events import UNKNOWN_DEFAULT, Column, ColumnType
 from tidesink.source_database.postgres import _constraints, _defined_type
 
 
@@ -63,9 +63,9 @@ def test_types_are_those_of_a_definition(
         ("true", "true", None),
         ("NULL::text", None, None),
         ("", None, None),
-        ("now()", None, UNTOLD_DEFAULT),
-        ("nextval('shop.t_a_seq'::regclass)", None, UNTOLD_DEFAULT),
-        ("('x'::text || 'y'::text)", None, UNTOLD_DEFAULT),
+        ("now()", None, UNKNOWN_DEFAULT),
+        ("nextval('shop.t_a_seq'::regclass)", None, UNKNOWN_DEFAULT),
+        ("('x'::text || 'y'::text)", None, UNKNOWN_DEFAULT),
     ],
 )
 def test_defaults_are_constants_or_computed(value: str, default: str | None, first: str | None) -> None:

@@ -60,7 +60,7 @@ def test_records_are_told_apart() -> None:
         name and name.lower() for name in NAMED
     ]
     assert named[len(NAMED) :] == ['a"b', "é" * 64]
-    assert tuple(at for at, one in enumerate(found.strangers.tolist()) if one) == STRANGERS
+    assert tuple(at for at, one in enumerate(found.unlisted.tolist()) if one) == STRANGERS
     assert tuple(np.flatnonzero(found.ddl).tolist()) == DDL_EVENTS
     assert not found.watermarks.any()
     assert found.own(T).tolist() == [name in (None, "t") for name in named]

@@ -14,7 +14,7 @@ from tidesink.errors import TargetError
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.base import Collected, ReducedBatch, ReducedRow, RowSequence
-from tidesink.sinks.worker.tally import Tally, Tombstones, next_horizon
+from tidesink.sinks.worker.counters import TableCounters, Tombstones, next_horizon
 
 SECOND = 1000 << 18
 SHAPE = shape(ID, NAME)
@@ -122,12 +122,12 @@ def test_the_next_worker_tells_of_them_as_well_unless_the_table_was_made_anew(tm
     _, table = marked_table()
     tombstones = Tombstones(table, 40)
     tombstones.collect_if_due(applied((100, None)), "t")
-    reported = Tally().forgotten(tombstones)
+    reported = TableCounters().forgotten(tombstones)
     assert reported["tombstones"]["kept"] == 1
     store.save_status(TableStatus("shop", TABLE, "IDLE", details=reported))
-    tally = Tally()
-    tally.resume(around, TABLE)
-    assert tally.forgotten(None) == tally.forgotten(Tombstones(table, 40)) == reported
+    counters = TableCounters()
+    counters.resume(around, TABLE)
+    assert counters.forgotten(None) == counters.forgotten(Tombstones(table, 40)) == reported
     _, again = marked_table()
-    assert tally.forgotten(Tombstones(again, 40)) == {}
+    assert counters.forgotten(Tombstones(again, 40)) == {}
     store.close()

@@ -18,19 +18,19 @@ ORDERS = TableId("shop", "orders")
 def test_records_that_become_dead_letters_are_a_warning_and_others_a_problem() -> None:
     bad = Undecodable(200, ["FramingError: no JSON", "another"])
     plan = TablePlan(ORDERS, "app", warnings=("first",))
-    set_aside = bad.told(right(changed(CANAL_JSON, **_KEPT)), plan)
+    set_aside = bad.reported_in(right(changed(CANAL_JSON, **_KEPT)), plan)
     assert set_aside.problem is None
     assert set_aside.warnings == (
         "first",
         "2 of the 200 sampled records cannot be decoded. The first error: FramingError: no JSON. The "
         "worker stores such records as dead letters (bad-record: dead-letter).",
     )
-    stopped = bad.told(right(changed(CANAL_JSON)), plan)
+    stopped = bad.reported_in(right(changed(CANAL_JSON)), plan)
     assert "2 of the 200 sampled records cannot be decoded" in str(stopped.problem)
     assert "bad-record: dead-letter" in str(stopped.problem)
     known = TablePlan(ORDERS, "app", problem="no key")
-    assert bad.told(right(changed(CANAL_JSON)), known).problem == "no key"
-    assert Undecodable(200).told(right(changed(CANAL_JSON)), plan) == plan
+    assert bad.reported_in(right(changed(CANAL_JSON)), known).problem == "no key"
+    assert Undecodable(200).reported_in(right(changed(CANAL_JSON)), plan) == plan
 
 
 _KEPT = {
@@ -41,8 +41,8 @@ _KEPT = {
 
 def test_a_topic_of_which_nothing_can_be_decoded_is_a_problem_under_either_policy() -> None:
     plan = TablePlan(None, "app", warnings=("None of the sampled records changes a row.",))
-    told = Undecodable(1, ["FramingError: x"]).told(right(changed(CANAL_JSON, **_KEPT)), plan)
-    assert (told.warnings, "1 of the 1 sampled records" in str(told.problem)) == ((), True)
+    reported_in = Undecodable(1, ["FramingError: x"]).reported_in(right(changed(CANAL_JSON, **_KEPT)), plan)
+    assert (reported_in.warnings, "1 of the 1 sampled records" in str(reported_in.problem)) == ((), True)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schem
 from tidesink.codecs.debezium.envelope import Rows
 from tidesink.ddl.catalog import TableDefinitions, read_postgres_tables
 from tidesink.ddl.row_changes import RowDdl, row_changes
-from tidesink.events import UNTOLD_DEFAULT, Column, Message, TableId, TableSchema
+from tidesink.events import UNKNOWN_DEFAULT, Column, Message, TableId, TableSchema
 from tidesink.sinks.batch.schema_change_topic import statements
 from tidesink.sinks.batch.topic_ddl import DdlStatement, applied
 from tidesink.sinks.targets.column_changes import default_texts
-from tidesink.typemap.target_schema import merge_shape, shape_of, with_defaults
+from tidesink.typemap.target_schema import merge_schemas, shape_of, with_defaults
 
 T: Final = TableId("public", "t")
 _UUID: Final = "io.debezium.data.Uuid"
@@ -64,7 +64,7 @@ ZEROS: Final = {
 def test_postgres_writes_zeros_for_what_the_database_computes() -> None:
     """bigserial, gen_random_uuid(), nextval: old rows have values of their own, which are no zeros."""
     columns = _columns(_envelope("postgresql", **ZEROS))
-    assert {column.backfill for name, column in columns.items() if name != "id"} == {UNTOLD_DEFAULT}
+    assert {column.backfill for name, column in columns.items() if name != "id"} == {UNKNOWN_DEFAULT}
     defaults, warnings = _filled(columns)
     assert (defaults, len(warnings)) == ({}, len(ZEROS))
     assert all("NULL at the target until a resync loads them (tidesink resync)" in one for one in warnings)
@@ -97,11 +97,11 @@ def test_what_is_not_told_stays_so_in_later_schemas() -> None:
         TableSchema(T, tuple(_columns(_envelope("postgresql", n=ZEROS["n"])).values())), keys=("id",)
     )
     later = _columns(_envelope("postgresql", n={"type": "int64", "default": 5}))
-    merged = merge_shape(first, shape_of(TableSchema(T, tuple(later.values())), keys=("id",)))
-    assert merged.by_name["n"].default == UNTOLD_DEFAULT
+    merged = merge_schemas(first, shape_of(TableSchema(T, tuple(later.values())), keys=("id",)))
+    assert merged.by_name["n"].default == UNKNOWN_DEFAULT
     wider = _columns(_envelope("postgresql", n={"type": "bytes", **_DECIMAL, "default": "Bw=="}))
     shape = shape_of(TableSchema(T, tuple(wider.values())), keys=("id",))
-    assert with_defaults(shape, first).by_name["n"].default == UNTOLD_DEFAULT
+    assert with_defaults(shape, first).by_name["n"].default == UNKNOWN_DEFAULT
 
 
 @pytest.mark.parametrize(
@@ -140,22 +140,22 @@ def test_the_time_of_the_statement_is_in_no_event(column: str) -> None:
 @pytest.mark.parametrize(
     ("column", "backfill"),
     [
-        ("n BIGINT NOT NULL AUTO_INCREMENT UNIQUE", UNTOLD_DEFAULT),
-        ("n SERIAL", UNTOLD_DEFAULT),
-        ("u CHAR(36) NOT NULL DEFAULT (UUID())", UNTOLD_DEFAULT),
-        ("n INT NOT NULL DEFAULT (FLOOR(RAND() * 9))", UNTOLD_DEFAULT),
-        ("n BIGINT NOT NULL DEFAULT NEXT VALUE FOR q", UNTOLD_DEFAULT),
+        ("n BIGINT NOT NULL AUTO_INCREMENT UNIQUE", UNKNOWN_DEFAULT),
+        ("n SERIAL", UNKNOWN_DEFAULT),
+        ("u CHAR(36) NOT NULL DEFAULT (UUID())", UNKNOWN_DEFAULT),
+        ("n INT NOT NULL DEFAULT (FLOOR(RAND() * 9))", UNKNOWN_DEFAULT),
+        ("n BIGINT NOT NULL DEFAULT NEXT VALUE FOR q", UNKNOWN_DEFAULT),
         # More than the time of the statement.
-        ("d DATE DEFAULT (CURDATE() + INTERVAL 1 DAY)", UNTOLD_DEFAULT),
-        ("d DATETIME DEFAULT (now() + interval 1 day)", UNTOLD_DEFAULT),
-        ("d DATETIME(6) NOT NULL DEFAULT (CURRENT_TIMESTAMP(6) - INTERVAL 1 HOUR)", UNTOLD_DEFAULT),
-        ("d DATE DEFAULT ((CURRENT_DATE) + INTERVAL 1 DAY)", UNTOLD_DEFAULT),
-        ("d DATETIME DEFAULT (NOW() + 0)", UNTOLD_DEFAULT),
-        ("d DATETIME DEFAULT NOW() + INTERVAL 1 DAY", UNTOLD_DEFAULT),
-        ("d DATETIME DEFAULT (DATE_ADD(NOW(), INTERVAL 1 DAY))", UNTOLD_DEFAULT),
-        ("d DATE DEFAULT (DATE(NOW()))", UNTOLD_DEFAULT),
-        ("n INT DEFAULT (TRUE + a)", UNTOLD_DEFAULT),
-        ("d BIGINT DEFAULT (-NOW())", UNTOLD_DEFAULT),
+        ("d DATE DEFAULT (CURDATE() + INTERVAL 1 DAY)", UNKNOWN_DEFAULT),
+        ("d DATETIME DEFAULT (now() + interval 1 day)", UNKNOWN_DEFAULT),
+        ("d DATETIME(6) NOT NULL DEFAULT (CURRENT_TIMESTAMP(6) - INTERVAL 1 HOUR)", UNKNOWN_DEFAULT),
+        ("d DATE DEFAULT ((CURRENT_DATE) + INTERVAL 1 DAY)", UNKNOWN_DEFAULT),
+        ("d DATETIME DEFAULT (NOW() + 0)", UNKNOWN_DEFAULT),
+        ("d DATETIME DEFAULT NOW() + INTERVAL 1 DAY", UNKNOWN_DEFAULT),
+        ("d DATETIME DEFAULT (DATE_ADD(NOW(), INTERVAL 1 DAY))", UNKNOWN_DEFAULT),
+        ("d DATE DEFAULT (DATE(NOW()))", UNKNOWN_DEFAULT),
+        ("n INT DEFAULT (TRUE + a)", UNKNOWN_DEFAULT),
+        ("d BIGINT DEFAULT (-NOW())", UNKNOWN_DEFAULT),
         # Constants, however they are written.
         ("d DATE NOT NULL DEFAULT DATE'2020-01-02'", "2020-01-02"),
         ("d DATE DEFAULT (date '2020-01-02')", "2020-01-02"),
@@ -190,17 +190,17 @@ def test_no_zero_stands_for_what_the_database_computed(column: str, backfill: st
     assert schema is not None
     assert schema.columns[1].backfill == backfill
     effects = [(one.kind, "the time of the statement" in one.effect) for one in row_changes(sql, "public")]
-    assert effects == ([("values", False)] if backfill == UNTOLD_DEFAULT else [])
+    assert effects == ([("values", False)] if backfill == UNKNOWN_DEFAULT else [])
 
 
 @pytest.mark.parametrize(
     ("column", "backfill"),
     [
-        ("n bigserial", UNTOLD_DEFAULT),
-        ("n bigint GENERATED ALWAYS AS IDENTITY", UNTOLD_DEFAULT),
-        ("n int NOT NULL DEFAULT nextval('q')", UNTOLD_DEFAULT),
-        ("u uuid NOT NULL DEFAULT gen_random_uuid()", UNTOLD_DEFAULT),
-        ("at timestamptz DEFAULT now()", UNTOLD_DEFAULT),
+        ("n bigserial", UNKNOWN_DEFAULT),
+        ("n bigint GENERATED ALWAYS AS IDENTITY", UNKNOWN_DEFAULT),
+        ("n int NOT NULL DEFAULT nextval('q')", UNKNOWN_DEFAULT),
+        ("u uuid NOT NULL DEFAULT gen_random_uuid()", UNKNOWN_DEFAULT),
+        ("at timestamptz DEFAULT now()", UNKNOWN_DEFAULT),
         ("n int NOT NULL DEFAULT 0", "0"),
         ("n int DEFAULT -5", "-5"),
         ("n text DEFAULT 'x'::text", "x"),

@@ -9,7 +9,7 @@ import pytest
 from tests.recorder import Recorder
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
-from tidesink.sinks.batch.counts import Account, Doubt, Place
+from tidesink.sinks.batch.counts import Account, RowWarning, TopicPartition
 from tidesink.sinks.batch.observers import (
     BatchApplied,
     BatchStarted,
@@ -26,7 +26,7 @@ from tidesink.sinks.batch.observers import (
 )
 from tidesink.sinks.batch.run import BatchOutcome
 from tidesink.sinks.state.progress import Progress, TableState, TableStatus
-from tidesink.sinks.worker.tally import Tally
+from tidesink.sinks.worker.counters import TableCounters
 
 TABLE = TableId("shop", "orders")
 APPLIED = BatchApplied(
@@ -121,11 +121,11 @@ def test_a_stop_by_sigterm_is_a_failure_if_it_lost_work(abandoned: bool, code: i
 def test_rows_whose_checksum_does_not_match_are_counted_and_told_once_a_batch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    doubts = (
-        Doubt(Place("shop_orders", 1), 40, "sum 1 is not 2"),
-        Doubt(Place("shop_orders", 2), 7, "other"),
+    first_warnings = (
+        RowWarning(TopicPartition("shop_orders", 1), 40, "sum 1 is not 2"),
+        RowWarning(TopicPartition("shop_orders", 2), 7, "other"),
     )
-    event = replace(APPLIED, doubted=12, doubts=doubts)
+    event = replace(APPLIED, warned=12, first_warnings=first_warnings)
     metrics = MetricsListener()
     for listener in (LogListener(), metrics):
         listener.hear(APPLIED)
@@ -137,9 +137,9 @@ def test_rows_whose_checksum_does_not_match_are_counted_and_told_once_a_batch(
 
 
 def test_a_table_with_such_rows_says_so_in_its_status() -> None:
-    tally = Tally()
-    outcome = BatchOutcome(Progress(TABLE, "p", 1, 1), account=Account(), doubted=1)
+    counters = TableCounters()
+    outcome = BatchOutcome(Progress(TABLE, "p", 1, 1), account=Account(), warned=1)
     for _ in range(2):
-        tally.add(outcome)
-    assert len(tally.warnings) == 1
-    assert all(words in tally.warnings[0] for words in ("source.checksum: reject", "tables: keys"))
+        counters.add(outcome)
+    assert len(counters.warnings) == 1
+    assert all(words in counters.warnings[0] for words in ("source.checksum: reject", "tables: keys"))

@@ -22,7 +22,7 @@ from tidesink.sinks.batch.schema_changes import (
 from tidesink.sinks.batch.schema_source import ProjectedDecoding
 from tidesink.sinks.batch.topic_ddl import TopicTable, reported_by
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
-from tidesink.typemap.projection import Layout
+from tidesink.typemap.projection import Projection
 from tidesink.typemap.table import ZeroDate
 
 T = TableId("s", "t")
@@ -54,8 +54,8 @@ class ToldDdl:
         found: TableSchema | None = self._answered(self.definitions.get(table))
         return found
 
-    def former(self, table: TableId) -> tuple[Column, ...]:
-        found: tuple[Column, ...] = self._answered(self.definitions.former(table))
+    def dropped_columns(self, table: TableId) -> tuple[Column, ...]:
+        found: tuple[Column, ...] = self._answered(self.definitions.dropped_columns(table))
         return found
 
     def warnings(self, _table: TableId, **_said: object) -> tuple[str, ...]:
@@ -73,13 +73,13 @@ class Bed:
 
     zero_date: ZeroDate = "null"
 
-    def __init__(self, columns: str, layout: Layout | None = None, **policies: ChangePolicy) -> None:
+    def __init__(self, columns: str, projection: Projection | None = None, **policies: ChangePolicy) -> None:
         self.policies = SchemaChanges.model_validate(policies)
         self.accepted: dict[str, ChangePolicy] = {}
         self.added: tuple[str, ...] = ()
         self.ddl = ToldDdl()
         self.ddl.alter(f"CREATE TABLE t ({columns})")
-        self.layout = layout
+        self.projection = projection
         self.start()
         self.table = MemoryTarget().open_table(self.decoding.columns().shape, pipeline="p")
         self.table.claim()
@@ -93,7 +93,7 @@ class Bed:
             ambiguous_time="first",
             time_zone="UTC",
             mode="upsert",
-            layout=self.layout or Layout(),
+            projection=self.projection or Projection(),
         )
         source = SimpleNamespace(codec_options=CodecOptions, opens_up_to=None, database=None)
         around = SimpleNamespace(
@@ -107,8 +107,8 @@ class Bed:
         self.inner = CanalJsonDecoding(cast("Any", around), "cdc", T, session=cast("Any", None))
         self.inner.prepare(cast("Any", None))
         self.decoding: Any = self.inner
-        if self.layout is not None:
-            self.decoding = ProjectedDecoding(self.inner, self.layout, Destination(T), cast("Any", None))
+        if self.projection is not None:
+            self.decoding = ProjectedDecoding(self.inner, self.projection, Destination(T), cast("Any", None))
 
     def alter(self, *statements: str) -> tuple[Pending, ...]:
         """Statements of one scan, and the batch after them: what waits then."""
@@ -141,8 +141,8 @@ class Bed:
     @property
     def validation(self) -> Policies:
         """The config's policies, and what was accepted."""
-        layout = self.layout or Layout()
-        return Policies(self.policies, self.accepted, CAPABILITIES, layout=layout, added=self.added)
+        projection = self.projection or Projection()
+        return Policies(self.policies, self.accepted, CAPABILITIES, projection=projection, added=self.added)
 
     @property
     def columns(self) -> tuple[str, ...]:

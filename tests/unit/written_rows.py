@@ -12,7 +12,7 @@ import pyarrow as pa
 from tests.columns import ID
 from tidesink.events import Column, ColumnType, TableId, TableSchema, Value
 from tidesink.typemap.table import OTHER_TYPES, TYPES, TypeRow, spark_type
-from tidesink.typemap.target_schema import TableShape, shape_of
+from tidesink.typemap.target_schema import TargetSchema, shape_of
 
 TABLE = TableId("shop", "orders")
 _ARROW = {
@@ -92,13 +92,13 @@ def _of(row: TypeRow) -> list[Case]:
     ]
 
 
-def shape_with(*columns: Column, keys: tuple[str, ...] | None = None) -> TableShape:
+def shape_with(*columns: Column, keys: tuple[str, ...] | None = None) -> TargetSchema:
     """The shape of a table of these columns behind the key ``id``."""
     return shape_of(TableSchema(TABLE, (ID, *columns)), keys=keys)
 
 
 def arrow_batch(
-    shape: TableShape, rows: Sequence[tuple[str, Mapping[str, Any] | None, Mapping[str, Any]]], **more: Any
+    shape: TargetSchema, rows: Sequence[tuple[str, Mapping[str, Any] | None, Mapping[str, Any]]], **more: Any
 ) -> pa.RecordBatch:
     """Rows (op, after, key) as Spark gives them to ``mapInArrow``; ``more``: other columns, as lists."""
     keys = _struct(shape.key_columns)

@@ -525,7 +525,7 @@ def _routed_to(entry: TableStatus) -> list[str]:
 
 def left_to_spark(entry: TableStatus) -> str:
     """Return how Spark wrote a lake table's last batch, and why; empty if no Spark job wrote it."""
-    from tidesink.sinks.worker.tally import LEFT
+    from tidesink.sinks.worker.counters import LEFT
 
     return str(entry.details.get(LEFT, ""))
 

@@ -42,7 +42,7 @@ from tidesink.errors import (
 )
 from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema, fold_name
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
-from tidesink.sinks.batch.schema_changes import doubt_of
+from tidesink.sinks.batch.schema_changes import possible_rename_of
 from tidesink.sinks.kafka.compaction import refusal
 from tidesink.sinks.kafka.offsets import NO_ID, KafkaOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_changes import KeyFacts
@@ -56,14 +56,14 @@ from tidesink.sinks.targets.sql.location import place_in
 from tidesink.sinks.targets.sql.target import view_name
 from tidesink.sinks.worker.preflight import column_type, preflight_of
 from tidesink.typemap.arrow_text import sets_clocks_back
-from tidesink.typemap.projection import check_renames, laid_out
+from tidesink.typemap.projection import check_renames, project
 from tidesink.typemap.table import CALENDAR_READERS, row_of, type_words
 from tidesink.typemap.target_schema import (
     IDENTITIES,
     UNREPORTED_KEY,
     WHY_OF,
-    ShapeColumn,
-    TableShape,
+    TargetColumn,
+    TargetSchema,
     check_spelling,
     is_row_keyed,
     merged_in_order,
@@ -89,7 +89,7 @@ class ColumnPlan(NamedTuple):
 
 
 def column_plan(
-    config: Config, column: ShapeColumn, shape: TableShape, sources: Mapping[str, str], reported: str
+    config: Config, column: TargetColumn, shape: TargetSchema, sources: Mapping[str, str], reported: str
 ) -> ColumnPlan:
     """Return the plan of a target column. ``sources``: the source's column names by the target's names."""
     was = sources.get(column.name, column.name)  # a mode's own columns are not in the source
@@ -99,7 +99,7 @@ def column_plan(
     return ColumnPlan(column.name, type_words(column.type), there, column.key, note)
 
 
-def _reason(column: ShapeColumn, there: str) -> str | None:
+def _reason(column: TargetColumn, there: str) -> str | None:
     """Return why a target column does not have the type that is nearest to its source type; None if it does.
 
     Some targets have a type for numbers that are text in Spark.
@@ -107,7 +107,7 @@ def _reason(column: ShapeColumn, there: str) -> str | None:
     return column.reason if row_of(column.type).reader != "decimal" or there in _TEXTS else None
 
 
-def _note(column: ShapeColumn, shape: TableShape, there: str) -> str:
+def _note(column: TargetColumn, shape: TargetSchema, there: str) -> str:
     if shape.shard is not None and column.name == shape.shard.column:
         return f"always {shape.shard.value}, by the route"
     if column.hidden:
@@ -457,7 +457,7 @@ def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: Tabl
         shapes = [_shape(record.table_schema(table, keys), settings) for record in read]
         if not shapes:
             return _unplanned(config, topic, table, "The registry has no schema for this topic yet.")
-        shape = merged_in_order(shapes, left_out=settings.layout.leaves_out)
+        shape = merged_in_order(shapes, left_out=settings.projection.leaves_out)
     except (ConfigError, DecodeError, SchemaRefusedError) as error:
         return _unplanned(config, topic, table, error.message)
     planned = plan_of(config, topic, shape, types_from="avro")
@@ -502,7 +502,7 @@ class Undecodable:
             f"{number} cannot be decoded. The first error: {first}{'' if first.endswith(('.', '?')) else '.'}"
         )
 
-    def told(self, config: Config, plan: TablePlan) -> TablePlan:
+    def reported_in(self, config: Config, plan: TablePlan) -> TablePlan:
         """Add the errors to a table's plan: as a problem if the worker stops at them, else as a warning."""
         if not self.errors:
             return plan
@@ -551,10 +551,12 @@ def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterato
         for table, found in sorted(seen.items()):
             errors = [*bad.pop(table, _NONE_BAD).errors, *bad.get(None, _NONE_BAD).errors]
             plan = _canal_table(config, table, found, definitions)
-            yield read.noted(Undecodable(looked_at, errors).told(config, plan))
+            yield read.noted(Undecodable(looked_at, errors).reported_in(config, plan))
         for named, left in bad.items():
             if named is not None or not seen:
-                yield read.noted(Undecodable(looked_at, left.errors).told(config, TablePlan(named, topic)))
+                yield read.noted(
+                    Undecodable(looked_at, left.errors).reported_in(config, TablePlan(named, topic))
+                )
         if not seen and not bad:
             yield read.noted(TablePlan(None, topic, warnings=(_NO_ROW,)))
 
@@ -588,7 +590,7 @@ def _by_records(config: Config, registry: SchemaRegistry | None, read: Sample) -
     """Return the plan of a topic with one table, from the topic's first records."""
     bad = Undecodable()
     plan = _of_rows(config, registry, read, bad)
-    return read.noted(bad.told(config, plan))
+    return read.noted(bad.reported_in(config, plan))
 
 
 def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad: Undecodable) -> TablePlan:
@@ -633,8 +635,8 @@ def _of_rows(config: Config, registry: SchemaRegistry | None, read: Sample, bad:
         schema = dataclasses.replace(found.schema, columns=rows.columns)
         shape = _shape(schema, settings, settings.keys or tuple(found.key or ()))
         if CODECS[config.source.protocol].connectors:
-            told = connector or database_connector(config.source.database)
-            shape = dataclasses.replace(shape, exact_names=has_exact_names(told))
+            reported_in = connector or database_connector(config.source.database)
+            shape = dataclasses.replace(shape, exact_names=has_exact_names(reported_in))
         for name in settings.keys or ():
             check_spelling("keys", name, shape)
     except TidesinkError as error:
@@ -672,7 +674,7 @@ def _canal_table(config: Config, table: TableId, found: _Seen, definitions: Tabl
         return _unplanned(config, found.topic, table, error.message)
     types_from: TypesFrom = "definition" if stated else "ddl" if defined else "rows"
     renames = () if stated else definitions.renames(table)
-    past = () if stated else tuple(column.name for column in definitions.former(table))
+    past = () if stated else tuple(column.name for column in definitions.dropped_columns(table))
     plan = plan_of(config, found.topic, shape, types_from=types_from, renames=renames, past=past)
     plan = dataclasses.replace(plan, warnings=(*plan.warnings, *ambiguous_times(shape, plan.omitted)))
     if defined is None:
@@ -682,7 +684,7 @@ def _canal_table(config: Config, table: TableId, found: _Seen, definitions: Tabl
     return plan
 
 
-def _shape(schema: TableSchema, settings: TableConfig, keys: tuple[str, ...] | None = None) -> TableShape:
+def _shape(schema: TableSchema, settings: TableConfig, keys: tuple[str, ...] | None = None) -> TargetSchema:
     return shape_of(
         schema,
         keys=keys if keys is not None else settings.keys,
@@ -695,7 +697,7 @@ def _shape(schema: TableSchema, settings: TableConfig, keys: tuple[str, ...] | N
 def plan_of(
     config: Config,
     topic: str,
-    source: TableShape,
+    source: TargetSchema,
     *,
     types_from: TypesFrom,
     renames: Sequence[tuple[str, str]] = (),
@@ -709,10 +711,10 @@ def plan_of(
     settings = config.table_config(source.table)
     try:
         check_merged(settings)
-        check_renames(settings.layout, source, renames)
+        check_renames(settings.projection, source, renames)
         names = (fold_name(name) for name in (*past, *(name for pair in renames for name in pair)))
-        shape, sources = laid_out(settings.layout, source, own=OWN_COLUMNS, past=names)
-        reported = {name: f"{kind} of the change" for kind, name in settings.layout.metadata.items()}
+        shape, sources = project(settings.projection, source, own=OWN_COLUMNS, past=names)
+        reported = {name: f"{kind} of the change" for kind, name in settings.projection.metadata.items()}
         shape = kept_shape(routed_shape(shape, config.destination(source.table)), settings)
     except (ConfigError, SchemaRefusedError) as error:
         return _unplanned(config, topic, source.table, error.message)
@@ -737,7 +739,7 @@ def plan_of(
 
 
 def _preflight(
-    config: Config, shape: TableShape, sources: Mapping[str, str]
+    config: Config, shape: TargetSchema, sources: Mapping[str, str]
 ) -> tuple[PreflightResult, str | None]:
     """Return the target's limits for a table, and why the target does not support the table, or None."""
     if not shape.keys:
@@ -766,15 +768,16 @@ def _path(config: Config, table: TableId) -> str:
         return ""
 
 
-def _warnings(config: Config, shape: TableShape, sources: Mapping[str, str]) -> Iterator[str]:
+def _warnings(config: Config, shape: TargetSchema, sources: Mapping[str, str]) -> Iterator[str]:
     """Yield warnings about columns that get another type at the target, or for which the table waits."""
     settings = config.table_config(shape.source)
     for column in (column for column in shape.columns if column.name in sources):
         reason = _reason(column, column_type(config, column))
         if reason:
             yield f"column {column.name}: {reason}"
-        if settings.layout.doubts(column):
-            yield f"column {column.name}: {doubt_of(column, settings.layout)}: the table waits because of it"
+        if settings.projection.may_be_excluded(column):
+            reason = possible_rename_of(column, settings.projection)
+            yield f"column {column.name}: {reason}: the table waits because of it"
 
 
 def _policies(config: Config, settings: TableConfig) -> dict[str, str]:
@@ -836,7 +839,7 @@ _AMBIGUOUS: Final = (
 )
 
 
-def ambiguous_times(shape: TableShape, omitted: Collection[str]) -> Iterator[str]:
+def ambiguous_times(shape: TargetSchema, omitted: Collection[str]) -> Iterator[str]:
     """Yield a warning if local times of a table may be ambiguous and no row checksum resolves them."""
     columns = [one for one in shape.columns if one.name not in omitted and _has_ambiguous_times(one, shape)]
     if columns:
@@ -844,7 +847,7 @@ def ambiguous_times(shape: TableShape, omitted: Collection[str]) -> Iterator[str
         yield _AMBIGUOUS.format(zone=shape.time_zone, policy=shape.ambiguous_time, columns=names)
 
 
-def _has_ambiguous_times(column: ShapeColumn, shape: TableShape) -> bool:
+def _has_ambiguous_times(column: TargetColumn, shape: TargetSchema) -> bool:
     """Return True if a column's times are in a zone whose clocks are set back this year or next year."""
     local = row_of(column.type).reader == "timestamp" and column.spark == "timestamp"
     return local and sets_clocks_back(ZoneInfo(shape.time_zone), datetime.now(timezone.utc).year)
@@ -853,7 +856,7 @@ def _has_ambiguous_times(column: ShapeColumn, shape: TableShape) -> bool:
 _Quote = Callable[[str], str]
 
 
-def live_rows_query(config: Config, shape: TableShape) -> str:
+def live_rows_query(config: Config, shape: TargetSchema) -> str:
     """Return a SQL query that selects a table's rows except those marked as deleted.
 
     The query is in the SQL of the target database, or of Spark for a lake, and leaves out tidesink's own

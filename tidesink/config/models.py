@@ -54,7 +54,7 @@ from tidesink.errors import ConfigError, SchemaNotFoundError
 from tidesink.events import SequenceBy, TableId, fold_name
 from tidesink.schema_registry.base import SchemaReader
 from tidesink.schema_registry.naming import TopicRule, sanitize_name, subject
-from tidesink.typemap.projection import Layout, read_filter
+from tidesink.typemap.projection import Projection, read_filter
 from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import MetadataKind, Shard, beside_log
 
@@ -491,13 +491,13 @@ class TableConfig(Model):
     ignore_null_updates: bool
 
     @property
-    def layout(self) -> Layout:
+    def projection(self) -> Projection:
         """The columns that the target table has, their names there, and its row filter.
 
         Raises:
             ConfigError: the filter cannot be parsed. ``tidesink validate`` reports this first.
         """
-        return Layout(
+        return Projection(
             self.columns,
             self.except_column_list or (),
             self.rename or {},

@@ -18,7 +18,7 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.row_changes import RowChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import NameFold, SequenceBy, TableId, fold_name
-from tidesink.typemap.projection import ALWAYS, laid_out, read_filter
+from tidesink.typemap.projection import ALWAYS, project, read_filter
 from tidesink.typemap.target_schema import row_keyed, shape_of
 
 
@@ -39,7 +39,7 @@ class Section(NamedTuple):
         """Return a source column's name in the form in which names are compared.
 
         Usually this is the name in lower case. If a table may have names that only differ in case, it is the
-        exact name; ``projection.laid_out`` then compares the names with the table's columns.
+        exact name; ``projection.project`` then compares the names with the table's columns.
         """
         return name if CODECS[self.config.source.protocol].connectors else fold_name(name)
 
@@ -313,7 +313,7 @@ def _columns_defined(config: Config) -> Iterator[Problem]:
         if entry.definition is None or entry.table is None:
             continue
         definitions, settings = TableDefinitions(), config.table_config(entry.table)
-        if settings.layout.plain:
+        if settings.projection.plain:
             continue
         try:
             entry.definition.declare_in(definitions, entry.table.schema)
@@ -321,7 +321,7 @@ def _columns_defined(config: Config) -> Iterator[Problem]:
             if schema is not None:
                 shape = shape_of(schema, keys=settings.keys)
                 by_row_key = not shape.keys and config.source.codec_options().sends_row_keys
-                laid_out(settings.layout, row_keyed(shape) if by_row_key else shape, own=())
+                project(settings.projection, row_keyed(shape) if by_row_key else shape, own=())
         except (ConfigError, SchemaRefusedError) as error:
             yield Problem(f"tables[{number}]", error.message, "correct the name or the definition")
 
@@ -388,7 +388,7 @@ def _without_keys(name: str) -> tuple[str, str]:
 
 # Kinds of schema changes that only DDL shows with certainty, since the newest schema in a registry may be an
 # older one. No topic of a Debezium connector shows these kinds.
-_UNTOLD: Final[tuple[ChangeKind, ...]] = ("drop", "narrow")
+_UNREPORTED: Final[tuple[ChangeKind, ...]] = ("drop", "narrow")
 REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow", *get_args(RowChangeKind))
 
 
@@ -396,7 +396,7 @@ def unreported_kinds(source: SourceSettings) -> tuple[ChangeKind, ...]:
     """Return the kinds of schema changes that no topic of the pipeline shows with certainty."""
     if CODECS[source.protocol].tells_ddl:
         return ()
-    return REPORTED_KINDS if source.debezium.schema_change_topic is None else _UNTOLD
+    return REPORTED_KINDS if source.debezium.schema_change_topic is None else _UNREPORTED
 
 
 def _schema_changes(at: Section) -> Iterator[Problem]:
@@ -416,7 +416,7 @@ def _schema_changes(at: Section) -> Iterator[Problem]:
     for kind in (kind for kind in REPORTED_KINDS if kind.replace("-", "_") in given):
         if kind in kinds:
             remedy = "remove it"
-            if kind not in _UNTOLD and source.protocol.startswith("debezium"):
+            if kind not in _UNREPORTED and source.protocol.startswith("debezium"):
                 remedy = _BY_TOPIC
             yield at.problem(f"schema-changes.{kind}", reason, remedy)
         elif said is not None and said.policy(kind) == "apply" and (obstacle := ddl_obstacle(at.config)):

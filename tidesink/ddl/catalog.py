@@ -39,7 +39,7 @@ from tidesink.ddl.statements import (
 )
 from tidesink.errors import ConfigError
 from tidesink.events import (
-    UNTOLD_DEFAULT,
+    UNKNOWN_DEFAULT,
     Column,
     ColumnType,
     EarlierType,
@@ -148,7 +148,7 @@ class TableDefinitions:
     def __contains__(self, table: object) -> bool:
         return isinstance(table, TableId) and self._find(table) is not None
 
-    def former(self, table: TableId) -> tuple[Column, ...]:
+    def dropped_columns(self, table: TableId) -> tuple[Column, ...]:
         """Returns the columns that the table had once and no longer has, with their last types."""
         definition = self._find(table)
         now = {fold_name(column.name) for column in definition.columns} if definition else set()
@@ -213,12 +213,12 @@ class TableDefinitions:
         now = {fold_name(column.name) for column in definition.columns} if definition else set()
         return {old: new for old, new in known.values() if fold_name(new) in now}
 
-    def partings(self, table: TableId) -> dict[str, str]:
+    def removals(self, table: TableId) -> dict[str, str]:
         """Returns when each column name of a table was last dropped or renamed, by folded column name.
 
         A value identifies that drop or rename: its TSO as text, or ``#`` and a count if the TSO is unknown.
         """
-        return {name: parting.moment for name, parting in self._history.partings(table).items()}
+        return {name: parting.moment for name, parting in self._history.removals(table).items()}
 
     def reused(self, table: TableId) -> frozenset[str]:
         """Returns the folded names that several columns of a table used at different times."""
@@ -559,7 +559,7 @@ def _columns(parts: list[Any]) -> Iterator[Column]:
                 default=text,
                 handle=key,
                 primary_key=key,
-                origin_default=UNTOLD_DEFAULT if computes and not key else None,
+                origin_default=UNKNOWN_DEFAULT if computes and not key else None,
                 redefaulted=computes and not key,
             )
 

@@ -174,7 +174,7 @@ class TypeVersion(NamedTuple):
 _Versions = tuple[TypeVersion, ...]
 
 
-class Parting(NamedTuple):
+class Removal(NamedTuple):
     """The drops and renames that ended the use of a column name in a table.
 
     ``times``: number of these drops and renames. ``since``: TSO of the last of them, or None if unknown.
@@ -205,7 +205,7 @@ class TypeHistory:
         self._columns: dict[Key, dict[str, tuple[str, _Versions]]] = {}
         self._latest: dict[Key, int] = {}
         self._heard: dict[str, None] = {}
-        self._parted: dict[Key, dict[str, Parting]] = {}
+        self._parted: dict[Key, dict[str, Removal]] = {}
         self._renames: dict[Key, dict[tuple[str, str], None]] = {}
 
     def note(self, table: TableId, parted: Iterable[str], since: int | None) -> bool:
@@ -221,7 +221,7 @@ class TypeHistory:
         known = self._parted.setdefault(key, {})
         for name in sorted({fold_name(name) for name in parted}):
             times = known[name].times if name in known else 0
-            known[name] = Parting(times + 1, since)
+            known[name] = Removal(times + 1, since)
         return True
 
     def has_heard(self, since: int | None, schema: str, query: str) -> bool:
@@ -235,7 +235,7 @@ class TypeHistory:
             for oldest in list(self._heard)[:-_MOST_HEARD]:
                 del self._heard[oldest]
 
-    def partings(self, table: TableId) -> dict[str, Parting]:
+    def removals(self, table: TableId) -> dict[str, Removal]:
         """Returns the drops and renames of a table's columns, by folded column name."""
         return dict(self._parted.get(table_key(table), {}))
 
@@ -303,7 +303,7 @@ class TypeHistory:
         self._heard = dict.fromkeys(found.get("heard", ()))
         self._latest = {(schema, table): since for schema, table, since in found["latest"]}
         self._parted = {
-            (schema, table): {name: Parting(times, since) for name, times, since in names}
+            (schema, table): {name: Removal(times, since) for name, times, since in names}
             for schema, table, names in found.get("parted", ())
         }
         self._renames = {

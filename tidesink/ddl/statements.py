@@ -23,7 +23,7 @@ from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError, shown
-from tidesink.events import UNTOLD_DEFAULT, Column, ColumnType, TableId, TableSchema, fold_name
+from tidesink.events import UNKNOWN_DEFAULT, Column, ColumnType, TableId, TableSchema, fold_name
 from tidesink.typemap.mysql_types import (
     CURRENT_TIME,
     SqlReader,
@@ -89,13 +89,13 @@ def read_column(sql: SqlReader, *, charset: str | None = None) -> ColumnDefiniti
     virtual = options.generated and not options.stored
     column = Column(name, column_type, nullable, default, virtual=virtual)
     if options.default is not None and computed_for_rows(ColumnDefinition(column, options)) and not default:
-        column = _untold(column)
+        column = _with_unknown_default(column)
     return ColumnDefinition(column, options)
 
 
-def _untold(column: Column) -> Column:
+def _with_unknown_default(column: Column) -> Column:
     """Returns the column marked so that its value is unknown in rows that existed when it was added."""
-    return replace(column, origin_default=UNTOLD_DEFAULT, redefaulted=True)
+    return replace(column, origin_default=UNKNOWN_DEFAULT, redefaulted=True)
 
 
 def _with_origin_default(found: ColumnDefinition) -> Column:
@@ -107,7 +107,7 @@ def _with_origin_default(found: ColumnDefinition) -> Column:
     """
     column, options = found
     if options.counts or (options.generated and not column.virtual):
-        return _untold(column)
+        return _with_unknown_default(column)
     if column.nullable or options.generated or options.default is not None or column.default is not None:
         return column
     return replace(column, origin_default=zero_text(column.type), redefaulted=True)

@@ -24,7 +24,7 @@ from decimal import ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
 from typing import Final, Literal, NamedTuple, cast
 
 from tidesink.errors import ConfigError, shown
-from tidesink.events import UNTOLD_DEFAULT, ColumnType
+from tidesink.events import UNKNOWN_DEFAULT, ColumnType
 from tidesink.typemap.table import NUMBER_READERS, TypeRow, find_row, render_members, row_named, row_of
 
 TokenKind = Literal["word", "quoted", "string", "number", "bits", "hex", "sign", "end"]
@@ -667,7 +667,7 @@ def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None
     """
     old, new = row_of(was).reader, row_of(now).reader
     fewer_digits = old == new == "decimal" and (now.scale or 0) < (was.scale or 0)
-    if text is None or text == UNTOLD_DEFAULT or (old == new and not fewer_digits):
+    if text is None or text == UNKNOWN_DEFAULT or (old == new and not fewer_digits):
         return text
     if fewer_digits or (old in _FRACTIONS and new in ("integer", "unsigned64", "decimal")):
         return _rounded(text, now.scale or 0, halves_to_even=old != "decimal")

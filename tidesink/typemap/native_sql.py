@@ -35,7 +35,7 @@ from tidesink.typemap.render_sql import (
     sql_type,
 )
 from tidesink.typemap.table import CALENDAR_READERS, row_of
-from tidesink.typemap.target_schema import ShapeColumn
+from tidesink.typemap.target_schema import TargetColumn
 
 # The kind of a source's values for a database. ``shown``: dates and decimals that are stored as text.
 Kind = Literal[
@@ -270,7 +270,7 @@ _OF_READER: Final[Mapping[str, Kind]] = {
 }
 
 
-def kind_of(column: ShapeColumn) -> Kind:
+def kind_of(column: TargetColumn) -> Kind:
     """Returns the kind of a column's values, by which the rules for native types are chosen."""
     row = row_of(column.type)
     if row.name in _TIME_ROWS:
@@ -288,7 +288,7 @@ def kind_of(column: ShapeColumn) -> Kind:
     return _OF_READER.get(row.reader, "text")
 
 
-def native_of(column: ShapeColumn, found: str, database: Database) -> Native | Wider | Refused | None:
+def native_of(column: TargetColumn, found: str, database: Database) -> Native | Wider | Refused | None:
     """Returns how a column with the type ``found`` stores a source's values.
 
     Returns None if the type is one of tidesink's own types, which need no conversion.
@@ -321,7 +321,7 @@ def native_of(column: ShapeColumn, found: str, database: Database) -> Native | W
     return Native(found, wanted, staged, _with_charset(found), _ASSIGNED, same)
 
 
-def reading_type(column: ShapeColumn | None, found: str, database: Database) -> str:
+def reading_type(column: TargetColumn | None, found: str, database: Database) -> str:
     """Returns the Spark type in which a target's column is read.
 
     For a native type, that is the type of the source's column.
@@ -351,7 +351,7 @@ def native_text(column: str, found: str, database: Database) -> str | None:
     return _WRITTEN.format(t=column) if word in written else None
 
 
-def native_spelling(column: ShapeColumn, found: str, database: Database) -> Spelling | None:
+def native_spelling(column: TargetColumn, found: str, database: Database) -> Spelling | None:
     """Returns how a column's type changes the spelling of texts; None if texts keep their spelling."""
     word, _ = _parts(found)
     if kind_of(column) == "decimal" and column.spark == "string":
@@ -364,8 +364,8 @@ def native_spelling(column: ShapeColumn, found: str, database: Database) -> Spel
 
 
 def refused_natives(
-    present: Mapping[str, str], columns: Iterable[ShapeColumn], database: Database
-) -> Iterator[tuple[str, ShapeColumn, Refused]]:
+    present: Mapping[str, str], columns: Iterable[TargetColumn], database: Database
+) -> Iterator[tuple[str, TargetColumn, Refused]]:
     """Yields the columns whose native types cannot hold the source's values.
 
     Each item has the column's name in the target table, the column, and the reason. ``present`` maps the
@@ -381,7 +381,7 @@ def refused_natives(
             yield name, column, fit
 
 
-def _wanted(column: ShapeColumn, found: str, database: Database) -> str:
+def _wanted(column: TargetColumn, found: str, database: Database) -> str:
     """Returns tidesink's own type for the column.
 
     MySQL needs the length of a key's text. If it is not known, the type that the column already has is
@@ -407,7 +407,7 @@ def _parts(found: str) -> tuple[str, tuple[str, ...]]:
     return (extension if extension in _EXTENSIONS else word), given
 
 
-def _is_own(column: ShapeColumn, found: str, kind: Kind, wanted: str, database: Database) -> bool:
+def _is_own(column: TargetColumn, found: str, kind: Kind, wanted: str, database: Database) -> bool:
     """Returns True for a type that tidesink itself creates, which ``columns.plan_columns`` checks."""
     if plain_type(found) != found or (isinstance(found, FoundType) and (found.is_enum or found.charset)):
         return False
@@ -437,7 +437,7 @@ def _is_known(word: str, arguments: tuple[str, ...], found: str, kind: Kind, dat
     return word != "year" or kind == "integer"
 
 
-def _digits_of(column: ShapeColumn) -> int:
+def _digits_of(column: TargetColumn) -> int:
     """Returns the largest number of fraction digits of a second that the source's values can have."""
     return _MOST_DIGITS if column.type.fsp is None else column.type.fsp
 
@@ -456,7 +456,7 @@ def _with_all_digits(word: str, wanted: str, database: Database) -> str:
     return wanted if wanted.startswith(f"{word}(") else f"{word}({_MOST_DIGITS})"
 
 
-def _holds_all(column: ShapeColumn, word: str, found: str, kind: Kind) -> bool:
+def _holds_all(column: TargetColumn, word: str, found: str, kind: Kind) -> bool:
     """Returns True if a native integer type has room for every value of the source's type."""
     bits, row = _BITS.get(word), row_of(column.type)
     if bits is None or kind != "integer" or row.minimum is None or row.maximum is None:
@@ -465,7 +465,7 @@ def _holds_all(column: ShapeColumn, word: str, found: str, kind: Kind) -> bool:
     return least <= row.minimum and row.maximum <= most
 
 
-def _staged(column: ShapeColumn, kind: Kind, database: Database) -> str:
+def _staged(column: TargetColumn, kind: Kind, database: Database) -> str:
     """Returns tidesink's own type that accepts every value of the source's type unchanged."""
     if kind in ("text", "char", "json", "list", "object", "time"):
         return OF_SPARK[database]["string"]

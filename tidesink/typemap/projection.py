@@ -24,8 +24,8 @@ from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import NameFold, fold_name
 from tidesink.typemap.target_schema import (
     MetadataKind,
-    ShapeColumn,
-    TableShape,
+    TargetColumn,
+    TargetSchema,
     check_spelling,
     metadata_columns,
     quoted,
@@ -143,7 +143,7 @@ def read_filter(text: str) -> RowFilter | None:
     return RowFilter(text, mentions)
 
 
-def check_types(row_filter: RowFilter, shape: TableShape) -> None:
+def check_types(row_filter: RowFilter, shape: TargetSchema) -> None:
     """Checks a row filter against the types of a table's columns, without Spark.
 
     Raises:
@@ -492,7 +492,7 @@ def _class_end(pattern: str, at: int) -> int:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Projection:
     """A table's projection: which columns and rows its target has, and under which names.
 
     ``columns``: names of the only source columns that the target has, or None for all. ``except_columns``:
@@ -510,10 +510,10 @@ class Layout:
     ignore_nulls: bool = False
     fold: NameFold = field(default=fold_name, compare=False)
 
-    def within(self, source: TableShape) -> Layout:
+    def within(self, source: TargetSchema) -> Projection:
         """Returns the projection with names compared as the table ``source`` compares them.
 
-        If the source distinguishes names by case, ``laid_out`` raises an error for names in another spelling.
+        If the source distinguishes names by case, ``project`` raises an error for names in another spelling.
         """
         return self if source.fold is fold_name else replace(self, fold=source.fold)
 
@@ -546,23 +546,23 @@ class Layout:
         names = (*listed, *self.rename.values(), *self.metadata.values())
         return frozenset(fold_name(name) for name in names)
 
-    def doubts(self, column: ShapeColumn) -> bool:
+    def may_be_excluded(self, column: TargetColumn) -> bool:
         """Returns True if a column at the target may be a renamed column that the config excludes.
 
         Columns that the config itself lists, and key columns, are never in doubt.
         """
-        may_be = not column.key and self.doubted(column.instead_of)
+        may_be = not column.key and self.excluded_among(column.instead_of)
         return bool(may_be) and fold_name(column.name) not in self.asked
 
-    def doubted(self, names: frozenset[str]) -> tuple[str, ...]:
+    def excluded_among(self, names: frozenset[str]) -> tuple[str, ...]:
         """Returns the excluded columns (``except_column_list``) that match one of the given names.
 
         The names are returned in the config's spelling. A name that differs only in case matches too: pausing
         the table for such a column is safer than adding a column that was to be excluded.
         """
         found = {fold_name(name) for name in names}
-        doubted = (name for name in self.except_columns if fold_name(name) in found)
-        return tuple(sorted(doubted, key=lambda name: (fold_name(name), name)))
+        excluded_among = (name for name in self.except_columns if fold_name(name) in found)
+        return tuple(sorted(excluded_among, key=lambda name: (fold_name(name), name)))
 
     @property
     def plain(self) -> bool:
@@ -570,19 +570,19 @@ class Layout:
         return self == _PLAIN
 
 
-_PLAIN = Layout()
+_PLAIN = Projection()
 
 
 class LaidOut(NamedTuple):
     """The schema of a target table, and the source's column names by the target's column names."""
 
-    shape: TableShape
+    shape: TargetSchema
     sources: Mapping[str, str]
 
 
-def laid_out(
-    layout: Layout,
-    source: TableShape,
+def project(
+    projection: Projection,
+    source: TargetSchema,
     *,
     own: Iterable[str],
     gone: Iterable[str] = (),
@@ -601,15 +601,15 @@ def laid_out(
         SchemaRefusedError: The projection uses a column that the source no longer has, so that later rows
             have no value for it.
     """
-    layout = layout.within(source)
-    _check_named(layout, source, frozenset(gone), frozenset(past))
-    if layout.row_filter is not None:
-        _check_spark_names(layout.row_filter, source)
-        check_types(layout.row_filter, source)
-    chosen = tuple(_chosen(layout, source))
+    projection = projection.within(source)
+    _check_named(projection, source, frozenset(gone), frozenset(past))
+    if projection.row_filter is not None:
+        _check_spark_names(projection.row_filter, source)
+        check_types(projection.row_filter, source)
+    chosen = tuple(_chosen(projection, source))
     _check_keys(chosen, source)
-    named = tuple(replace(column, name=layout.target_name(column.name)) for column in chosen)
-    columns = (*named, *metadata_columns(layout.metadata))
+    named = tuple(replace(column, name=projection.target_name(column.name)) for column in chosen)
+    columns = (*named, *metadata_columns(projection.metadata))
     _check_apart(columns, source, own)
     omitted = source.by_name.keys() - {source.fold(column.name) for column in chosen}
     keys = tuple(column.name for column in columns if column.key)
@@ -617,16 +617,16 @@ def laid_out(
     return LaidOut(shape, {new.name: old.name for new, old in zip(named, chosen, strict=True)})
 
 
-def named_columns(layout: Layout) -> Iterator[tuple[str, str]]:
+def named_columns(projection: Projection) -> Iterator[tuple[str, str]]:
     """Yields each source column that a projection uses, as a pair of the setting and the column's name."""
-    yield from (("columns", name) for name in layout.columns or ())
-    yield from (("except_column_list", name) for name in layout.except_columns)
-    yield from (("rename", name) for name in layout.rename)
-    mentions = layout.row_filter.mentions if layout.row_filter else ()
+    yield from (("columns", name) for name in projection.columns or ())
+    yield from (("except_column_list", name) for name in projection.except_columns)
+    yield from (("rename", name) for name in projection.rename)
+    mentions = projection.row_filter.mentions if projection.row_filter else ()
     yield from (("filter", name) for name in dict.fromkeys(mention.name for mention in mentions))
 
 
-def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[str, str]]) -> None:
+def check_renames(projection: Projection, source: TargetSchema, renames: Iterable[tuple[str, str]]) -> None:
     """Raises if a column that was renamed is excluded under only one of its two names.
 
     Rows with either name may still arrive. ``renames``: pairs of the earlier and the later name of a column,
@@ -637,7 +637,7 @@ def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[st
             other is not. The table pauses.
     """
     fold = source.fold
-    excluded = {fold(name) for name in layout.except_columns}
+    excluded = {fold(name) for name in projection.except_columns}
     keys = {fold(name) for name in source.keys}
     for old, new in renames:
         names = {fold(old), fold(new)}
@@ -655,16 +655,16 @@ def check_renames(layout: Layout, source: TableShape, renames: Iterable[tuple[st
             )
 
 
-def _chosen(layout: Layout, source: TableShape) -> Iterator[ShapeColumn]:
+def _chosen(projection: Projection, source: TargetSchema) -> Iterator[TargetColumn]:
     """Yields the source columns that the target has, in the source's order.
 
     So columns that are added later come last, wherever the config lists them.
     """
-    return (column for column in source.columns if column.hidden or layout.chooses(column.name))
+    return (column for column in source.columns if column.hidden or projection.chooses(column.name))
 
 
 def _check_named(
-    layout: Layout, source: TableShape, gone: frozenset[str], past: frozenset[str] = frozenset()
+    projection: Projection, source: TargetSchema, gone: frozenset[str], past: frozenset[str] = frozenset()
 ) -> None:
     """Raises if a setting names a column that does not exist or that it must not name.
 
@@ -674,7 +674,7 @@ def _check_named(
         SchemaRefusedError: The source no longer has the column.
     """
     named: dict[tuple[str, str], str] = {}
-    for setting, name in named_columns(layout):
+    for setting, name in named_columns(projection):
         check_spelling(setting, name, source)
         found = source.find(name)
         if found is None:
@@ -714,7 +714,7 @@ def _check_named(
             )
 
 
-def _check_ambiguous(setting: str, name: str, source: TableShape) -> None:
+def _check_ambiguous(setting: str, name: str, source: TargetSchema) -> None:
     fitting = [column.name for column in source.columns if fold_name(column.name) == fold_name(name)]
     if fitting:
         raise ConfigError(
@@ -725,7 +725,7 @@ def _check_ambiguous(setting: str, name: str, source: TableShape) -> None:
         )
 
 
-def _check_spark_names(row_filter: RowFilter, source: TableShape) -> None:
+def _check_spark_names(row_filter: RowFilter, source: TargetSchema) -> None:
     """Raises ConfigError if a filter uses two columns whose names differ only in case.
 
     Spark, which evaluates the filter, cannot distinguish them.
@@ -743,7 +743,7 @@ def _check_spark_names(row_filter: RowFilter, source: TableShape) -> None:
             )
 
 
-def _check_keys(chosen: Iterable[ShapeColumn], source: TableShape) -> None:
+def _check_keys(chosen: Iterable[TargetColumn], source: TargetSchema) -> None:
     there = {column.name for column in chosen}
     missing = [column.name for column in source.key_columns if column.name not in there]
     if missing:
@@ -755,7 +755,7 @@ def _check_keys(chosen: Iterable[ShapeColumn], source: TableShape) -> None:
         )
 
 
-def _check_apart(columns: Iterable[ShapeColumn], source: TableShape, own: Iterable[str]) -> None:
+def _check_apart(columns: Iterable[TargetColumn], source: TargetSchema, own: Iterable[str]) -> None:
     # If only the source's case distinguishes two names, the target decides if it accepts both.
     own_pairs = {column.name for column in source.columns if source.fold(column.name) == column.name}
     names = Counter(fold_name(column.name) for column in columns)

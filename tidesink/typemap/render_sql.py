@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from tidesink.events import ColumnType
 from tidesink.typemap.table import CALENDAR_READERS, SPARK_MAX_PRECISION, TypeRow, row_of
-from tidesink.typemap.target_schema import ShapeColumn
+from tidesink.typemap.target_schema import TargetColumn
 from tidesink.typemap.values import MYSQL_MAX_PRECISION, MYSQL_MAX_SCALE
 
 Database = Literal["postgres", "mysql"]
@@ -95,7 +95,7 @@ class KeyLengthUnknownError(Exception):
     column: str
 
 
-def sql_type(column: ShapeColumn, database: Database, key_length: int | None = None) -> str:
+def sql_type(column: TargetColumn, database: Database, key_length: int | None = None) -> str:
     """Returns the type in which a database stores a column.
 
     ``key_length``: length of the text or bytes of a key column whose type has no length.
@@ -117,7 +117,7 @@ def sql_type(column: ShapeColumn, database: Database, key_length: int | None = N
     return f"{word}({length})"
 
 
-def shown_type(column: ShapeColumn, database: Database, key_length: int | None = None) -> str:
+def shown_type(column: TargetColumn, database: Database, key_length: int | None = None) -> str:
     """Returns the type in which a database stores a column, for display; an unknown length is ``n``."""
     try:
         return sql_type(column, database, key_length)
@@ -125,7 +125,7 @@ def shown_type(column: ShapeColumn, database: Database, key_length: int | None =
         return f"{_key_word(_of_value(column, database))}(n)"
 
 
-def key_bytes(column: ShapeColumn, database: Database, key_length: int | None = None) -> int:
+def key_bytes(column: TargetColumn, database: Database, key_length: int | None = None) -> int:
     """Returns the bytes that a key column's longest value can need in an index.
 
     A length that is not known counts as 0.
@@ -160,7 +160,7 @@ def row_type(row: TypeRow, database: Database, spark: str | None = None) -> str:
     return of_spark(spark or row.spark.format(p="p", s="s"), database)
 
 
-def _of_value(column: ShapeColumn, database: Database) -> str:
+def _of_value(column: TargetColumn, database: Database) -> str:
     row = row_of(column.type)
     if column.spark != "string":
         return row_type(row, database, column.spark)

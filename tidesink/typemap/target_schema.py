@@ -4,8 +4,8 @@ A schema changes only in ways that lose no data: columns are added, and integers
 Any other difference between two schemas of one table raises an error that names the column. Column names are
 compared without regard to case, as MySQL compares them, unless a table has two names that differ only in case
 (see ``events.folding``). If the source is Postgres, the names in the config must have the source's spelling
-(``TableShape.exact_names``). The reason is that a second column whose name differs only in case may be added
-later, and a setting must not change its meaning then.
+(``TargetSchema.exact_names``). The reason is that a second column whose name differs only in case may be
+added later, and a setting must not change its meaning then.
 
 A table without a key can use TiDB's row key. TiDB identifies the rows of a table that has neither a primary
 key nor a unique key of NOT NULL columns by an internal number, ``_tidb_rowid``. New TiCDC (ticdc b813e76)
@@ -38,7 +38,7 @@ from tidesink.errors import (
     ValueOutOfRangeError,
 )
 from tidesink.events import (
-    UNTOLD_DEFAULT,
+    UNKNOWN_DEFAULT,
     Column,
     ColumnType,
     EarlierType,
@@ -69,7 +69,7 @@ _DECIMAL_DDL = "decimal({},{})"
 
 
 @dataclass(frozen=True)
-class ShapeColumn:
+class TargetColumn:
     """One column of a table at the target.
 
     ``spark``: the column's type in Spark and Delta, as DDL text. ``reason``: why this is not the type nearest
@@ -112,7 +112,7 @@ class Shard(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TableShape:
+class TargetSchema:
     """The schema of one table at the target: its columns in order, and its keys in column order.
 
     ``time_zone``: zone in which the table's TIMESTAMP texts are read. ``ambiguous_time``: policy for local
@@ -123,7 +123,7 @@ class TableShape:
     """
 
     table: TableId
-    columns: tuple[ShapeColumn, ...]
+    columns: tuple[TargetColumn, ...]
     keys: tuple[str, ...]
     zero_date: ZeroDate = "null"
     time_zone: str = "UTC"
@@ -133,7 +133,7 @@ class TableShape:
     ambiguous_time: AmbiguousTime = "first"
     exact_names: bool = field(default=False, compare=False)
 
-    def policies_of(self, column: ShapeColumn) -> TimePolicies:
+    def policies_of(self, column: TargetColumn) -> TimePolicies:
         """Returns the policies for zero dates and for local times that occur twice in a column."""
         if column.key:
             return KEY_POLICIES
@@ -150,16 +150,16 @@ class TableShape:
         return folding(column.name for column in self.columns)
 
     @cached_property
-    def by_name(self) -> Mapping[str, ShapeColumn]:
+    def by_name(self) -> Mapping[str, TargetColumn]:
         """Columns by name. The names are folded by ``fold``, for comparison."""
         return {self.fold(column.name): column for column in self.columns}
 
-    def find(self, name: str) -> ShapeColumn | None:
+    def find(self, name: str) -> TargetColumn | None:
         """Returns the column with this name, or None if the table has no such column."""
         return self.by_name.get(self.fold(name))
 
     @cached_property
-    def key_columns(self) -> tuple[ShapeColumn, ...]:
+    def key_columns(self) -> tuple[TargetColumn, ...]:
         """The key's columns, in column order; empty for a table without a key."""
         return tuple(column for column in self.columns if column.key)
 
@@ -174,7 +174,7 @@ class TableShape:
         return columns_ddl(self.key_columns)
 
 
-def columns_ddl(columns: tuple[ShapeColumn, ...]) -> str:
+def columns_ddl(columns: tuple[TargetColumn, ...]) -> str:
     """Returns columns as Spark DDL text with quoted names."""
     return ", ".join(f"{quoted(column.name)} {column.spark}" for column in columns)
 
@@ -191,7 +191,7 @@ def shape_of(
     zero_date: ZeroDate = "null",
     time_zone: str = "UTC",
     ambiguous_time: AmbiguousTime = "first",
-) -> TableShape:
+) -> TargetSchema:
     """Returns the target schema for a source table, without virtual columns, which no codec sends.
 
     ``keys`` replaces the source's key if it is not None. In a key column an invalid calendar date is always
@@ -215,7 +215,7 @@ def shape_of(
             f"its columns are {', '.join(column.name for column in columns)}",
             table=str(schema.table),
         )
-    return TableShape(
+    return TargetSchema(
         schema.table,
         columns,
         tuple(c.name for c in columns if c.key),
@@ -225,7 +225,7 @@ def shape_of(
     )
 
 
-def check_spelling(setting: str, name: str, shape: TableShape) -> None:
+def check_spelling(setting: str, name: str, shape: TargetSchema) -> None:
     """Raises if the config spells a column's name in another case although the source distinguishes case.
 
     Raises:
@@ -243,10 +243,10 @@ def check_spelling(setting: str, name: str, shape: TableShape) -> None:
         )
 
 
-def _shape_column(column: Column, *, key: bool, zero_date: ZeroDate) -> ShapeColumn:
+def _shape_column(column: Column, *, key: bool, zero_date: ZeroDate) -> TargetColumn:
     # A key is never stored as text because of zero dates: in a key such a date is an error.
     spark: SparkType = spark_type(column.type, zero_date=KEY_POLICIES["zero_date"] if key else zero_date)
-    shaped = ShapeColumn(
+    shaped = TargetColumn(
         column.name, column.type, spark.ddl, spark.reason, column.backfill, key, column.earlier
     )
     for was in column.earlier:
@@ -254,7 +254,7 @@ def _shape_column(column: Column, *, key: bool, zero_date: ZeroDate) -> ShapeCol
     return shaped
 
 
-def _holding(column: ShapeColumn, was: str) -> ShapeColumn:
+def _holding(column: TargetColumn, was: str) -> TargetColumn:
     """Widens the column's type so that it also holds older rows, which have the type ``was``."""
     ddl = wider_ddl(was, column.spark)
     if ddl is None or ddl == column.spark:
@@ -271,7 +271,7 @@ def needs_all(_name: str, _fold: NameFold) -> bool:
     return False
 
 
-def unread_columns(shape: TableShape, left_out: LeftOut) -> frozenset[str]:
+def unread_columns(shape: TargetSchema, left_out: LeftOut) -> frozenset[str]:
     """Returns the names of the excluded columns that are not part of the key; their values are not read."""
     return frozenset(c.name for c in shape.columns if not c.key and left_out(c.name, shape.fold))
 
@@ -286,8 +286,8 @@ def needed_definition(definition: TableSchema | None, left_out: LeftOut) -> Tabl
 
 
 def merged_in_order(
-    shapes: Sequence[TableShape], base: TableShape | None = None, *, left_out: LeftOut = needs_all
-) -> TableShape:
+    shapes: Sequence[TargetSchema], base: TargetSchema | None = None, *, left_out: LeftOut = needs_all
+) -> TargetSchema:
     """Merges several schemas of one table, oldest first, and records which columns may be renamed columns.
 
     ``base``: a schema that is older than all of them; it gets their defaults. ``left_out``: returns True for
@@ -298,11 +298,11 @@ def merged_in_order(
     """
     whole = shapes[0]
     for before, after in pairwise(shapes):
-        whole = merge_shape(whole, _coming_instead(after, before, whole), left_out=left_out)
-    return whole if base is None else merge_shape(with_defaults(base, whole), whole, left_out=left_out)
+        whole = merge_schemas(whole, _coming_instead(after, before, whole), left_out=left_out)
+    return whole if base is None else merge_schemas(with_defaults(base, whole), whole, left_out=left_out)
 
 
-def _coming_instead(after: TableShape, before: TableShape, whole: TableShape) -> TableShape:
+def _coming_instead(after: TargetSchema, before: TargetSchema, whole: TargetSchema) -> TargetSchema:
     """Returns ``after`` with ``instead_of`` set for its new columns.
 
     ``instead_of`` holds the columns of ``before`` that ``after`` no longer has, and the ``instead_of`` of
@@ -320,7 +320,7 @@ def _coming_instead(after: TableShape, before: TableShape, whole: TableShape) ->
     return replace(after, columns=tuple(columns))
 
 
-def merge_shape(old: TableShape, new: TableShape, *, left_out: LeftOut = needs_all) -> TableShape:
+def merge_schemas(old: TargetSchema, new: TargetSchema, *, left_out: LeftOut = needs_all) -> TargetSchema:
     """Adds the columns and wider types of ``new`` to ``old``, and returns the result; nothing is removed.
 
     New columns come last. If both schemas have a column, its name and default come from ``old``, and its ENUM
@@ -340,7 +340,7 @@ def merge_shape(old: TableShape, new: TableShape, *, left_out: LeftOut = needs_a
     return replace(old, columns=(*kept, *newer.values()))
 
 
-def _fold_of(*shapes: TableShape) -> NameFold:
+def _fold_of(*shapes: TargetSchema) -> NameFold:
     """Returns the function that folds names to compare columns across several schemas of one table.
 
     If the source distinguishes names by case, two spellings are two columns, even if no schema has both.
@@ -351,7 +351,7 @@ def _fold_of(*shapes: TableShape) -> NameFold:
     return folding(*lists)
 
 
-def _check_keys(old: TableShape, new: TableShape, fold: NameFold) -> None:
+def _check_keys(old: TargetSchema, new: TargetSchema, fold: NameFold) -> None:
     if {fold(key) for key in old.keys} != {fold(key) for key in new.keys}:
         raise SchemaRefusedError(
             f"The key changed from ({', '.join(old.keys)}) to ({', '.join(new.keys)}), and existing "
@@ -367,7 +367,7 @@ def key_change(before: Iterable[str], after: Iterable[str]) -> dict[str, str]:
     return {"change": "key", "before": ", ".join(before), "after": ", ".join(after)}
 
 
-def without(shape: TableShape, names: Iterable[str]) -> TableShape:
+def without(shape: TargetSchema, names: Iterable[str]) -> TargetSchema:
     """Returns a schema without the columns that have these names."""
     gone = {shape.fold(name) for name in names}
     if not gone:
@@ -375,13 +375,13 @@ def without(shape: TableShape, names: Iterable[str]) -> TableShape:
     return replace(shape, columns=tuple(c for c in shape.columns if shape.fold(c.name) not in gone))
 
 
-def with_gone(shape: TableShape, columns: Iterable[Column]) -> TableShape:
+def with_dropped(shape: TargetSchema, columns: Iterable[Column]) -> TargetSchema:
     """Adds columns that the table had in the past to the schema. They are not part of the key."""
     added = (_shape_column(column, key=False, zero_date=shape.zero_date) for column in columns)
     return replace(shape, columns=(*shape.columns, *added))
 
 
-def with_defaults(shape: TableShape, reported: TableShape) -> TableShape:
+def with_defaults(shape: TargetSchema, reported: TargetSchema) -> TargetSchema:
     """Returns the schema with the column defaults of ``reported``, a schema of the same table.
 
     ``reported`` must know more of the table's history than ``shape``.
@@ -397,19 +397,19 @@ def with_defaults(shape: TableShape, reported: TableShape) -> TableShape:
     return replace(shape, columns=tuple(columns))
 
 
-def with_former(shape: TableShape, former: Iterable[Column]) -> TableShape:
+def with_dropped_types(shape: TargetSchema, earlier: Iterable[Column]) -> TargetSchema:
     """Widens columns that were dropped at the source, so that they hold every type from before the drop.
 
-    ``former`` holds the dropped columns with their last type. If that type and the target's type cannot be
+    ``earlier`` holds the dropped columns with their last type. If that type and the target's type cannot be
     combined, the column stays unchanged, and rows with the other type raise an error that names the column.
     """
-    types = {shape.fold(column.name): column for column in former}
+    types = {shape.fold(column.name): column for column in earlier}
     return replace(
         shape, columns=tuple(_as_it_was(shape, c, types.get(shape.fold(c.name))) for c in shape.columns)
     )
 
 
-def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
+def default_value(column: TargetColumn, shape: TargetSchema) -> TargetValue:
     """Returns the value that rows older than a column have in it, as the target stores it; None for NULL.
 
     Raises:
@@ -419,7 +419,7 @@ def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
     text, reader = column.default, row_of(column.type).reader
     if text is None:
         return None
-    if text == UNTOLD_DEFAULT:
+    if text == UNKNOWN_DEFAULT:
         raise ValueOutOfRangeError(
             "No event reports the values that the database wrote into existing rows. They are NULL "
             "at the target until a resync loads them (tidesink resync)."
@@ -452,18 +452,18 @@ def ways_out(name: str, *, key: bool = False) -> str:
     return f"To continue without this column, add {name} to except_column_list. To use its new type, {again}"
 
 
-def _as_it_was(shape: TableShape, column: ShapeColumn, former: Column | None) -> ShapeColumn:
-    if former is None:
+def _as_it_was(shape: TargetSchema, column: TargetColumn, earlier: Column | None) -> TargetColumn:
+    if earlier is None:
         return column
-    new = _shape_column(former, key=column.key, zero_date=shape.zero_date)
+    new = _shape_column(earlier, key=column.key, zero_date=shape.zero_date)
     if wider_ddl(column.spark, new.spark, text_holds=row_of(new.type).reader == "decimal") is None:
         return column
     return _joined(shape, column, new)
 
 
 def _joined(
-    shape: TableShape, old: ShapeColumn, new: ShapeColumn | None, *, unread: bool = False
-) -> ShapeColumn:
+    shape: TargetSchema, old: TargetColumn, new: TargetColumn | None, *, unread: bool = False
+) -> TargetColumn:
     if new is None:
         return old
     ddl = wider_ddl(old.spark, new.spark, text_holds=row_of(new.type).reader == "decimal")
@@ -574,10 +574,10 @@ def beside_log(names: Mapping[MetadataKind, str]) -> dict[MetadataKind, str]:
     }
 
 
-def metadata_columns(names: Mapping[MetadataKind, str]) -> tuple[ShapeColumn, ...]:
+def metadata_columns(names: Mapping[MetadataKind, str]) -> tuple[TargetColumn, ...]:
     """Returns the metadata columns of a table, in the order of the config."""
     return tuple(
-        ShapeColumn(name, _TYPES[kind], spark_type(_TYPES[kind]).ddl) for kind, name in names.items()
+        TargetColumn(name, _TYPES[kind], spark_type(_TYPES[kind]).ddl) for kind, name in names.items()
     )
 
 
@@ -664,17 +664,17 @@ _WHY: Final = "the table has no key: TiDB's internal number of {}, from _tidb.ro
 
 _BIGINT: Final = ColumnType("bigint", sql="bigint")
 ROW_KEY_COLUMNS: Final = tuple(
-    ShapeColumn(name, _BIGINT, "bigint", key=True, hidden=True) for name in (ROW_ID, TABLE_ID)
+    TargetColumn(name, _BIGINT, "bigint", key=True, hidden=True) for name in (ROW_ID, TABLE_ID)
 )
 WHY_OF: Final = {ROW_ID: _WHY.format("the row"), TABLE_ID: _WHY.format("the table or partition")}
 
 
-def is_row_keyed(shape: TableShape) -> bool:
+def is_row_keyed(shape: TargetSchema) -> bool:
     """Returns True if the table's rows are identified by TiDB's row keys."""
     return any(column.hidden for column in shape.columns)
 
 
-def row_keyed(shape: TableShape) -> TableShape:
+def row_keyed(shape: TargetSchema) -> TargetSchema:
     """Returns the schema of a table without a key, with TiDB's row key as its key.
 
     Raises:
@@ -690,7 +690,7 @@ def row_keyed(shape: TableShape) -> TableShape:
     return replace(shape, columns=(*ROW_KEY_COLUMNS, *shape.columns), keys=(ROW_ID, TABLE_ID))
 
 
-def shown_columns(shape: TableShape) -> TableShape:
+def shown_columns(shape: TargetSchema) -> TargetSchema:
     """Returns the schema as the source has it: without TiDB's row key, and therefore without a key."""
     if not is_row_keyed(shape):
         return shape

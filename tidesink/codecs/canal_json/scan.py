@@ -565,14 +565,14 @@ class NamedRecords(NamedTuple):
     """The table of each record in a batch.
 
     ``tables``: all tables of the batch. ``codes``: for each record the index of its table in ``tables``, or
-    -1 if the record names no table. ``strangers``: mask of the row changes of tables that the reader did not
+    -1 if the record names no table. ``unlisted``: mask of the row changes of tables that the reader did not
     ask for. ``ddl``: mask of the DDL events of all tables. ``watermarks``: mask of the records that are
     certainly watermarks.
     """
 
     tables: tuple[TableId, ...]
     codes: Indices
-    strangers: Mask
+    unlisted: Mask
     ddl: Mask
     watermarks: Mask
 
@@ -604,7 +604,7 @@ class TableNames:
         codes = np.array([*by_head, _NO_TABLE], np.int64)[indices]
         ddl = np.array([*(one.may_be_ddl for one in named), False], np.bool_)[indices]
         ddl[ddl] = _marked(values.filter(pa.array(ddl)))
-        strangers, watermarks = np.zeros((2, len(codes)), np.bool_)
+        unlisted, watermarks = np.zeros((2, len(codes)), np.bool_)
         for at in np.flatnonzero(codes == _TO_PARSE).tolist():
             value = self._opened(values[at].as_py())
             if _WATERMARK_FORM.fullmatch(value):
@@ -613,9 +613,9 @@ class TableNames:
             parsed = _parsed(value)
             table = _table_of(parsed)
             codes[at] = _NO_TABLE if table is None else tables.setdefault(table, len(tables))
-            strangers[at] = table is not None and table not in self.known and _is_row(parsed)
+            unlisted[at] = table is not None and table not in self.known and _is_row(parsed)
             ddl[at] = isinstance(parsed, dict) and parsed.get("isDdl") is True
-        return NamedRecords(tuple(tables), codes, strangers, ddl, watermarks)
+        return NamedRecords(tuple(tables), codes, unlisted, ddl, watermarks)
 
     def _in_head(self, head: bytes) -> _Head:
         if head not in self._heads:

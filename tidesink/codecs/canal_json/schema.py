@@ -293,7 +293,7 @@ class RowShapes:
         known = self._defined(table)
         complete = all(fold_name(name) in known for name in words.names)
         # The row may be older than a DDL that dropped the column or the table.
-        known = {fold_name(c.name): c for c in self._definitions.former(table)} | known
+        known = {fold_name(c.name): c for c in self._definitions.dropped_columns(table)} | known
         columns = tuple(self._columns(words, known, commit_ts))
         changes = sorted({was.until for c in known.values() for was in c.earlier})
         bounds = [(c, integer_bounds(c.type)) for c in columns if not keeps_text(c.type)]

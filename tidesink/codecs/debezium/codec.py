@@ -255,8 +255,8 @@ class DebeziumCodec(Codec):
         # Without a field or a header that shows the operation, a row may be an update, and from any
         # connector.
         updated = row.op is Op.UPDATE or (row.op is Op.INSERT and moves_row(message))
-        untold = row.op is Op.UPSERT and not is_snapshot(row.source)
-        if (updated or untold) and connector_of(row.source) in (POSTGRES, ""):
+        lacks_op = row.op is Op.UPSERT and not is_snapshot(row.source)
+        if (updated or lacks_op) and connector_of(row.source) in (POSTGRES, ""):
             check_shapes(row.columns, None, row.schema, self._rows.definitions.get(row.table))
         change = Change(
             op=row.op,

@@ -778,9 +778,9 @@ def _old_row(change: Change, definition: TableSchema | None) -> dict[str, Any] |
         return keyed.row if change.op is Op.DELETE and before is None else before and before.values
     if connector_of(change.source) != POSTGRES:
         return before.values
-    unsent, doubted = _stand_ins(change, definition)
-    if doubted:
-        change.extension[DOUBTED_KEY] = doubted
+    unsent, uncertain = _stand_ins(change, definition)
+    if uncertain:
+        change.extension[DOUBTED_KEY] = uncertain
     if unsent:
         return {name: one for name, one in before.values.items() if name not in unsent}
     if _is_key_alone(change):
@@ -800,12 +800,12 @@ def _unsent_before(change: Change, old: Mapping[str, Any] | None) -> tuple[str, 
 class _StandIns(NamedTuple):
     """Columns of a Postgres delete whose values the connector may have filled in.
 
-    ``unsent``: all columns that were not sent, if a key column is one of them; otherwise empty. ``doubted``:
-    key columns that may not have been sent; the delete is applied nevertheless.
+    ``unsent``: all columns that were not sent, if a key column is one of them; otherwise empty.
+    ``uncertain``: key columns that may not have been sent; the delete is applied nevertheless.
     """
 
     unsent: frozenset[str] = frozenset()
-    doubted: tuple[str, ...] = ()
+    uncertain: tuple[str, ...] = ()
 
 
 def _stand_ins(change: Change, definition: TableSchema | None) -> _StandIns:
@@ -827,7 +827,7 @@ def _stand_ins(change: Change, definition: TableSchema | None) -> _StandIns:
       line numbers begin with 0, and a table has many. Under another identity it requires
       ``message.key.columns`` with a part of the identity and a column outside of it, which is rare. The
       record does not distinguish the two cases. So the key is assumed to be the row's own, and its blank
-      columns are returned as ``doubted``: the delete is applied, logged as a warning, and counted.
+      columns are returned as ``uncertain``: the delete is applied, logged as a warning, and counted.
 
     The row's schema or the table's ``definition`` shows which columns are nullable. Without them no column is
     known to be nullable or NOT NULL.
@@ -844,7 +844,7 @@ def _stand_ins(change: Change, definition: TableSchema | None) -> _StandIns:
     if key & blank & optional or (is_other_sent and key <= blank):
         return _StandIns(frozenset(own.get(name, name) for name in blank))
     found = (own.get(name, name) for name in raw if name in key & blank)
-    return _StandIns(doubted=tuple(found) if is_other_sent else ())
+    return _StandIns(uncertain=tuple(found) if is_other_sent else ())
 
 
 def _old_columns(

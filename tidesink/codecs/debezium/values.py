@@ -66,7 +66,7 @@ from tidesink.codecs.debezium.scalars import (
     whole_parameter,
 )
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError, shown
-from tidesink.events import UNTOLD_DEFAULT, Column, ColumnType, Value
+from tidesink.events import UNKNOWN_DEFAULT, Column, ColumnType, Value
 from tidesink.typemap.table import (
     PLAIN_TYPES,
     Form,
@@ -116,7 +116,7 @@ def column_of(field: ConnectField, *, zero_defaults: bool = False) -> Column:
     # The empty text is not a UUID.
     zero_defaults = zero_defaults or column.type.name == "uuid"
     if column.default is None or (zero_defaults and _is_zero(schema)):
-        return replace(column, origin_default=UNTOLD_DEFAULT, redefaulted=True)
+        return replace(column, origin_default=UNKNOWN_DEFAULT, redefaulted=True)
     return column
 
 

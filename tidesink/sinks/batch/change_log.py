@@ -36,7 +36,7 @@ from tidesink.sinks.targets.modes import (
     WORDS,
     log_shape,
 )
-from tidesink.typemap.target_schema import ShapeColumn
+from tidesink.typemap.target_schema import TargetColumn
 
 Flags = npt.NDArray[np.bool_]
 
@@ -141,7 +141,7 @@ class _LoggedTable:
     def _image_key(self) -> pa.StructArray:
         return self._chosen(self._old, self._old_key, self._key)
 
-    def _value(self, column: ShapeColumn) -> pa.Array:
+    def _value(self, column: TargetColumn) -> pa.Array:
         """Returns the values that a column has in the log rows.
 
         If only the key of a row is known, a key column's values come from the key.

@@ -28,7 +28,7 @@ from tidesink.sinks.batch.schema_changes import PolicyChoices
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.dead_letters import DeadLetters
-from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets, topic_gone
+from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets, topic_deleted
 from tidesink.sinks.state.failures import Failures
 from tidesink.sinks.state.progress import StateStore
 from tidesink.sinks.targets import target_module
@@ -320,7 +320,7 @@ class WorkerContext:
         """
         found = self.retry(table).call(lambda: self.brokers.lookup([topic])).get(topic)
         if found is None and not may_come:
-            raise topic_gone(topic)
+            raise topic_deleted(topic)
         return found if found is not None else TopicOffsets(topic, "", {})
 
     def place_of(self, table: TableId) -> str:

@@ -34,13 +34,13 @@ SUMS: Final = (
     "watermarks",
     "bad",
     "unplanned",
-    "doubted",
+    "warned",
     "omitted",
     "unmatched",
 )
 
 
-class Place(NamedTuple):
+class TopicPartition(NamedTuple):
     """One topic-partition."""
 
     topic: str
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PlaceSummary:
+class PartitionSummary:
     """One topic-partition's share of a batch.
 
     Attributes:
@@ -77,7 +77,7 @@ class PlaceSummary:
 class UnplannedRecord(NamedTuple):
     """The first record of a topic-partition with a schema id that the ``DecodePlan`` does not contain."""
 
-    place: Place
+    place: TopicPartition
     offset: int
 
 
@@ -88,7 +88,7 @@ class BadRecord(NamedTuple):
     None if the key or the value has no such header.
     """
 
-    place: Place
+    place: TopicPartition
     offset: int
     error: str
     reason: str
@@ -98,10 +98,10 @@ class BadRecord(NamedTuple):
         return f"{self.error}: {self.place.topic}[{self.place.partition}]@{self.offset}: {self.reason}"
 
 
-class Doubt(NamedTuple):
+class RowWarning(NamedTuple):
     """The first row of a topic-partition that is applied with a warning: its location and the warning."""
 
-    place: Place
+    place: TopicPartition
     offset: int
     reason: str
 
@@ -109,7 +109,7 @@ class Doubt(NamedTuple):
 class Truncate(NamedTuple):
     """The first record of a topic-partition that truncates the table."""
 
-    place: Place
+    place: TopicPartition
     offset: int
 
 
@@ -128,7 +128,7 @@ class BatchSummary:
     - ``split_halves``: deletes of old keys. Their events are counted with the upserts of the new keys.
     - ``filtered``: events without a row, among them ``ddl`` and ``watermarks``.
     - ``unmatched``: row events, applied or superseded, whose row does not match the table's filter.
-    - ``doubted``: rows to apply with a warning: their checksum does not match, or a key column of a delete
+    - ``warned``: rows to apply with a warning: their checksum does not match, or a key column of a delete
       may not have been sent.
     - ``omitted``: rows to apply without some values, so that the target keeps its stored values.
 
@@ -153,17 +153,17 @@ class BatchSummary:
     watermarks: int = 0
     bad: int = 0
     unplanned: int = 0
-    doubted: int = 0
+    warned: int = 0
     omitted: int = 0
     unmatched: int = 0
     max_commit_ts: int | None = None
     min_commit_ts: int | None = None
     key_range: tuple[object, object] | None = None
-    places: Mapping[Place, PlaceSummary] = field(default_factory=dict)
+    places: Mapping[TopicPartition, PartitionSummary] = field(default_factory=dict)
     zero_dates: Mapping[str, int] = field(default_factory=dict)
     ambiguous_times: Mapping[str, int] = field(default_factory=dict)
     bad_records: tuple[BadRecord, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
+    first_warnings: tuple[RowWarning, ...] = ()
     truncates: tuple[Truncate, ...] = ()
     unplanned_key_ids: tuple[int, ...] = ()
     unplanned_value_ids: tuple[int, ...] = ()

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from tidesink.ddl.history import ddl_moment
 from tidesink.events import LOGICAL_BITS
-from tidesink.sinks.batch.counts import PlaceSummary, greatest, latest, least
+from tidesink.sinks.batch.counts import PartitionSummary, greatest, latest, least
 from tidesink.sinks.batch.records import DDL, WATERMARK, DecodedRecords
 from tidesink.sinks.state.progress import LastRecord, PartitionProgress, Progress, TopicProgress
 
@@ -118,7 +118,7 @@ def topic_after(
     before: Progress,
     topic: str,
     topic_id: str,
-    read: Mapping[int, tuple[int, PlaceSummary | None]],
+    read: Mapping[int, tuple[int, PartitionSummary | None]],
     bound: int | None,
     *last: Mapping[int, LastRecord],
 ) -> TopicProgress:
@@ -142,7 +142,7 @@ def topic_after(
 
 
 def _after(
-    at: PartitionProgress | None, end: int, found: PlaceSummary | None, last: Iterable[LastRecord | None]
+    at: PartitionProgress | None, end: int, found: PartitionSummary | None, last: Iterable[LastRecord | None]
 ) -> PartitionProgress:
     passed = found.passed if found else None
     following = end if passed is None else passed + 1
@@ -170,18 +170,18 @@ def _last_before(following: int, *records: LastRecord | None) -> LastRecord | No
     return latest(*(one for one in records if one is not None and one.offset < following))
 
 
-def _under(at: PartitionProgress, former: int | None, bound: int | None) -> PartitionProgress:
-    """Converts a partition's progress from an earlier bound (``former``) to a new bound (``bound``).
+def _under(at: PartitionProgress, earlier_bound: int | None, bound: int | None) -> PartitionProgress:
+    """Converts a partition's progress from an earlier bound (``earlier_bound``) to a new bound (``bound``).
 
     If the bound changes, rows that waited are read again, and so is the watermark at which reading ended.
     """
-    if former is None and bound is not None:
+    if earlier_bound is None and bound is not None:
         # Without a bound, the worker also read records after the watermark. These may be the beginning of a
         # re-send, so the watermark no longer proves that no re-send is open.
         return replace(at, watermark=None)
-    if bound == former or at.low_water_offset >= at.next_offset:
+    if bound == earlier_bound or at.low_water_offset >= at.next_offset:
         return at
-    mark = at.watermark if at.watermark is None or former is None else min(at.watermark, former)
+    mark = at.watermark if at.watermark is None or earlier_bound is None else min(at.watermark, earlier_bound)
     return replace(at, next_offset=at.low_water_offset, watermark=mark)
 
 

@@ -23,7 +23,7 @@ from tidesink.sinks.batch.filtering import RowFilterRule
 from tidesink.sinks.batch.records import NO_RULES, EventRules, TableDecoder, Unplanned
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.targets.modes import log_shape
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 
 _NO_ID = -1
 # The remedy for records with AWS Glue's header, by protocol.
@@ -45,7 +45,7 @@ class DecodePlan:
     """The conversion of a table's records into rows of the target, based on the known writer schemas.
 
     Attributes:
-        rows: Converts rows of every known writer schema into one shape (``TableShape``). The shape has the
+        rows: Converts rows of every known writer schema into one shape (``TargetSchema``). The shape has the
             columns of the table's base shape and of all these schemas.
         decoder: Decodes the table's records.
         keeps_values: True if a row may omit values, so that the target keeps its stored values. This depends
@@ -70,16 +70,16 @@ class DecodePlan:
     warnings: tuple[str, ...] = ()
 
     @property
-    def shape(self) -> TableShape:
+    def shape(self) -> TargetSchema:
         """The table's columns in the target, without the columns that its mode adds."""
         return self.rows.target_shape
 
     @property
-    def packed_shape(self) -> TableShape:
+    def packed_shape(self) -> TargetSchema:
         """The columns of the rows that tasks return, including the additional columns of a change log."""
         return log_shape(self.shape) if self.logs else self.shape
 
-    def with_rows_in(self, shape: TableShape) -> DecodePlan:
+    def with_rows_in(self, shape: TargetSchema) -> DecodePlan:
         """Returns a plan whose rows get the columns of ``shape``, which has the same columns with other
         properties.
         """
@@ -228,7 +228,7 @@ def under_glue(part: str, protocol: str) -> str:
     )
 
 
-def folded_keys(shape: TableShape) -> frozenset[str] | None:
+def folded_keys(shape: TargetSchema) -> frozenset[str] | None:
     """Returns the case-folded names of the table's key columns, or None if the table has no key."""
     return frozenset(shape.fold(name) for name in shape.keys) or None
 

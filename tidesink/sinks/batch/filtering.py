@@ -33,7 +33,7 @@ from tidesink.sinks.batch.reduce import UNMATCHED
 from tidesink.sinks.batch.target_rows import TargetRows, row_type
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.typemap.projection import RowFilter
-from tidesink.typemap.target_schema import TableShape, columns_ddl
+from tidesink.typemap.target_schema import TargetSchema, columns_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,7 +137,7 @@ class RowFilterRule:
         return found
 
 
-def condition(row_filter: RowFilter, shape: TableShape) -> str:
+def condition(row_filter: RowFilter, shape: TargetSchema) -> str:
     """Returns the filter as a Spark SQL condition, with the columns of ``shape`` as members of a struct
     ``_row``.
 
@@ -147,7 +147,7 @@ def condition(row_filter: RowFilter, shape: TableShape) -> str:
     return f"(\n{row_filter.bound(_ROW, names, shape.fold)}\n)"
 
 
-def filter_rule(row_filter: RowFilter, shape: TableShape, session: SparkSession) -> RowFilterRule:
+def filter_rule(row_filter: RowFilter, shape: TargetSchema, session: SparkSession) -> RowFilterRule:
     """Returns the rule with which tasks apply a filter to rows in the columns of ``shape``.
 
     Raises:
@@ -164,7 +164,7 @@ def filter_rule(row_filter: RowFilter, shape: TableShape, session: SparkSession)
     )
 
 
-def check_condition(row_filter: RowFilter, shape: TableShape, session: SparkSession) -> None:
+def check_condition(row_filter: RowFilter, shape: TargetSchema, session: SparkSession) -> None:
     """Check that Spark accepts the filter as a condition on rows of ``shape``, without evaluating it.
 
     Raises:

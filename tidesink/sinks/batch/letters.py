@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tidesink.codecs.batch import ChangeTable
     from tidesink.sinks.batch.decoders import DecodePlan
     from tidesink.sinks.batch.tasks import Fetch, Work
-    from tidesink.typemap.target_schema import ShapeColumn
+    from tidesink.typemap.target_schema import TargetColumn
 
 Offsets = npt.NDArray[np.int64]
 _PLACE: Final = ("topic", "partition", "offset")
@@ -321,7 +321,7 @@ class EventKeys:
     plan: DecodePlan
 
     @property
-    def columns(self) -> tuple[ShapeColumn, ...]:
+    def columns(self) -> tuple[TargetColumn, ...]:
         """The key columns, which are the first columns of the rows that this task returns."""
         return self.plan.shape.key_columns
 

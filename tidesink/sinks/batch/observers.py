@@ -11,7 +11,7 @@ import structlog
 
 from tidesink.errors import StateStoreError, TidesinkError
 from tidesink.events import TableId
-from tidesink.sinks.batch.counts import Account, Doubt
+from tidesink.sinks.batch.counts import Account, RowWarning
 from tidesink.sinks.state.failures import Failure, Failures, failure_in
 from tidesink.sinks.state.progress import StateStore, TableState, TableStatus
 
@@ -55,8 +55,8 @@ class BatchStarted:
 class BatchApplied:
     """Event: a batch and its progress are committed in the target.
 
-    ``seconds``: the duration of each step in seconds, in the order of the steps. ``doubted``: the number of
-    rows that were applied with a warning. ``doubts``: for each partition, its first row with a warning.
+    ``seconds``: the duration of each step in seconds, in the order of the steps. ``warned``: the number of
+    rows that were applied with a warning. ``first_warnings``: for each partition, its first such row.
     """
 
     table: TableId
@@ -66,8 +66,8 @@ class BatchApplied:
     commit_ts: int | None
     bytes_read: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    doubted: int = 0
-    doubts: tuple[Doubt, ...] = ()
+    warned: int = 0
+    first_warnings: tuple[RowWarning, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,13 +151,13 @@ def _applied(log: Any, event: BatchApplied) -> None:
         seconds=round(sum(event.seconds.values()), 3),
         **event.account.as_counters(),
     )
-    if event.doubts:
-        first = event.doubts[0]
+    if event.first_warnings:
+        first = event.first_warnings[0]
         log.warning(
             "rows applied with a warning",
             table=str(event.table),
             batch=event.batch,
-            rows=event.doubted,
+            rows=event.warned,
             first=f"{first.place.topic}[{first.place.partition}]@{first.offset}",
             reason=first.reason,
         )
@@ -199,7 +199,7 @@ class MetricsListener:
         self._row_by_row = counter("row_by_row_records", "Records decoded by the slower row codec")
         self._batches = counter("batches", "Batches applied")
         self._bytes = counter("read_bytes", "Bytes read from Kafka")
-        self._doubted = counter("doubted_rows", "Rows applied with a warning about their checksum or key")
+        self._warned = counter("doubted_rows", "Rows applied with a warning about their checksum or key")
         self._retries = counter("retries", "Retries of failed steps, such as reads and commits")
         one = ("table",)
         self._seconds = Histogram("tidesink_batch_seconds", "Seconds per batch", one, registry=place)
@@ -234,7 +234,7 @@ class MetricsListener:
             self._events.labels(table, fate).inc(max(count, 0))
         self._batches.labels(table).inc()
         self._bytes.labels(table).inc(event.bytes_read)
-        self._doubted.labels(table).inc(event.doubted)
+        self._warned.labels(table).inc(event.warned)
         self._seconds.labels(table).observe(sum(event.seconds.values()))
         if event.commit_ts is not None:
             self._commit_ts.labels(table).set(event.commit_ts)

@@ -162,7 +162,7 @@ def _with_values(batch: pa.RecordBatch, place: int, values: list[bytes | None]) 
 
 
 KEPT_DDL: Final = (
-    "partition int, named string, records bigint, bytes bigint, strangers bigint, ddl bigint, "
+    "partition int, named string, records bigint, bytes bigint, unlisted bigint, ddl bigint, "
     "watermarks bigint, last_offset bigint, last_epoch int, payload binary, error binary"
 )
 _KEPT: Final = pa.schema(
@@ -171,7 +171,7 @@ _KEPT: Final = pa.schema(
         ("named", pa.string()),
         ("records", pa.int64()),
         ("bytes", pa.int64()),
-        ("strangers", pa.int64()),
+        ("unlisted", pa.int64()),
         ("ddl", pa.int64()),
         ("watermarks", pa.int64()),
         ("last_offset", pa.int64()),
@@ -190,7 +190,7 @@ class SplitByTable:
 
     Each result row (``KEPT_DDL``) has the records of one group as payload, not decoded and in their order:
 
-    - ``strangers``, ``ddl`` and ``watermarks`` count the rows of unknown tables, the DDL events, and the
+    - ``unlisted``, ``ddl`` and ``watermarks`` count the rows of unknown tables, the DDL events, and the
       watermarks in the payload.
     - ``last_offset`` and ``last_epoch`` are those of the last record in the fetched batch, whatever its
       table.
@@ -228,7 +228,7 @@ class SplitByTable:
                 named=None if code < 0 else full_name(found.tables[code]),
                 records=len(mine),
                 bytes=record_bytes(part),
-                strangers=int(found.strangers[mine].sum()),
+                unlisted=int(found.unlisted[mine].sum()),
                 ddl=int(found.ddl[mine].sum()),
                 watermarks=int(found.watermarks[mine].sum()),
                 last_offset=None if last is None else last.offset,

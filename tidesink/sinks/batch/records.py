@@ -3,8 +3,8 @@
 A ``TableDecoder`` decodes the records of a protocol. This module then checks the row changes:
 
 - A change that does not identify a row, or with a value that does not fit its column, becomes a bad record.
-- A change with a column that the plan's shape (``TableShape``) does not have is *unplanned*. The driver looks
-  up the schema with which it was written, and decodes the batch again.
+- A change with a column that the plan's shape (``TargetSchema``) does not have is *unplanned*. The driver
+  looks up the schema with which it was written, and decodes the batch again.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ class TableDecoder(ABC):
         """
         return None
 
-    def strangers(self, _records: pa.RecordBatch) -> int:
+    def unlisted(self, _records: pa.RecordBatch) -> int:
         """Returns the number of records with rows of tables that the pipeline does not know yet."""
         return 0
 
@@ -436,7 +436,7 @@ class DecodedRecords:
         records: The number of records of this table.
         bytes: The size of their keys and values in bytes.
         row_by_row_records: The number of records that the slower row codec decoded.
-        strangers: The number of rows of tables that the pipeline does not know. No other count includes them.
+        unlisted: The number of rows of tables that the pipeline does not know. No other count includes them.
         ddl: The number of DDL events of any table.
         void: The number of row changes that are skipped, because DDL emptied the table after them.
         void_records: The number of records whose first event is a void row change.
@@ -452,7 +452,7 @@ class DecodedRecords:
     records: int = 0
     bytes: int = 0
     row_by_row_records: int = 0
-    strangers: int = 0
+    unlisted: int = 0
     ddl: int = 0
     void: int = 0
     void_records: int = 0
@@ -475,7 +475,7 @@ class DecodedRecords:
         self.records += other.records
         self.bytes += other.bytes
         self.row_by_row_records += other.row_by_row_records
-        self.strangers += other.strangers
+        self.unlisted += other.unlisted
         self.ddl += other.ddl
         self.void += other.void
         self.void_records += other.void_records
@@ -504,7 +504,7 @@ def decoded_records(
         ConfigError: The config does not allow tidesink to fetch such a part.
     """
     usable = decoder.usable(records)
-    whole = DecodedRecords(strangers=decoder.strangers(records), ddl=decoder.ddl(records))
+    whole = DecodedRecords(unlisted=decoder.unlisted(records), ddl=decoder.ddl(records))
     whole.last = last_record(records)
     if usable is not None and not usable.all():
         records = records.filter(pa.array(usable))

@@ -42,9 +42,9 @@ from tidesink.sinks.batch.counts import (
     Account,
     BadRecord,
     BatchSummary,
-    Doubt,
     Filtered,
-    Place,
+    RowWarning,
+    TopicPartition,
     account_of,
     filtered_of,
     greatest,
@@ -94,7 +94,7 @@ from tidesink.sinks.targets.base import (
     TargetTable,
 )
 from tidesink.sinks.targets.modes import kept_shape, names_of
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -177,8 +177,8 @@ class BatchOutcome:
         version: The target's version after the commit.
         zero_dates: By column, the number of impossible dates that were set to null.
         ambiguous_times: By column, the number of local times that occur twice, because clocks were set back.
-        doubted: The number of rows that were applied with a warning.
-        doubts: The first row with a warning in each partition.
+        warned: The number of rows that were applied with a warning.
+        first_warnings: The first row with a warning in each partition.
         warnings: Warnings about changed columns.
         seconds: The duration of each step in seconds.
         pending: Schema changes and DDL that wait for a person.
@@ -194,8 +194,8 @@ class BatchOutcome:
     version: str = ""
     zero_dates: Mapping[str, int] = field(default_factory=dict)
     ambiguous_times: Mapping[str, int] = field(default_factory=dict)
-    doubted: int = 0
-    doubts: tuple[Doubt, ...] = ()
+    warned: int = 0
+    first_warnings: tuple[RowWarning, ...] = ()
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     pending: tuple[Pending, ...] = ()
@@ -263,7 +263,7 @@ class Batch:
         self._seconds: dict[str, float] = {}
         self._refuses_truncates = False
         self._stages = True
-        self._staged_shape: TableShape | None = None
+        self._staged_shape: TargetSchema | None = None
         self._staged: tuple[StagedPart, ...] = ()
         # True once a commit may have been sent, so that staged rows may be part of the table.
         self._committing = False
@@ -466,7 +466,7 @@ class Batch:
 
     def _must_plan_again(self, reduction: Reduction) -> bool:
         missed = Missed(reduction.summary, reduction.plan.ranges, reduction.plan.found)
-        if reduction.read.strangers:
+        if reduction.read.unlisted:
             self._decoding.meet_others(missed)
             return True
         if reduction.truncates and len(reduction.plan.found.partitions) > 1:
@@ -630,8 +630,8 @@ class Batch:
             version=result.version,
             zero_dates=summary.zero_dates,
             ambiguous_times=summary.ambiguous_times,
-            doubted=summary.doubted,
-            doubts=summary.doubts,
+            warned=summary.warned,
+            first_warnings=summary.first_warnings,
             warnings=(*evolved.warnings, *schema_decision.warnings),
             seconds=self._seconds,
             filtered=filtered_of(summary, last_ddl),
@@ -657,7 +657,7 @@ class Batch:
 
     def _topic_progress(self, plan: BatchPlan, summary: BatchSummary) -> TopicProgress:
         read = {
-            part.partition: (part.end, summary.places.get(Place(part.topic, part.partition)))
+            part.partition: (part.end, summary.places.get(TopicPartition(part.topic, part.partition)))
             for part in plan.ranges
         }
         found = plan.found
@@ -694,7 +694,7 @@ class Batch:
         account.check(table=str(self._settings.table))
         return account
 
-    def _schema_decision(self, shape: TableShape) -> SchemaDecision:
+    def _schema_decision(self, shape: TargetSchema) -> SchemaDecision:
         """Returns the decision on the differences between the target's columns and those of ``shape``."""
         reported = source_columns_of(self._decoding, self._policies)
         gap = self._hold.table.gap(kept_shape(shape, self._settings))
@@ -737,7 +737,7 @@ class Batch:
             on_located=lambda: self._context.failpoints.reach("located"),
         )
 
-    def _on_delete(self, shape: TableShape) -> tuple[str, ...]:
+    def _on_delete(self, shape: TargetSchema) -> tuple[str, ...]:
         names = self._settings.metadata_columns.values() if self._settings.deletes == "soft" else ()
         return tuple(name for name in names if shape.find(name) is not None)
 
@@ -746,7 +746,7 @@ class Batch:
         rows = rows_to_write(reduction.frame, reduction.summary.rows, self._settings)
         return omitting(rows, schema_decision)
 
-    def _shape(self) -> TableShape:
+    def _shape(self) -> TargetSchema:
         return self._decoding.columns().packed_shape
 
     def _reject(self, reduction: Reduction, progress: Progress) -> int:
@@ -799,8 +799,8 @@ def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:
         outcome.progress.commit_ts,
         bytes_read=outcome.read.bytes,
         seconds=dict(outcome.seconds),
-        doubted=outcome.doubted,
-        doubts=outcome.doubts,
+        warned=outcome.warned,
+        first_warnings=outcome.first_warnings,
     )
 
 

@@ -18,9 +18,9 @@ from tidesink.sinks.batch.schema_source import Decoding, Renamed, SourceColumns
 from tidesink.sinks.state.progress import Progress, StateStore, change_document
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
 from tidesink.sinks.targets.modes import names_of
-from tidesink.typemap.projection import Layout
+from tidesink.typemap.projection import Projection
 from tidesink.typemap.table import spark_type
-from tidesink.typemap.target_schema import ShapeColumn, TableShape, wider_ddl, without
+from tidesink.typemap.target_schema import TargetColumn, TargetSchema, wider_ddl, without
 
 if TYPE_CHECKING:
     from tidesink.config import TableConfig
@@ -133,7 +133,7 @@ class Policies:
         accepted: The decisions of people.
         capabilities: Features of the target, such as dropping a column.
         logs: True for a change log (``mode: append``).
-        layout: The table's projection. If it names a column, adding this column to the target needs no
+        projection: The table's projection. If it names a column, adding this column to the target needs no
             decision.
         added: The columns that the table's mode adds to the target.
         chosen: By digest, the changes that were decided without a person while this batch was prepared. They
@@ -144,7 +144,7 @@ class Policies:
     accepted: Accepted
     capabilities: Capabilities
     logs: bool = False
-    layout: Layout = Layout()  # noqa: RUF009 - it is frozen
+    projection: Projection = Projection()  # noqa: RUF009 - it is frozen
     added: tuple[str, ...] = ()
     chosen: dict[str, tuple[SchemaChange, ChangePolicy]] = field(default_factory=dict, compare=False)
 
@@ -157,14 +157,14 @@ class Policies:
             accepted,
             capabilities,
             logs=settings.mode == "append",
-            layout=settings.layout,
+            projection=settings.projection,
             added=names.own if names else (),
         )
 
     @property
     def own(self) -> frozenset[str]:
         """Target columns, in lower case, that tidesink fills itself even if the source has such columns."""
-        return frozenset(map(fold_name, (*OWN_COLUMNS, *self.layout.metadata.values(), *self.added)))
+        return frozenset(map(fold_name, (*OWN_COLUMNS, *self.projection.metadata.values(), *self.added)))
 
     @property
     def follows(self) -> bool:
@@ -179,7 +179,7 @@ class Policies:
 
         Changes that the target cannot apply must be rejected by the caller first.
         """
-        if change.kind == "add" and fold_name(change.column) in self.layout.asked:
+        if change.kind == "add" and fold_name(change.column) in self.projection.asked:
             return "apply"
         accepted = self.accepted_as(change)
         if accepted is not None:
@@ -212,14 +212,14 @@ class Policies:
 class DecidedChange(NamedTuple):
     """A schema change and the decision on it.
 
-    ``policy``: the decision. ``reason``: why the change cannot be applied, or empty. ``doubt``: why the
-    change waits although its policy is not ``pause``, or empty.
+    ``policy``: the decision. ``reason``: why the change cannot be applied, or empty. ``possible_rename``:
+    why the change waits although its policy is not ``pause``, or empty.
     """
 
     change: SchemaChange
     policy: ChangePolicy
     reason: str = ""
-    doubt: str = ""
+    possible_rename: str = ""
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class SchemaDecision:
         warnings: Warnings for the user.
     """
 
-    given: TableShape
+    given: TargetSchema
     omitted: tuple[str, ...] = ()
     pending: tuple[Pending, ...] = ()
     drops: tuple[str, ...] = ()
@@ -242,7 +242,7 @@ class SchemaDecision:
 
 
 def decide_changes(
-    gap: SchemaGap, shape: TableShape, policies: Policies, reported: SourceColumns | None
+    gap: SchemaGap, shape: TargetSchema, policies: Policies, reported: SourceColumns | None
 ) -> SchemaDecision:
     """Decides on the differences between the columns of the target and of the source.
 
@@ -261,7 +261,7 @@ def decide_changes(
     }
     grown = [
         _decided_growth(change, gap, shape, policies)
-        for change in _grown(gap, shape, policies.layout)
+        for change in _grown(gap, shape, policies.projection)
         if not (change.kind == "add" and fold(change.column) in gone)
     ]
     narrowed = (
@@ -284,7 +284,7 @@ _OMITTED = (
     "Column {} is new at the source. It is not added to the target (schema-changes: add: ignore), so its "
     "values are not stored."
 )
-_DOUBTED = (
+_POSSIBLE_RENAME = (
     "it may be an excluded column under a new name, because {} disappeared at the same time: if it is that "
     "column, add the new name to except_column_list"
 )
@@ -297,11 +297,13 @@ _READDED = (
 
 def _waiting(schema_decision: DecidedChange, policies: Policies) -> Pending:
     found = policies.pending(schema_decision.change, reason=schema_decision.reason)
-    return found._replace(reason=schema_decision.doubt) if schema_decision.doubt else found
+    return (
+        found._replace(reason=schema_decision.possible_rename) if schema_decision.possible_rename else found
+    )
 
 
 def _decided_growth(
-    change: SchemaChange, gap: SchemaGap, shape: TableShape, policies: Policies
+    change: SchemaChange, gap: SchemaGap, shape: TargetSchema, policies: Policies
 ) -> DecidedChange:
     """Decides on a column that is new or has a wider type.
 
@@ -313,54 +315,56 @@ def _decided_growth(
         return DecidedChange(change, policy)
     column = shape.by_name[shape.fold(change.column)]
     waits = policy == "apply" or change.column not in gap.added
-    return DecidedChange(change, "pause" if waits else policy, doubt=doubt_of(column, policies.layout))
+    return DecidedChange(
+        change, "pause" if waits else policy, possible_rename=possible_rename_of(column, policies.projection)
+    )
 
 
-def doubt_of(column: ShapeColumn, layout: Layout) -> str:
+def possible_rename_of(column: TargetColumn, projection: Projection) -> str:
     """Returns the reason why a new column waits for a person: it may be an excluded column under a
     new name.
     """
-    return _DOUBTED.format(", ".join(layout.doubted(column.instead_of)))
+    return _POSSIBLE_RENAME.format(", ".join(projection.excluded_among(column.instead_of)))
 
 
-def _grown(gap: SchemaGap, shape: TableShape, layout: Layout) -> Iterator[SchemaChange]:
+def _grown(gap: SchemaGap, shape: TargetSchema, projection: Projection) -> Iterator[SchemaChange]:
     for name in gap.added:
         column = shape.find(name)
         if column is not None:  # columns of the mode need no decision
-            yield _added(column, layout)
+            yield _added(column, projection)
     fold = folding(gap.columns, (column.name for column in shape.columns))
     there = {fold(name) for name in gap.columns}
     for column in shape.columns:
-        if fold(column.name) in there and layout.doubts(column):
-            yield _added(column, layout)
+        if fold(column.name) in there and projection.may_be_excluded(column):
+            yield _added(column, projection)
     for name, types in gap.widened.items():
         yield SchemaChange("widen", name, *types)
 
 
-def _added(column: ShapeColumn, layout: Layout) -> SchemaChange:
+def _added(column: TargetColumn, projection: Projection) -> SchemaChange:
     """Returns the schema change for a column that is new at the source.
 
     ``before`` lists the excluded columns that the new column may be.
     """
-    before = layout.doubted(column.instead_of) if layout.doubts(column) else ()
+    before = projection.excluded_among(column.instead_of) if projection.may_be_excluded(column) else ()
     return SchemaChange("add", column.name, ", ".join(before), column.comment)
 
 
 def _dropped(
-    gap: SchemaGap, shape: TableShape, policies: Policies, reported: SourceColumns
+    gap: SchemaGap, shape: TargetSchema, policies: Policies, reported: SourceColumns
 ) -> Iterator[DecidedChange]:
     """Yields decisions on columns that the source dropped, if the target or an older row still has them."""
     there = {fold_name(name) for name in gap.columns} - policies.own
-    for column in reported.former:
+    for column in reported.dropped_columns:
         if fold_name(column.name) in there | (shape.by_name.keys() - policies.own):
             change = SchemaChange("drop", column.name, before=column.type.sql or column.type.name)
-            change = change._replace(at=reported.partings.get(fold_name(column.name), ""))
+            change = change._replace(at=reported.removals.get(fold_name(column.name), ""))
             policy = policies.decide(change)
             at_target = fold_name(column.name) in there
             # If the column is only in older rows and not in the target, no person needs to decide.
             yield DecidedChange(change, "ignore" if policy == "pause" and not at_target else policy)
     for name in sorted(reported.readded & there):
-        at = reported.partings.get(fold_name(name), "")
+        at = reported.removals.get(fold_name(name), "")
         change = SchemaChange("drop", name, before="dropped", after="added again", at=at)
         # If the policy or a person dropped the old column, its values in older rows are not wanted either.
         drops = "apply" in (policies.said.drop, policies.accepted_as(SchemaChange("drop", name, at=at)))
@@ -368,7 +372,7 @@ def _dropped(
             yield DecidedChange(change, "pause", _READDED)
 
 
-def _narrowed(gap: SchemaGap, shape: TableShape, reported: SourceColumns) -> Iterator[SchemaChange]:
+def _narrowed(gap: SchemaGap, shape: TargetSchema, reported: SourceColumns) -> Iterator[SchemaChange]:
     present = {fold_name(name): found for name, found in gap.held.items()}
     for column in reported.current.columns:
         held = present.get(fold_name(column.name))
@@ -383,17 +387,17 @@ _READ_BY_FILTER: Final = (
 )
 
 
-def pending_of(error: SchemaRefusedError, layout: Layout | None = None) -> Pending | None:
+def pending_of(error: SchemaRefusedError, projection: Projection | None = None) -> Pending | None:
     """Returns the schema change for which ``error`` was raised, or None if the error is about something else.
 
-    ``layout``: the table's projection, or None. It may exclude a column that the table's filter uses.
+    ``projection``: the table's projection, or None. It may exclude a column that the table's filter uses.
     """
     kind = error.context.get("change")
     if kind not in get_args(ChangeKind):
         return None
     said = (str(error.context.get(name, "")) for name in ("column", "before", "after"))
     reason, column = error.message, str(error.context.get("column", ""))
-    if kind == "type" and layout is not None and layout.row_filter and not layout.chooses(column):
+    if kind == "type" and projection is not None and projection.row_filter and not projection.chooses(column):
         reason = _READ_BY_FILTER.format(reason)
     return Pending(SchemaChange(kind, *said), reason=reason)  # type: ignore[arg-type]
 
@@ -436,7 +440,7 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
     reported = source_columns_of(decoding, policies)
     if reported is None:
         return False
-    if not reported.renamed and not reported.former:
+    if not reported.renamed and not reported.dropped_columns:
         decoding.read_as({}, {})
         return False
     shape = decoding.columns().shape
@@ -485,7 +489,7 @@ def _distinct_renames(reported: SourceColumns, present: Mapping[str, str]) -> It
             if destination in goals and not new.reused:
                 continue
             goals.add(destination)
-        yield old, new._replace(returned=destination in reported.partings)
+        yield old, new._replace(returned=destination in reported.removals)
 
 
 def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:
@@ -523,12 +527,12 @@ class KnownColumns:
     The state store has them. They are empty if the state store was lost.
     """
 
-    def __init__(self, store: StateStore, progress: Progress, layout: Layout) -> None:
+    def __init__(self, store: StateStore, progress: Progress, projection: Projection) -> None:
         self._store = store
         self._name = _name(progress.pipeline, progress.table)
         # The source's names, by the target's exact names and by their folded names.
-        self._rename = {new: old for old, new in layout.rename.items()}
-        self._folded = {fold_name(new): old for old, new in layout.rename.items()}
+        self._rename = {new: old for old, new in projection.rename.items()}
+        self._folded = {fold_name(new): old for old, new in projection.rename.items()}
         self._kept = store.load_document(_KIND, self._name)
         self._known = _columns_of(self._kept, progress)
         self._unkept: Mapping[str, Any] | None = None
@@ -565,7 +569,9 @@ class KnownColumns:
         plan, reported = decoding.columns(), decoding.reported()
         shape, fold = plan.shape, plan.rows.shape.fold
         # If a dropped column is added again, it is a new column.
-        dropped = {self._source(column.name, fold) for column in reported.former} if reported else set()
+        dropped = (
+            {self._source(column.name, fold) for column in reported.dropped_columns} if reported else set()
+        )
         there = {self._source(column.name, fold) for column in shape.columns}
         now = frozenset({*there, *shape.omitted} - dropped)
         if now != self._known:

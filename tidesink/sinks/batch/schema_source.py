@@ -17,7 +17,7 @@ from tidesink.sinks.batch.target_rows import Metadata
 from tidesink.sinks.kafka.offsets import NO_STARTS, OffsetRange, Starts, TopicOffsets
 from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.sinks.targets.modes import routed_shape
-from tidesink.typemap.projection import Layout, check_renames, laid_out
+from tidesink.typemap.projection import Projection, check_renames, project
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,19 +72,19 @@ class SourceColumns:
 
     Attributes:
         current: The table with its current columns.
-        former: Dropped columns with the types that they had.
+        dropped_columns: Dropped columns with the types that they had.
         renamed: The table's renamed columns, by their old names.
         readded: Folded names of columns that were dropped and added again.
-        partings: For each folded name that a column lost by a drop or a rename, the last such DDL, identified
+        removals: For each folded name that a column lost by a drop or a rename, the last such DDL, identified
             as in ``Renamed.at``.
         renames: Pairs of an old name and a later name of the same column, including dropped columns.
     """
 
     current: TableSchema
-    former: tuple[TableColumn, ...] = ()
+    dropped_columns: tuple[TableColumn, ...] = ()
     renamed: Mapping[str, Renamed] = field(default_factory=dict)
     readded: frozenset[str] = frozenset()
-    partings: Mapping[str, str] = field(default_factory=dict)
+    removals: Mapping[str, str] = field(default_factory=dict)
     renames: tuple[tuple[str, str], ...] = ()
 
 
@@ -185,37 +185,41 @@ def declared_table(definition: Definition | None, table: TableId) -> TableSchema
 
 @dataclass(frozen=True)
 class _Holders:
-    """Finds which target column holds a source column, according to a projection (``Layout``)."""
+    """Finds which target column holds a source column, according to a projection (``Projection``)."""
 
-    layout: Layout
+    projection: Projection
     current: tuple[TableColumn, ...]
 
     def own(self, name: str) -> bool:
         """Returns True if the target's column for this source column is not used by another source column."""
-        target = fold_name(self.layout.target_name(name))
-        others = (c.name for c in self.current if fold_name(self.layout.target_name(c.name)) == target)
+        target = fold_name(self.projection.target_name(name))
+        others = (c.name for c in self.current if fold_name(self.projection.target_name(c.name)) == target)
         return fold_name(next(others, name)) == fold_name(name)
 
 
 def projected(
-    decoding: Decoding, table: TableId, layout: Layout, destination: Destination, session: SparkSession
+    decoding: Decoding,
+    table: TableId,
+    projection: Projection,
+    destination: Destination,
+    session: SparkSession,
 ) -> Decoding:
     """Returns a decoding into the target's columns, or ``decoding`` itself if the config sets no
     projection.
     """
-    if layout.plain and destination == Destination(table):
+    if projection.plain and destination == Destination(table):
         return decoding
-    return ProjectedDecoding(decoding, layout, destination, session)
+    return ProjectedDecoding(decoding, projection, destination, session)
 
 
 class ProjectedDecoding:
     """Decodes a table's records into the columns and names that the target has."""
 
     def __init__(
-        self, decoding: Decoding, layout: Layout, destination: Destination, session: SparkSession
+        self, decoding: Decoding, projection: Projection, destination: Destination, session: SparkSession
     ) -> None:
         self._decoding = decoding
-        self._layout = layout
+        self._projection = projection
         self._destination = destination
         self._session = session
         self._plans: tuple[DecodePlan, DecodePlan] | None = None
@@ -241,36 +245,36 @@ class ProjectedDecoding:
         """
         inner = self._decoding.columns()
         if self._plans is None or self._plans[0] is not inner:
-            self._plans = inner, self._routed(inner if self._layout.plain else self._laid_out(inner))
+            self._plans = inner, self._routed(inner if self._projection.plain else self._project(inner))
         return self._plans[1]
 
-    def _laid_out(self, inner: DecodePlan) -> DecodePlan:
+    def _project(self, inner: DecodePlan) -> DecodePlan:
         from tidesink.sinks.batch.filtering import filter_rule
 
-        layout, reported = self._layout, self._decoding.reported()
+        projection, reported = self._projection, self._decoding.reported()
         past: list[str] = []
         if reported is not None:
-            check_renames(layout, inner.shape, reported.renames)
+            check_renames(projection, inner.shape, reported.renames)
             # Another task may have read DDL that came after this plan was made.
             fold = inner.shape.fold
-            past += (fold(column.name) for column in reported.former)
+            past += (fold(column.name) for column in reported.dropped_columns)
             past += (fold(name) for pair in reported.renames for name in pair)
-        laid = laid_out(layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
-        if layout.ignore_nulls and inner.keeps_values:
+        laid = project(projection, inner.shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
+        if projection.ignore_nulls and inner.keeps_values:
             raise ConfigError(_TWO_MEANINGS, table=str(inner.shape.table))
-        metadata = Metadata(layout.metadata, inner.shape.table) if layout.metadata else None
-        row_filter = layout.row_filter
+        metadata = Metadata(projection.metadata, inner.shape.table) if projection.metadata else None
+        row_filter = projection.row_filter
         return replace(
             inner,
             rows=replace(inner.rows, target=laid.shape, sources=laid.sources, metadata=metadata),
-            keeps_values=inner.keeps_values or layout.ignore_nulls,
+            keeps_values=inner.keeps_values or projection.ignore_nulls,
             gone=frozenset(
                 laid.shape.fold(new)
                 for new, old in laid.sources.items()
                 if inner.shape.fold(old) in inner.gone
             ),
             row_filter=None if row_filter is None else filter_rule(row_filter, inner.shape, self._session),
-            ignores_nulls=layout.ignore_nulls,
+            ignores_nulls=projection.ignore_nulls,
         )
 
     def _routed(self, plan: DecodePlan) -> DecodePlan:
@@ -296,7 +300,7 @@ class ProjectedDecoding:
         Raises:
             SchemaRefusedError: The projection excludes a renamed column under only some of its names.
         """
-        self._decoding.read_as(renamed, held if self._layout.plain else dict(self._at_source(held)))
+        self._decoding.read_as(renamed, held if self._projection.plain else dict(self._at_source(held)))
         self._check_renames()
 
     def meet_others(self, missed: Missed) -> None:
@@ -328,8 +332,8 @@ class ProjectedDecoding:
         This is also needed if the plan does not change: two columns can exchange their names while the
         table's list of columns stays the same.
         """
-        if self._layout.except_columns and (reported := self._decoding.reported()) is not None:
-            check_renames(self._layout, self._decoding.columns().shape, reported.renames)
+        if self._projection.except_columns and (reported := self._decoding.reported()) is not None:
+            check_renames(self._projection, self._decoding.columns().shape, reported.renames)
 
     def _at_source(self, held: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         """Yields those of the target's columns that the source has dropped or renamed.
@@ -340,8 +344,8 @@ class ProjectedDecoding:
         if reported is None:
             return
         holders = self._holders(reported)
-        for name in (*(column.name for column in reported.former), *reported.renamed):
-            found = held.get(fold_name(self._layout.target_name(name)))
+        for name in (*(column.name for column in reported.dropped_columns), *reported.renamed):
+            found = held.get(fold_name(self._projection.target_name(name)))
             if found is not None and holders.own(name):
                 yield fold_name(name), found
 
@@ -354,32 +358,38 @@ class ProjectedDecoding:
         reported = self._decoding.reported()
         if reported is None or self._destination.shard is not None:
             return None
-        if self._layout.plain:
+        if self._projection.plain:
             return reported
-        layout, holders = self._layout, self._holders(reported)
+        projection, holders = self._projection, self._holders(reported)
         own = holders.own
-        excluded = {fold_name(name) for name in layout.except_columns}
+        excluded = {fold_name(name) for name in projection.except_columns}
         # If the config lists the columns to keep, it has a column's current name and maybe not the old one.
         renamed = {
-            old: new._replace(was=layout.target_name(old), target=layout.target_name(new.name))
+            old: new._replace(was=projection.target_name(old), target=projection.target_name(new.name))
             for old, new in reported.renamed.items()
-            if layout.chooses(new.name) and fold_name(old) not in excluded and own(old)
+            if projection.chooses(new.name) and fold_name(old) not in excluded and own(old)
         }
-        former = tuple(
-            column for column in reported.former if layout.chooses(column.name) and own(column.name)
+        dropped_columns = tuple(
+            column
+            for column in reported.dropped_columns
+            if projection.chooses(column.name) and own(column.name)
         )
-        readded = (fold_name(layout.target_name(name)) for name in reported.readded if layout.chooses(name))
+        readded = (
+            fold_name(projection.target_name(name)) for name in reported.readded if projection.chooses(name)
+        )
         named = replace(reported.current, columns=tuple(self._named(holders.current)))
-        partings = {
-            fold_name(layout.target_name(name)): at
-            for name, at in reported.partings.items()
-            if layout.chooses(name) and own(name)
+        removals = {
+            fold_name(projection.target_name(name)): at
+            for name, at in reported.removals.items()
+            if projection.chooses(name) and own(name)
         }
-        return SourceColumns(named, tuple(self._named(former)), renamed, frozenset(readded), partings)
+        return SourceColumns(
+            named, tuple(self._named(dropped_columns)), renamed, frozenset(readded), removals
+        )
 
     def _holders(self, reported: SourceColumns) -> _Holders:
-        current = tuple(c for c in reported.current.columns if self._layout.chooses(c.name))
-        return _Holders(self._layout, current)
+        current = tuple(c for c in reported.current.columns if self._projection.chooses(c.name))
+        return _Holders(self._projection, current)
 
     def _named(self, columns: Iterable[TableColumn]) -> Iterator[TableColumn]:
-        return (replace(column, name=self._layout.target_name(column.name)) for column in columns)
+        return (replace(column, name=self._projection.target_name(column.name)) for column in columns)

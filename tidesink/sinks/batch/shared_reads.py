@@ -520,7 +520,7 @@ class KeptRead:
             heads = frame.drop("payload").collect()
             raise_first(heads)
             # The worker starts a new table when it has a row. After only a CREATE there is nothing to apply.
-            self._tables.add(sorted({table_of(head["named"]) for head in heads if head["strangers"]}))
+            self._tables.add(sorted({table_of(head["named"]) for head in heads if head["unlisted"]}))
             if any(head["ddl"] for head in heads):
                 # DDL may affect tables that it does not name. Their tasks do not get the DDL record.
                 self._ddl.scan(session, self._found)

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from tidesink.codecs.batch import messages
 from tidesink.errors import ContextValue
 from tidesink.events import Message
-from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place
+from tidesink.sinks.batch.counts import BatchSummary, RowWarning, TopicPartition
 from tidesink.sinks.batch.filtering import CHUNK
 from tidesink.sinks.batch.record_frames import (
     ANSWER_DDL,
@@ -60,14 +60,14 @@ class KafkaRead(NamedTuple):
     Attributes:
         records: The number of records.
         bytes: The size of their keys and values in bytes.
-        strangers: The number of rows of tables that the pipeline does not know.
+        unlisted: The number of rows of tables that the pipeline does not know.
         decoded: The size of the decoded records in the tasks' memory, in bytes.
         ddl: The number of DDL events of any table.
     """
 
     records: int
     bytes: int
-    strangers: int = 0
+    unlisted: int = 0
     decoded: int = 0
     ddl: int = 0
 
@@ -367,20 +367,22 @@ def _last_of_all(
         superseded=summary.superseded + summary.applied - applied,
         zero_dates=_marked(rows, "_zero_dates", summary.zero_dates),
         ambiguous_times=_marked(rows, "_ambiguous_times", summary.ambiguous_times),
-        **_doubts(rows, summary),
+        **_first_warnings(rows, summary),
     )
     return rows.unionByName(frame.where(F.col("key").isNull())), counted
 
 
-def _doubts(rows: DataFrame, of_ranges: BatchSummary) -> dict[str, Any]:
-    if not of_ranges.doubted:
+def _first_warnings(rows: DataFrame, of_ranges: BatchSummary) -> dict[str, Any]:
+    if not of_ranges.warned:
         return {}
     reason = F.col("_detail").getField("reason")
-    doubted = rows.where(reason.isNotNull() & ~F.col("_half")).groupBy("_topic", "_partition")
+    warned = rows.where(reason.isNotNull() & ~F.col("_half")).groupBy("_topic", "_partition")
     first = F.min(F.struct(F.col("_offset").alias("offset"), reason.alias("reason"))).alias("first")
-    found = doubted.agg(F.count("*").alias("count"), first).collect()
-    doubts = (Doubt(Place(row["_topic"], row["_partition"]), *row["first"]) for row in found)
-    return {"doubted": sum(row["count"] for row in found), "doubts": tuple(doubts)}
+    found = warned.agg(F.count("*").alias("count"), first).collect()
+    first_warnings = (
+        RowWarning(TopicPartition(row["_topic"], row["_partition"]), *row["first"]) for row in found
+    )
+    return {"warned": sum(row["count"] for row in found), "first_warnings": tuple(first_warnings)}
 
 
 def _marked(rows: DataFrame, mark: str, of_ranges: Mapping[str, int]) -> dict[str, int]:

@@ -15,9 +15,9 @@ from tidesink.sinks.batch.counts import (
     SUMS,
     BadRecord,
     BatchSummary,
-    Doubt,
-    Place,
-    PlaceSummary,
+    PartitionSummary,
+    RowWarning,
+    TopicPartition,
     Truncate,
     UnplannedRecord,
     distinct,
@@ -37,18 +37,18 @@ from tidesink.sinks.batch.records import (
 )
 from tidesink.sinks.batch.reduce import Reduction, unmatched_rows
 from tidesink.sinks.batch.schema_rows import RowSpan, span_of
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 
 _DATES: Final = ("date", "timestamp", "timestamp_ntz")
 
 
 def range_summary(
-    place: Place,
+    place: TopicPartition,
     found: DecodedRecords,
     truncates: Sequence[OtherRecord],
     reduction: Reduction,
     rows: Sequence[pa.Table],
-    shape: TableShape,
+    shape: TargetSchema,
     *,
     dated: bool = True,
 ) -> BatchSummary:
@@ -86,14 +86,14 @@ def range_summary(
         watermarks=events[WATERMARK],
         bad=events[BAD],
         unplanned=events[UNPLANNED],
-        doubted=sum(len(one) for one in _doubted(rows)),
+        warned=sum(len(one) for one in _warned(rows)),
         omitted=sum(_given(one, "_kept") for one in rows),
         unmatched=sum(int(unmatched_rows(one).sum()) for one in found.tables),
         max_commit_ts=last,
         min_commit_ts=least([_extreme(one, "min", "_commit_ts") for one in rows]),
         key_range=_key_range(rows, shape),
         places={
-            place: PlaceSummary(
+            place: PartitionSummary(
                 messages,
                 _max_offset(found),
                 last,
@@ -107,7 +107,7 @@ def range_summary(
         zero_dates=_marked(rows, "_zero_dates", shape, _DATES) if shape.zero_date == "null" else {},
         ambiguous_times=_marked(rows, "_ambiguous_times", shape, ("timestamp",)),
         bad_records=_first(place, others),
-        doubts=_first_doubt(place, rows),
+        first_warnings=_first_warning(place, rows),
         truncates=tuple(Truncate(place, one.offset) for one in truncates[:1]),
         unplanned_key_ids=distinct(one.key_id for one in unplanned),
         unplanned_value_ids=distinct(one.value_id for one in unplanned),
@@ -129,7 +129,7 @@ def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
         zero_dates=_counted(one.zero_dates for one in summaries),
         ambiguous_times=_counted(one.ambiguous_times for one in summaries),
         bad_records=tuple(bad for one in summaries for bad in one.bad_records),
-        doubts=tuple(doubt for one in summaries for doubt in one.doubts),
+        first_warnings=tuple(warning for one in summaries for warning in one.first_warnings),
         truncates=tuple(truncate for one in summaries for truncate in one.truncates),
         unplanned_key_ids=distinct(i for one in summaries for i in one.unplanned_key_ids),
         unplanned_value_ids=distinct(i for one in summaries for i in one.unplanned_value_ids),
@@ -195,7 +195,7 @@ def _max_offset(found: DecodedRecords) -> int:
     return max(offsets, default=-1)
 
 
-def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, object] | None:
+def _key_range(rows: Sequence[pa.Table], shape: TargetSchema) -> tuple[object, object] | None:
     """Returns the smallest and the greatest value of the rows' first key column; None if there are no rows or
     no order.
     """
@@ -211,7 +211,7 @@ def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, obj
 
 
 def _marked(
-    rows: Sequence[pa.Table], mark: str, shape: TableShape, types: Collection[str]
+    rows: Sequence[pa.Table], mark: str, shape: TargetSchema, types: Collection[str]
 ) -> Mapping[str, int]:
     """Returns, by column, the number of rows to apply that carry a mark such as ``zero_dates``.
 
@@ -229,7 +229,7 @@ def _counted(several: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(counts)
 
 
-def _doubted(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def _warned(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Yields tables with the offset and the warning of each row that is applied with a warning."""
     for one in rows:
         reasons = pc.struct_field(one["_detail"].combine_chunks(), ["reason"])
@@ -238,13 +238,13 @@ def _doubted(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
             yield found.filter(pc.and_(pc.is_valid(reasons), pc.invert(one["_half"].combine_chunks())))
 
 
-def _first_doubt(place: Place, rows: Iterable[pa.Table]) -> tuple[Doubt, ...]:
+def _first_warning(place: TopicPartition, rows: Iterable[pa.Table]) -> tuple[RowWarning, ...]:
     """Returns the first row that is applied with a warning, in a tuple; an empty tuple without such a row."""
-    found = [tuple(one.values()) for table in _doubted(rows) for one in table.to_pylist()]
-    return (Doubt(place, *min(found)),) if found else ()
+    found = [tuple(one.values()) for table in _warned(rows) for one in table.to_pylist()]
+    return (RowWarning(place, *min(found)),) if found else ()
 
 
-def _first(place: Place, others: Iterable[OtherRecord]) -> tuple[BadRecord, ...]:
+def _first(place: TopicPartition, others: Iterable[OtherRecord]) -> tuple[BadRecord, ...]:
     """Returns the first bad record in a tuple; an empty tuple without bad records."""
     bad = min((one for one in others if one.kind == BAD), key=_offset, default=None)
     if bad is None:

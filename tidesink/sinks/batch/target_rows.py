@@ -22,10 +22,10 @@ from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import SOURCE_SEPARATOR, NameFold, Op, TableId, fold_name, folding
 from tidesink.sinks.batch.schema_rows import FirstRows, first_rows_of
 from tidesink.typemap.arrow import arrow_of_spark, canonical_floats
-from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, default_value
+from tidesink.typemap.target_schema import MetadataKind, TargetColumn, TargetSchema, default_value
 from tidesink.typemap.values import TargetValue
 
-_TOLD_OPS: Final = pa.array([Op.INSERT.value, Op.UPDATE.value])
+_WRITTEN_OPS: Final = pa.array([Op.INSERT.value, Op.UPDATE.value])
 
 
 # All rows were written after the column was dropped, and none before it was added.
@@ -253,16 +253,16 @@ class TargetRows:
         unread: Columns of ``shape`` whose values are not needed, so their values are not checked.
     """
 
-    shape: TableShape
+    shape: TargetSchema
     dropped: Dropped = DroppedNow()
     renamed: Mapping[str, str] = field(default_factory=dict)
-    target: TableShape | None = None
+    target: TargetSchema | None = None
     sources: Mapping[str, str] | None = None
     metadata: Metadata | None = None
     unread: frozenset[str] = frozenset()
 
     @property
-    def target_shape(self) -> TableShape:
+    def target_shape(self) -> TargetSchema:
         """The table's columns in the target."""
         return self.shape if self.target is None else self.target
 
@@ -402,9 +402,9 @@ class TargetRows:
 
     def _target_values(
         self,
-        column: ShapeColumn,
+        column: TargetColumn,
         count: int,
-        read: Callable[[ShapeColumn], pa.Array],
+        read: Callable[[TargetColumn], pa.Array],
         metadata: Mapping[str, pa.Array],
     ) -> pa.Array:
         """Returns the values of a target column.
@@ -421,12 +421,12 @@ class TargetRows:
 
     def _read(
         self, changes: ChangeTable, rows: pa.StructArray, offsets: pa.ChunkedArray | None = None
-    ) -> Callable[[ShapeColumn], pa.Array]:
+    ) -> Callable[[TargetColumn], pa.Array]:
         """Returns a function that takes one of the table's own columns and returns its values in the rows."""
         written = self.written([member.name for member in rows.type])
         dropped = self.dropped(changes)
 
-        def values(column: ShapeColumn) -> pa.Array:
+        def values(column: TargetColumn) -> pa.Array:
             if column.name in written:
                 return _as_type(pc.struct_field(rows, [written[column.name]]), column)
             kind, before = arrow_of_spark(column.spark), dropped.get(self.shape.fold(column.name))
@@ -474,7 +474,7 @@ def event_words(ops: pa.Array, deleted: pa.Array) -> pa.Array:
     It is ``insert`` or ``update`` if the record distinguishes them, else ``upsert``, and ``delete`` for a
     deleted row.
     """
-    written = pc.if_else(pc.is_in(ops, _TOLD_OPS), ops, pa.scalar(Op.UPSERT.value))
+    written = pc.if_else(pc.is_in(ops, _WRITTEN_OPS), ops, pa.scalar(Op.UPSERT.value))
     return pc.if_else(deleted, pa.scalar(Op.DELETE.value), written)
 
 
@@ -483,7 +483,7 @@ def source_texts(source: pa.Array) -> pa.Array:
     return pc.binary_join(source.cast(pa.list_(pa.string())), SOURCE_SEPARATOR)
 
 
-def _default(column: ShapeColumn, shape: TableShape) -> TargetValue:
+def _default(column: TargetColumn, shape: TargetSchema) -> TargetValue:
     """Returns the value of a column in rows from before it was added; None (NULL) if this value is
     not known.
     """
@@ -493,26 +493,26 @@ def _default(column: ShapeColumn, shape: TableShape) -> TargetValue:
         return None
 
 
-def key_type(shape: TableShape) -> pa.StructType:
+def key_type(shape: TargetSchema) -> pa.StructType:
     """Returns the Arrow struct type for the key of ``shape``."""
     return pa.struct(_fields(shape.key_columns))
 
 
-def row_type(shape: TableShape) -> pa.StructType:
+def row_type(shape: TargetSchema) -> pa.StructType:
     """Returns the Arrow struct type for a row with the columns of ``shape``."""
     return pa.struct(_fields(shape.columns))
 
 
-def _fields(columns: tuple[ShapeColumn, ...]) -> list[pa.Field]:
+def _fields(columns: tuple[TargetColumn, ...]) -> list[pa.Field]:
     return [pa.field(column.name, arrow_of_spark(column.spark)) for column in columns]
 
 
-def _as_type(values: pa.Array, column: ShapeColumn) -> pa.Array:
+def _as_type(values: pa.Array, column: TargetColumn) -> pa.Array:
     found = _cast_to(values, column)
     return canonical_floats(found) if column.key else found
 
 
-def _cast_to(values: pa.Array, column: ShapeColumn) -> pa.Array:
+def _cast_to(values: pa.Array, column: TargetColumn) -> pa.Array:
     kind = arrow_of_spark(column.spark)
     if values.type == kind:
         return values
@@ -531,7 +531,7 @@ def _is_moment(*kinds: pa.DataType) -> bool:
     return any(pa.types.is_temporal(kind) for kind in kinds)
 
 
-def _unfit_values(values: pa.Array, column: ShapeColumn) -> Iterator[tuple[int, SchemaMismatchError]]:
+def _unfit_values(values: pa.Array, column: TargetColumn) -> Iterator[tuple[int, SchemaMismatchError]]:
     for at in range(len(values)):
         try:
             _as_type(values.slice(at, 1), column)
@@ -539,7 +539,7 @@ def _unfit_values(values: pa.Array, column: ShapeColumn) -> Iterator[tuple[int, 
             yield at, error
 
 
-def _unfit(kind: Any, column: ShapeColumn) -> SchemaMismatchError:
+def _unfit(kind: Any, column: TargetColumn) -> SchemaMismatchError:
     return SchemaMismatchError(
         f"A value of type {kind} does not fit into the column's type {column.spark}.", column=column.name
     )

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from tidesink.codecs.batch import MARKS, NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.sinks.batch.change_log import log_rows
-from tidesink.sinks.batch.counts import Place
+from tidesink.sinks.batch.counts import TopicPartition
 from tidesink.sinks.batch.cuts import up_to_bound
 from tidesink.sinks.batch.decoders import DecodePlan
 from tidesink.sinks.batch.filtering import Verdicts, decoded_chunk, verdicts_of
@@ -64,10 +64,10 @@ Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
 Work = Callable[[FetchRange, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, decoded bigint, row_by_row_records bigint, "
-    "strangers bigint, ddl bigint, hashes binary, summary binary, staged binary, payload binary, error binary"
+    "unlisted bigint, ddl bigint, hashes binary, summary binary, staged binary, payload binary, error binary"
 )
 # Columns with counts of a whole range. They are 0 in all rows of the range after the first.
-_COUNTS: Final = ("records", "bytes", "decoded", "row_by_row_records", "strangers", "ddl")
+_COUNTS: Final = ("records", "bytes", "decoded", "row_by_row_records", "unlisted", "ddl")
 # The maximum size of a payload.
 _PAYLOAD_ROWS: Final = 50_000
 _PAYLOAD_BYTES: Final = 8 << 20
@@ -82,7 +82,7 @@ _PACKED: Final = pa.schema(
         ("bytes", pa.int64()),
         ("decoded", pa.int64()),
         ("row_by_row_records", pa.int64()),
-        ("strangers", pa.int64()),
+        ("unlisted", pa.int64()),
         ("ddl", pa.int64()),
         ("hashes", pa.binary()),
         ("summary", pa.binary()),
@@ -364,7 +364,7 @@ def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterato
     reduction, parts = _logged(joined, plan, schema) if plan.logs else _reduced(joined, task, schema)
     # Void row changes count as superseded by the DDL that emptied the table.
     reduction = replace(reduction, events=reduction.events + found.void)
-    place = Place(wanted.topic, wanted.partition)
+    place = TopicPartition(wanted.topic, wanted.partition)
     dated = plan.decoder.dated
     summary = range_summary(place, found, truncates, reduction, parts, plan.packed_shape, dated=dated)
     # Unplanned records are not packed: the batch is decoded again. The driver only needs what the summary has
@@ -383,7 +383,7 @@ def _pack(wanted: FetchRange, found: DecodedRecords, task: RangeTask) -> Iterato
         "bytes": found.bytes,
         "decoded": found.nbytes,
         "row_by_row_records": found.row_by_row_records,
-        "strangers": found.strangers,
+        "unlisted": found.unlisted,
         "ddl": found.ddl,
         "hashes": hashes,
         "summary": pickle.dumps(summary),

@@ -124,21 +124,21 @@ class TopicTable(NamedTuple):
 
     Attributes:
         current: The table with its current columns.
-        former: Dropped columns with the types that they had.
+        dropped_columns: Dropped columns with the types that they had.
         renamed: New names of renamed columns by old names, newest first.
         reused: Folded names that several columns had, one after the other.
         readded: Folded names of columns that were dropped and added again.
-        partings: For each folded name that a column lost by a drop or a rename, the last such DDL, identified
+        removals: For each folded name that a column lost by a drop or a rename, the last such DDL, identified
             as in ``Renamed.at``.
         renames: Pairs of an old name and a later name of the same column, including dropped columns.
     """
 
     current: TableSchema
-    former: tuple[Column, ...]
+    dropped_columns: tuple[Column, ...]
     renamed: dict[str, str]
     reused: frozenset[str]
     readded: frozenset[str]
-    partings: dict[str, str]
+    removals: dict[str, str]
     renames: tuple[tuple[str, str], ...]
 
 
@@ -150,11 +150,11 @@ def reported_by(definitions: TableDefinitions, table: TableId) -> TopicTable | N
     readded = frozenset(fold_name(name) for known, name in definitions.readded() if known == table)
     return TopicTable(
         current,
-        definitions.former(table),
+        definitions.dropped_columns(table),
         definitions.renamed(table),
         definitions.reused(table),
         readded,
-        definitions.partings(table),
+        definitions.removals(table),
         definitions.renames(table),
     )
 
@@ -265,10 +265,10 @@ class TopicDdl:
         with self._lock:
             return self._known.definitions.get(table)
 
-    def former(self, table: TableId) -> tuple[Column, ...]:
+    def dropped_columns(self, table: TableId) -> tuple[Column, ...]:
         """Returns the columns that DDL dropped from a table, with the types that they had."""
         with self._lock:
-            return self._known.definitions.former(table)
+            return self._known.definitions.dropped_columns(table)
 
     def reported(self, table: TableId) -> TopicTable | None:
         """Returns a table's columns as defined by the DDL read so far, or None.
@@ -304,7 +304,7 @@ class TopicDdl:
             StateStoreError: The new state cannot be stored.
         """
         asked_at, _ = self._failed
-        if self._left(found) is None and not self._is_in_doubt(found):
+        if self._left(found) is None and not self._may_be_cut(found):
             return False
         with self._reading:
             failures, error = self._failed
@@ -362,7 +362,7 @@ class TopicDdl:
             part = OffsetRange(self._topic, DDL_PARTITION, max(self._next, at.earliest), at.latest)
             return _Unread(part, self._known, self._known)
 
-    def _is_in_doubt(self, found: TopicOffsets) -> bool:
+    def _may_be_cut(self, found: TopicOffsets) -> bool:
         """Returns True if Kafka may have cut the log of partition 0. Then it is checked even without new
         records.
         """

@@ -28,7 +28,7 @@ from tidesink.events import TableId, fold_name, folding
 from tidesink.sinks.targets.base import TableReader
 from tidesink.sinks.worker.table_copy import TableCopy
 from tidesink.source_database.key_bounds import Bound
-from tidesink.typemap.target_schema import ShapeColumn
+from tidesink.typemap.target_schema import TargetColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -150,7 +150,7 @@ class ComparedSides:
         share: The share of keys to compare, 1.0 for all.
     """
 
-    shape_columns: tuple[ShapeColumn, ...]
+    shape_columns: tuple[TargetColumn, ...]
     columns: tuple[ComparedColumn, ...]
     not_compared: tuple[str, ...]
     limits: tuple[Limit, ...] = ()

@@ -23,7 +23,7 @@ from tidesink.sinks.worker.source_keys import compared_columns, is_ranged
 from tidesink.sinks.worker.table_copy import TableCopy
 from tidesink.source_database.base import StoredTable
 from tidesink.source_database.key_bounds import OPTION, checked_bounds
-from tidesink.typemap.target_schema import ShapeColumn, quoted, wider_ddl
+from tidesink.typemap.target_schema import TargetColumn, quoted, wider_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class _Pair(NamedTuple):
     """A column of the target, and the same column of the other copy, or None for a shard column."""
 
-    own: ShapeColumn
-    other: ShapeColumn | None
+    own: TargetColumn
+    other: TargetColumn | None
 
 
 @dataclass
@@ -78,7 +78,7 @@ class CopyComparison(TableComparison):
         own = tuple(pair.own for pair in self.pairs)
         return ComparedSides(own, columns, tuple(not_compared), limits, self._share())
 
-    def _check_keys(self, mine: Mapping[str, ShapeColumn], theirs: Mapping[str, ShapeColumn]) -> None:
+    def _check_keys(self, mine: Mapping[str, TargetColumn], theirs: Mapping[str, TargetColumn]) -> None:
         keys, other = ([name for name, one in held.items() if one.key] for held in (mine, theirs))
         if {*keys} != {*other}:
             raise self.own.refused(
@@ -109,7 +109,7 @@ class CopyComparison(TableComparison):
                 yield _Pair(column, None), compared
 
     def _limits(
-        self, plan: DecodePlan, mine: Mapping[str, ShapeColumn], columns: Sequence[ComparedColumn]
+        self, plan: DecodePlan, mine: Mapping[str, TargetColumn], columns: Sequence[ComparedColumn]
     ) -> Iterator[Limit]:
         """Yield the bounds of ``--where``, which name the source's columns, as bounds of target columns.
 
@@ -187,7 +187,7 @@ class CopyComparison(TableComparison):
         return self.own.stored(lambda: looked_at_source(candidates, rows)), settled
 
 
-def _held(copy: TableCopy, plan: DecodePlan) -> dict[str, ShapeColumn]:
+def _held(copy: TableCopy, plan: DecodePlan) -> dict[str, TargetColumn]:
     """Return the columns of a copy that come from the source, by their names in the source.
 
     The names are folded: names that differ only in case, where the source ignores it, are equal.

@@ -593,7 +593,7 @@ def check_continuity(progress: TopicProgress, found: TopicOffsets | None) -> Non
     """
     name = progress.topic
     if found is None or (progress.topic_id and not found.topic_id):
-        raise topic_gone(name)
+        raise topic_deleted(name)
     if is_other_topic(progress.topic_id, found.topic_id):
         raise made_again(name, f"its topic id is {found.topic_id}, the progress has {progress.topic_id}")
     for number, at in progress.partitions.items():
@@ -625,7 +625,7 @@ def made_again(topic: str, sign: str) -> SourceError:
     )
 
 
-def topic_gone(topic: str) -> SourceError:
+def topic_deleted(topic: str) -> SourceError:
     """Returns the error for a topic that no longer exists."""
     return SourceError(f"The topic was deleted. {_WAY_OUT}", topic=topic)
 

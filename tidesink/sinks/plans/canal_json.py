@@ -43,10 +43,10 @@ from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import (
     ROW_KEY_COLUMNS,
     LeftOut,
-    ShapeColumn,
-    TableShape,
+    TargetColumn,
+    TargetSchema,
     is_row_keyed,
-    merge_shape,
+    merge_schemas,
     needs_all,
     row_keyed,
     shape_of,
@@ -92,10 +92,10 @@ class CanalJsonDecoder(TableDecoder):
         found = self._named_by(records)
         return None if found is None else found.own(self.table)
 
-    def strangers(self, records: pa.RecordBatch) -> int:
+    def unlisted(self, records: pa.RecordBatch) -> int:
         """Returns the number of rows that belong to unknown tables."""
         found = self._named_by(records)
-        return 0 if found is None else int(found.strangers.sum())
+        return 0 if found is None else int(found.unlisted.sum())
 
     def ddl(self, records: pa.RecordBatch) -> int:
         """Returns the number of DDL events, of this and other tables."""
@@ -196,7 +196,7 @@ class CanalJsonDecoder(TableDecoder):
     def _named_by(self, records: pa.RecordBatch) -> NamedRecords | None:
         if self.topic is None:
             return None
-        # ``usable``, ``strangers`` and ``ddl`` are called for the same records, so the last result is cached.
+        # ``usable``, ``unlisted`` and ``ddl`` are called for the same records, so the last result is cached.
         if not self._last or self._last[0][0] is not records:
             self._last[:] = [(records, self.topic.of(records))]
         return self._last[0][1]
@@ -282,7 +282,7 @@ def _with_old_keys(value: bytes | None, keys: Collection[str]) -> bytes | None:
 def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     schema: TableSchema,
     *,
-    base: TableShape | None = None,
+    base: TargetSchema | None = None,
     keys: tuple[str, ...] | None = None,
     zero_date: ZeroDate = "null",
     ambiguous_time: AmbiguousTime = "first",
@@ -319,7 +319,7 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     current = frozenset(fold_name(column.name) for column in shape.columns)
     if by_row_key and not shape.keys:
         shape = row_keyed(shape)
-    whole = shape if base is None else merge_shape(base, shape, left_out=left_out)
+    whole = shape if base is None else merge_schemas(base, shape, left_out=left_out)
     source = shown_columns(whole)
     gone, called = frozenset(source.by_name) - current, renamed or {}
     unread = unread_columns(whole, left_out)
@@ -339,7 +339,7 @@ def canal_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     return DecodePlan(rows, decoder, gone=gone, logs=logs)
 
 
-def _columns(shape: TableShape, renamed: Mapping[str, str]) -> Iterator[Column]:
+def _columns(shape: TargetSchema, renamed: Mapping[str, str]) -> Iterator[Column]:
     """Yields the columns with which rows are read: the columns of the schema, then renamed columns under
     their old names.
     """
@@ -351,7 +351,7 @@ def _columns(shape: TableShape, renamed: Mapping[str, str]) -> Iterator[Column]:
             yield replace(_column(found), name=old)
 
 
-def _column(column: ShapeColumn) -> Column:
+def _column(column: TargetColumn) -> Column:
     """Returns a column with which rows are read.
 
     Its earlier types are left out if they are read in the same way.

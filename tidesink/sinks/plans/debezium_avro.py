@@ -54,7 +54,7 @@ from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (
     IDENTITIES,
     LeftOut,
-    TableShape,
+    TargetSchema,
     check_spelling,
     merged_in_order,
     needed_definition,
@@ -227,7 +227,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     history: Sequence[int] = (),
     first_rows: Mapping[int, FirstRows] = MappingProxyType({}),
     unknown_ids: Mapping[int, str] = MappingProxyType({}),
-    base: TableShape | None = None,
+    base: TargetSchema | None = None,
     definition: TableSchema | None = None,
     keys: tuple[str, ...] | None = None,
     zero_date: ZeroDate = "null",
@@ -412,7 +412,7 @@ def _usable(texts: Mapping[int, str], refused: Mapping[int, str], unknown: Mappi
 def _key_names(
     table: TableId,
     keys: tuple[str, ...] | None,
-    base: TableShape | None,
+    base: TargetSchema | None,
     key_schemas: Mapping[int, Sequence[Column]],
     *,
     needed: bool,

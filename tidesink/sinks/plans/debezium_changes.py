@@ -59,7 +59,7 @@ _UNSURE_KEY: Final = _UNSURE + (
     "they are the primary key, a definition of the table that has it, or the URL of the database under "
     "source.database, confirms it too."
 )
-_DOUBTED: Final = (
+_UNCERTAIN: Final = (
     "A delete was applied by its key ({0}), whose column {1} has a value that Debezium also writes for a "
     "column that Postgres did not send. This is correct if the columns are the primary key or the replica "
     "identity, or if the table has REPLICA IDENTITY FULL. Then confirm the key under tables: keys: [{0}]. "
@@ -188,10 +188,10 @@ class DebeziumDecoder(TableDecoder):
         Deletes whose key columns may not have been sent are noted for ``warnings``.
         """
         for event in events if self.warns else ():
-            doubted = isinstance(event, ChangeEvent) and (event.extension or {}).get(DOUBTED_KEY)
-            if isinstance(doubted, tuple):
+            uncertain = isinstance(event, ChangeEvent) and (event.extension or {}).get(DOUBTED_KEY)
+            if isinstance(uncertain, tuple):
                 place = event.position
-                self._doubts[place.topic, place.partition, place.offset] = doubted
+                self._row_warnings[place.topic, place.partition, place.offset] = uncertain
         return events
 
     @property
@@ -201,18 +201,18 @@ class DebeziumDecoder(TableDecoder):
 
     def warnings(self, changes: ChangeTable) -> pa.Array | None:
         """Returns a warning for each delete that is applied although a key column may not have been sent."""
-        if not self._doubts:
+        if not self._row_warnings:
             return None
         places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
-        doubts = [self._doubts.pop(place, None) for place in zip(*places, strict=True)]
+        row_warnings = [self._row_warnings.pop(place, None) for place in zip(*places, strict=True)]
         key, names = self._key_names(changes)
         if self.key_facts.are_sent(names):
             return None
-        reasons = (one and _DOUBTED.format(", ".join(key), ", ".join(one)) for one in doubts)
+        reasons = (one and _UNCERTAIN.format(", ".join(key), ", ".join(one)) for one in row_warnings)
         return pa.array(reasons, pa.string())
 
     @cached_property
-    def _doubts(self) -> dict[tuple[str, int, int], tuple[str, ...]]:
+    def _row_warnings(self) -> dict[tuple[str, int, int], tuple[str, ...]]:
         """The key columns of deletes that may not have been sent, by topic, partition and offset."""
         return {}
 

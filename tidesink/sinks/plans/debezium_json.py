@@ -45,9 +45,9 @@ from tidesink.typemap.table import ZeroDate
 from tidesink.typemap.target_schema import (
     IDENTITIES,
     LeftOut,
-    TableShape,
+    TargetSchema,
     check_spelling,
-    merge_shape,
+    merge_schemas,
     merged_in_order,
     needed_definition,
     needs_all,
@@ -252,7 +252,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         knows_newest: True if the schema of the newest writer is known.
     """
 
-    shape: TableShape = field(kw_only=True)
+    shape: TargetSchema = field(kw_only=True)
     unread: frozenset[str] = frozenset()
     known: frozenset[tuple[str, ...]] = frozenset()
     keyed: bool = False
@@ -365,7 +365,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
         new = shape_of(schema, keys=keys, zero_date=shape.zero_date, time_zone=shape.time_zone)
         try:
             new = replace(new, keys=shape.keys, exact_names=shape.exact_names)
-            merged = merge_shape(shape, new, left_out=self._leaves_out)
+            merged = merge_schemas(shape, new, left_out=self._leaves_out)
         except SchemaRefusedError:
             return False
         return self._types(merged) == self._types(shape)
@@ -373,7 +373,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     def _leaves_out(self, name: str, fold: NameFold) -> bool:
         return fold(name) in {fold(one) for one in self.unread}
 
-    def _types(self, shape: TableShape) -> list[tuple[str, str]]:
+    def _types(self, shape: TargetSchema) -> list[tuple[str, str]]:
         return [(c.name, "" if c.name in self.unread else c.spark) for c in shape.columns]
 
     def _first_place(self, changes: ChangeTable) -> Place:
@@ -421,7 +421,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
     table: TableId,
     *,
     writers: Writers,
-    base: TableShape | None = None,
+    base: TargetSchema | None = None,
     definition: TableSchema | None = None,
     stored: TableSchema | None = None,
     keys: tuple[str, ...] | None = None,
@@ -601,7 +601,7 @@ def _column_lists(
     return found
 
 
-def _doubted(shape: TableShape, later: Container[str]) -> TableShape:
+def _doubted(shape: TargetSchema, later: Container[str]) -> TargetSchema:
     """Mark the columns that rows without a schema had later: each of them may be a renamed other column."""
     columns = (
         replace(c, instead_of=frozenset(shape.by_name) - {shape.fold(c.name)}) if c.name in later else c
@@ -660,7 +660,7 @@ def _knows_newest(writers: Writers, definition: TableSchema | None) -> bool:
     return bool(writers.with_schema) and not writers.reported and definition is None
 
 
-def _gone(shape: TableShape, writers: Writers, definition: TableSchema | None) -> frozenset[str]:
+def _gone(shape: TargetSchema, writers: Writers, definition: TableSchema | None) -> frozenset[str]:
     """Returns the columns, in lower case, that the target has but the newest writer's schema does not.
 
     Returns nothing for rows without a schema, because their columns are not known before they are read.

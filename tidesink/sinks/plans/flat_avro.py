@@ -38,7 +38,7 @@ from tidesink.typemap.table import AmbiguousTime, ZeroDate
 from tidesink.typemap.target_schema import (
     IDENTITIES,
     LeftOut,
-    TableShape,
+    TargetSchema,
     merged_in_order,
     needs_all,
     shape_of,
@@ -90,10 +90,10 @@ class FlatAvroDecoder(TableDecoder):
         """Returns a warning for each row that is applied although it does not match its checksum; null for
         other rows.
         """
-        if not self._doubts:
+        if not self._row_warnings:
             return None
         places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
-        reasons = [self._doubts.pop(place, None) for place in zip(*places, strict=True)]
+        reasons = [self._row_warnings.pop(place, None) for place in zip(*places, strict=True)]
         return pa.array(reasons, pa.string())
 
     @property
@@ -131,7 +131,7 @@ class FlatAvroDecoder(TableDecoder):
         return self.checksum != "off" and has
 
     @cached_property
-    def _doubts(self) -> dict[tuple[str, int, int], str]:
+    def _row_warnings(self) -> dict[tuple[str, int, int], str]:
         return {}
 
     def decode(self, message: Message) -> tuple[Event, ...]:
@@ -147,7 +147,7 @@ class FlatAvroDecoder(TableDecoder):
             if fault and self.checksum == "reject":
                 raise ChecksumError(fault, table=str(self.table))
             if fault:
-                self._doubts[message.topic, message.partition, message.offset] = fault
+                self._row_warnings[message.topic, message.partition, message.offset] = fault
         return events
 
 
@@ -159,7 +159,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     history: Sequence[int] = (),
     first_rows: Mapping[int, FirstRows] = MappingProxyType({}),
     unknown_ids: Mapping[int, str] = MappingProxyType({}),
-    base: TableShape | None = None,
+    base: TargetSchema | None = None,
     keys: tuple[str, ...] | None = None,
     zero_date: ZeroDate = "null",
     ambiguous_time: AmbiguousTime = "first",
@@ -257,7 +257,7 @@ def _read_schemas(texts: Mapping[int, str]) -> tuple[dict[int, WriterRecord], di
 def _key_names(
     table: TableId,
     keys: tuple[str, ...] | None,
-    base: TableShape | None,
+    base: TargetSchema | None,
     key_schemas: Iterable[WriterRecord],
     *,
     needed: bool,
@@ -302,12 +302,12 @@ def _shape(  # noqa: PLR0913  (all that a shape rests on)
     records: Sequence[WriterRecord],
     named: tuple[str, ...],
     *,
-    base: TableShape | None,
+    base: TargetSchema | None,
     zero_date: ZeroDate,
     ambiguous_time: AmbiguousTime,
     time_zone: str,
     left_out: LeftOut,
-) -> TableShape:
+) -> TargetSchema:
     folded = frozenset(fold_name(name) for name in named)
     shapes = []
     for record in records:

@@ -33,13 +33,13 @@ from tidesink.typemap.table import ZeroDate, spark_type
 from tidesink.typemap.target_schema import (
     IDENTITIES,
     UNREPORTED_KEY,
-    TableShape,
+    TargetSchema,
     is_row_keyed,
     shape_of,
     wider_ddl,
     with_defaults,
-    with_former,
-    with_gone,
+    with_dropped,
+    with_dropped_types,
     without,
 )
 
@@ -74,7 +74,7 @@ class CanalJsonDecoding(PlannedDecoding):
         look = look_into(context.config.source.database)
         self._database = DatabaseTypes(context.config.pipeline, table, context.store, look)
         # Columns that are known only from rows, with the type names of the rows.
-        self._untold: tuple[Column, ...] = ()
+        self._undeclared: tuple[Column, ...] = ()
         self._words: list[RowWords] = []
         self._renamed: dict[str, str] = {}
         self._planned: TableSchema | None = None
@@ -183,18 +183,18 @@ class CanalJsonDecoding(PlannedDecoding):
         known = self._ddl.reported(self._table)
         if self._declared is not None or known is None:
             return None
-        former = {fold_name(column.name): column for column in known.former}
+        dropped_columns = {fold_name(column.name): column for column in known.dropped_columns}
         columns = {fold_name(column.name): column for column in known.current.columns}
         renamed = {}
         for old, new in known.renamed.items():
-            was = former.pop(fold_name(old), None)
+            was = dropped_columns.pop(fold_name(old), None)
             reads_on = fold_name(old) not in known.reused and _reads_on(columns[fold_name(new)], was)
             reused = not known.reused.isdisjoint((fold_name(old), fold_name(new)))
-            at = known.partings.get(fold_name(old), "")
+            at = known.removals.get(fold_name(old), "")
             renamed[old] = Renamed(new, reads_on, reused=reused, at=at)
-        former_columns = tuple(former.values())
+        former_columns = tuple(dropped_columns.values())
         return SourceColumns(
-            known.current, former_columns, renamed, known.readded, known.partings, known.renames
+            known.current, former_columns, renamed, known.readded, known.removals, known.renames
         )
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
@@ -206,7 +206,7 @@ class CanalJsonDecoding(PlannedDecoding):
         there = {*map(fold_name, self._known_columns()), *map(fold_name, renamed)}
         lacking = {name: found for name, found in held.items() if name not in there}
         zero_date = self._settings.zero_date
-        kept = tuple(column for column in self._former() if _stays(column, lacking, zero_date))
+        kept = tuple(column for column in self._dropped_columns() if _stays(column, lacking, zero_date))
         if renamed != self._renamed or kept:
             self._renamed = dict(renamed)
             self._make(kept)
@@ -275,7 +275,7 @@ class CanalJsonDecoding(PlannedDecoding):
         from rows.
         """
         misfit = any(bad.error == ValueOutOfRangeError.__name__ for bad in summary.bad_records)
-        if not self._database.look_again(self._untold, misfit=misfit):
+        if not self._database.look_again(self._undeclared, misfit=misfit):
             return False
         self._make()
         return True
@@ -298,14 +298,14 @@ class CanalJsonDecoding(PlannedDecoding):
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         columns: dict[str, Column] = {fold_name(c.name): c for c in defined.columns} if defined else {}
         # Columns of rows from before a DROP or RENAME. DDL reported their types.
-        former = self._former()
-        rows = self._row_columns((*columns.values(), *former))
-        past = {fold_name(column.name) for column in former}
-        self._untold = tuple(c for name, c in rows.items() if name not in columns and name not in past)
-        self._database.decide(self._untold)
-        rows |= {fold_name(column.name): self._database.refined(column) for column in self._untold}
+        dropped_columns = self._dropped_columns()
+        rows = self._row_columns((*columns.values(), *dropped_columns))
+        past = {fold_name(column.name) for column in dropped_columns}
+        self._undeclared = tuple(c for name, c in rows.items() if name not in columns and name not in past)
+        self._database.decide(self._undeclared)
+        rows |= {fold_name(column.name): self._database.refined(column) for column in self._undeclared}
         for name, column in rows.items():
-            columns.setdefault(name, _with_earlier(column, former))
+            columns.setdefault(name, _with_earlier(column, dropped_columns))
         for old in self._renamed:
             columns.pop(fold_name(old), None)
         self._text_columns = tuple(
@@ -328,9 +328,9 @@ class CanalJsonDecoding(PlannedDecoding):
                 found.setdefault(fold_name(column.name), column)
         return found
 
-    def _former(self) -> tuple[Column, ...]:
+    def _dropped_columns(self) -> tuple[Column, ...]:
         """Returns the columns that were dropped from the table, by the topic's DDL."""
-        return () if self._declared is not None else self._ddl.former(self._table)
+        return () if self._declared is not None else self._ddl.dropped_columns(self._table)
 
     def _make(self, kept: Sequence[Column] = ()) -> None:
         """Build the decode plan.
@@ -360,7 +360,7 @@ class CanalJsonDecoding(PlannedDecoding):
             logs=logs,
             by_row_key=by_row_key,
             renamed=self._renamed,
-            left_out=self._layout.leaves_out,
+            left_out=self._projection.leaves_out,
         )
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         reported = {fold_name(column.name) for column in defined.columns} if defined else set()
@@ -373,23 +373,25 @@ class CanalJsonDecoding(PlannedDecoding):
         keyed = self._settings.keys or schema.handle_columns or self._settings.mode == "append"
         return self._options.sends_row_keys and not keyed
 
-    def _base(self, schema: TableSchema, kept: Sequence[Column]) -> TableShape | None:
+    def _base(self, schema: TableSchema, kept: Sequence[Column]) -> TargetSchema | None:
         """Returns the last plan's schema as the base of the next plan.
 
         A column that was found in rows before its DDL was read gets its default now.
         """
         if self._plan is None:
             return None
-        known = with_gone(without(self._plan.shape, self._renamed), kept)
+        known = with_dropped(without(self._plan.shape, self._renamed), kept)
         shape = with_defaults(known, shape_of(schema, keys=self._settings.keys))
         # DDL that was read ahead may change a column's type and then drop the column. Rows from between the
         # two are still unread.
-        former = self._former()
+        dropped_columns = self._dropped_columns()
         names = {fold_name(column.name) for column in schema.columns}
-        return with_former(shape, (column for column in former if fold_name(column.name) not in names))
+        return with_dropped_types(
+            shape, (column for column in dropped_columns if fold_name(column.name) not in names)
+        )
 
 
-def _with_replaced(shape: TableShape, words: Iterable[RowWords], reported: Container[str]) -> TableShape:
+def _with_replaced(shape: TargetSchema, words: Iterable[RowWords], reported: Container[str]) -> TargetSchema:
     """Mark columns that are known only from rows: each may be a renamed column that never occurs together
     with it.
     """
@@ -421,11 +423,11 @@ def _stays(column: Column, held: Mapping[str, str], zero_date: ZeroDate) -> bool
     return wider_ddl(found, spark_type(column.type, zero_date=zero_date).ddl) is not None
 
 
-def _with_earlier(column: Column, former: Sequence[Column]) -> Column:
+def _with_earlier(column: Column, dropped_columns: Sequence[Column]) -> Column:
     """Returns a column that was found in rows, with its earlier types if it is a dropped column of the same
     type.
     """
-    for known in former:
+    for known in dropped_columns:
         if fold_name(known.name) == fold_name(column.name) and known.type == column.type:
             return replace(column, earlier=known.earlier)
     return column

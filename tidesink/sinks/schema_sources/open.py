@@ -47,7 +47,7 @@ def open_decoding(context: WorkerContext, topic: str, table: TableId, *, session
     check_merged(settings)
     module, _, function = DECODINGS[context.config.source.protocol].partition(":")
     found: Decoding = getattr(import_module(module), function)(context, topic, table, session=session)
-    return projected(found, table, settings.layout, context.config.destination(table), session)
+    return projected(found, table, settings.projection, context.config.destination(table), session)
 
 
 class PlannedDecoding:
@@ -59,7 +59,7 @@ class PlannedDecoding:
         self._table = table
         self._settings = context.config.table_config(table)
         self._session = session
-        self._layout = self._settings.layout
+        self._projection = self._settings.projection
         self._plan: DecodePlan | None = None
         self._starts: Starts = NO_STARTS
 

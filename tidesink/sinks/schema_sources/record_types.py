@@ -76,7 +76,7 @@ class RecordTypes:
         is_text = config.source.debezium.untyped_columns == "text"
         look = look_up_in(config.source.database)
         database = DatabaseColumns(config.pipeline, table, store, look, keeps=keeps, was_text=is_text)
-        left_out = config.table_config(table).layout.leaves_out
+        left_out = config.table_config(table).projection.leaves_out
         return cls(topic, table, declared, database, stores_text=is_text, left_out=left_out)
 
     @property

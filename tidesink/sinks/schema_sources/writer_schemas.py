@@ -661,7 +661,7 @@ class FlatAvroDecoding(RegisteredDecoding):
             time_zone=settings.time_zone,
             checksum=self._context.config.source.checksum,
             logs=settings.mode == "append",
-            left_out=self._layout.leaves_out,
+            left_out=self._projection.leaves_out,
         )
 
 
@@ -745,7 +745,7 @@ class DebeziumAvroDecoding(_WithIdentity, RegisteredDecoding):
             logs=settings.mode == "append",
             identity=self._identity,
             connector=self._connector,
-            left_out=self._layout.leaves_out,
+            left_out=self._projection.leaves_out,
         )
 
 
@@ -827,7 +827,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
         A column whose name differs in case is another column, because newer records may have both.
         """
         shape = self.columns().shape
-        names = [name for _, name in named_columns(self._settings.layout)]
+        names = [name for _, name in named_columns(self._settings.projection)]
         return names != [None if (column := shape.find(name)) is None else column.name for name in names]
 
     def learn(self, missed: Missed) -> bool:
@@ -927,7 +927,7 @@ class DebeziumJsonDecoding(_WithIdentity, LoneDecoding):
             logs=settings.mode == "append",
             identity=self._identity,
             connector=self._connector,
-            left_out=self._layout.leaves_out,
+            left_out=self._projection.leaves_out,
         )
 
 

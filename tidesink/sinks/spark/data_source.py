@@ -234,7 +234,7 @@ def _arrow(kind: spark_types.DataType, name: str) -> pa.DataType:
     )
 
 
-class Projection:
+class RowProjection:
     """Converts change rows of different writer schemas to one schema.
 
     A column that is missing in the writer's schema becomes null. A column that is missing in the target
@@ -597,7 +597,7 @@ class _Task(NamedTuple):
     def rows(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
         """Yields the change rows of an offset range."""
         options = self.options
-        projection = Projection(
+        projection = RowProjection(
             arrow_schema(self.schema), table=self.table, ignore_extra=options.ignore_extra
         )
         with ChangeReader(options) as reader:

@@ -11,7 +11,7 @@ from tidesink.errors import LOAD_AGAIN, SchemaRefusedError, TargetError
 from tidesink.events import TableId, fold_name, folding
 from tidesink.sinks.state.progress import Progress
 from tidesink.typemap.render_sql import Spelling
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tidesink.config.targets import TargetFeature
     from tidesink.sinks.state.progress import StateStore
     from tidesink.sinks.targets.modes import HistoryNames
-    from tidesink.typemap.target_schema import ShapeColumn
+    from tidesink.typemap.target_schema import TargetColumn
 
 
 DeleteMode = Literal["hard", "soft"]
@@ -120,7 +120,7 @@ class RowFormat:
         of one range.
     """
 
-    shape: TableShape
+    shape: TargetSchema
     mode: TableMode = "upsert"
     sequenced: bool = False
     keeps: bool = False
@@ -206,7 +206,7 @@ class ReducedBatch:
         that the lake runs instead, and the reason.
     """
 
-    shape: TableShape
+    shape: TargetSchema
     upserts: int
     deletes: int
     frame: DataFrame | None = None
@@ -325,7 +325,7 @@ class EvolveResult:
 
 class SchemaGap(NamedTuple):
     """The difference between the columns that a target table has and those that it should have (a
-    ``TableShape``).
+    ``TargetSchema``).
 
     ``columns``: all columns of the target.
     ``added``: columns that the target lacks.
@@ -401,7 +401,7 @@ class TargetTable(Protocol):
                 as ``claim``.
         """
 
-    def gap(self, shape: TableShape) -> SchemaGap:
+    def gap(self, shape: TargetSchema) -> SchemaGap:
         """Return the column changes that ``evolve`` would make for ``shape``. May use cached columns of the
         target.
 
@@ -410,7 +410,7 @@ class TargetTable(Protocol):
                 and both types.
         """
 
-    def evolve(self, shape: TableShape) -> EvolveResult:
+    def evolve(self, shape: TargetSchema) -> EvolveResult:
         """Add and widen the target's columns so that it can store ``shape``.
 
         Existing rows get the default of each new column.
@@ -529,7 +529,7 @@ class Target(Protocol):
         """The abilities of this target, such as dropping a column."""
 
     def open_table(
-        self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
+        self, shape: TargetSchema, *, pipeline: str, delete_mode: DeleteMode = "hard"
     ) -> TargetTable:
         """Open the target table for rows with the columns and key of ``shape``, and create it if missing.
 
@@ -558,13 +558,13 @@ class TableReader(Protocol):
                 as ``TargetTable.claim``.
         """
 
-    def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
+    def rows(self, columns: Sequence[TargetColumn]) -> DataFrame:
         """Return the current rows of the source table as a lazy frame with ``columns``, in this order.
 
         Tombstones and soft-deleted rows are left out.
         """
 
-    def compared_rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
+    def compared_rows(self, columns: Sequence[TargetColumn]) -> DataFrame:
         """Return the frame of ``rows`` in the form that ``tidesink diff`` compares with the source.
 
         It may have one more column at the end, ``spark.digests.ODD``: the texts of values that do not fit
@@ -585,7 +585,7 @@ class TableReader(Protocol):
 class ReadableTarget(Target, Protocol):
     """A target whose stored rows can be read, for example to compare them with the source."""
 
-    def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> TableReader | None:
+    def reader(self, shape: TargetSchema, *, pipeline: str, session: SparkSession) -> TableReader | None:
         """Return a reader of the target table whose columns and key ``shape`` describes; None if it does not
         exist.
 
@@ -674,11 +674,11 @@ class PreflightChecks(ABC):
     """Checks of a target type's tables, for ``tidesink plan`` and before a table is first written."""
 
     @abstractmethod
-    def column_type(self, settings: Any, column: ShapeColumn) -> str:
+    def column_type(self, settings: Any, column: TargetColumn) -> str:
         """Return a column's type as the target names it; ``settings`` are the target's settings."""
 
     @abstractmethod
-    def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
+    def foresee(self, config: Config, shape: TargetSchema) -> PreflightResult:
         """Return a table's limits and warnings at the target, except those that follow from its
         ``Capabilities``.
 
@@ -705,7 +705,7 @@ class Reserved(NamedTuple):
     names: frozenset[str]
 
 
-def check_shape(shape: TableShape, reserved: Reserved | None = None) -> None:
+def check_shape(shape: TargetSchema, reserved: Reserved | None = None) -> None:
     """Check that rows with the columns and key of ``shape`` can be merged into a table.
 
     Raises:
@@ -729,7 +729,7 @@ def check_shape(shape: TableShape, reserved: Reserved | None = None) -> None:
         )
 
 
-def check_key(shape: TableShape) -> None:
+def check_key(shape: TargetSchema) -> None:
     """Check that a table has a key to merge rows by.
 
     Raises:

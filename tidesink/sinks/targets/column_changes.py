@@ -17,8 +17,8 @@ from tidesink.events import TableId, folding
 from tidesink.sinks.targets.base import SchemaGap
 from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import (
-    ShapeColumn,
-    TableShape,
+    TargetColumn,
+    TargetSchema,
     default_value,
     key_change,
     ways_out,
@@ -35,7 +35,7 @@ class Evolution:
     ``widened``: new Spark type by column name, as the target spells the name.
     """
 
-    added: tuple[ShapeColumn, ...] = ()
+    added: tuple[TargetColumn, ...] = ()
     widened: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -44,7 +44,7 @@ class Evolution:
         return bool(self.added or self.widened)
 
 
-def plan_evolution(present: Mapping[str, str], shape: TableShape) -> Evolution:
+def plan_evolution(present: Mapping[str, str], shape: TargetSchema) -> Evolution:
     """Compare a target table's columns with those that it should have (``shape``), and return the changes it
     needs.
 
@@ -75,7 +75,7 @@ def gap_of(present: Mapping[str, str], plan: Evolution) -> SchemaGap:
     return SchemaGap(tuple(present), tuple(column.name for column in plan.added), widened, present)
 
 
-def _refuse_new_keys(added: tuple[ShapeColumn, ...], table: TableId) -> None:
+def _refuse_new_keys(added: tuple[TargetColumn, ...], table: TableId) -> None:
     keys = [column.name for column in added if column.key]
     if keys:
         raise SchemaRefusedError(
@@ -86,7 +86,7 @@ def _refuse_new_keys(added: tuple[ShapeColumn, ...], table: TableId) -> None:
         )
 
 
-def _wider(present: str, column: ShapeColumn, table: TableId) -> str:
+def _wider(present: str, column: TargetColumn, table: TableId) -> str:
     text_holds = present == "string" and row_of(column.type).reader == "decimal"
     wider = wider_ddl(present, column.spark, text_holds=text_holds)
     if wider is None:
@@ -105,8 +105,8 @@ def _wider(present: str, column: ShapeColumn, table: TableId) -> str:
 
 
 def default_texts(
-    columns: tuple[ShapeColumn, ...],
-    shape: TableShape,
+    columns: tuple[TargetColumn, ...],
+    shape: TargetSchema,
     *,
     literal: Callable[[TargetValue], str] | None = None,
 ) -> tuple[dict[str, str], tuple[str, ...]]:

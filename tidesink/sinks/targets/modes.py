@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidesink.config.models import LONGEST_SHARD, Destination
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import ColumnType, Op, fold_name
-from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, default_name, without
+from tidesink.typemap.target_schema import Shard, TargetColumn, TargetSchema, default_name, without
 
 if TYPE_CHECKING:
     from tidesink.config import TableConfig
@@ -39,7 +39,7 @@ def names_of(settings: TableConfig) -> HistoryNames | None:
     return HistoryNames(settings.history.valid_from, settings.history.valid_to, settings.history.current)
 
 
-def kept_shape(shape: TableShape, settings: TableConfig) -> TableShape:
+def kept_shape(shape: TargetSchema, settings: TableConfig) -> TargetSchema:
     """Return the columns and key that a source table's mode requires at the target.
 
     Raises:
@@ -49,7 +49,7 @@ def kept_shape(shape: TableShape, settings: TableConfig) -> TableShape:
     return row_shape(shape, settings) if names is None else history_shape(shape, names)
 
 
-def first_shape(shape: TableShape, settings: TableConfig) -> TableShape:
+def first_shape(shape: TargetSchema, settings: TableConfig) -> TargetSchema:
     """Return ``kept_shape`` for a table that is being created.
 
     Leaves out columns that may be an excluded column that was renamed at the source. The worker checks these
@@ -58,11 +58,11 @@ def first_shape(shape: TableShape, settings: TableConfig) -> TableShape:
     Raises:
         SchemaRefusedError: a source column has the name of a column that the mode adds.
     """
-    doubted = (c.name for c in shape.columns if settings.layout.doubts(c))
-    return kept_shape(without(shape, doubted), settings)
+    excluded_among = (c.name for c in shape.columns if settings.projection.may_be_excluded(c))
+    return kept_shape(without(shape, excluded_among), settings)
 
 
-def row_shape(shape: TableShape, settings: TableConfig) -> TableShape:
+def row_shape(shape: TargetSchema, settings: TableConfig) -> TargetSchema:
     """Return the columns and key of a batch's rows under the table's mode.
 
     Under ``history`` they are the source's, and the target turns the rows into versions.
@@ -97,18 +97,18 @@ IMAGES_AN_EVENT: Final = 2
 
 # These come first because Delta and Iceberg keep statistics of a table's first columns only.
 _OWN: Final = (
-    ShapeColumn(PARTITION, ColumnType("int", sql="partition of the topic"), "int", key=True),
-    ShapeColumn(OFFSET, ColumnType("bigint", sql="offset of the record"), "bigint", key=True),
-    ShapeColumn(INDEX, ColumnType("int", sql="number of the row in its record"), "int", key=True),
-    ShapeColumn(OP, ColumnType("varchar", length=16, sql="operation, such as insert or delete"), "string"),
-    ShapeColumn(COMMIT_TS, ColumnType("bigint", sql="commit_ts at the source"), "bigint"),
-    ShapeColumn(
+    TargetColumn(PARTITION, ColumnType("int", sql="partition of the topic"), "int", key=True),
+    TargetColumn(OFFSET, ColumnType("bigint", sql="offset of the record"), "bigint", key=True),
+    TargetColumn(INDEX, ColumnType("int", sql="number of the row in its record"), "int", key=True),
+    TargetColumn(OP, ColumnType("varchar", length=16, sql="operation, such as insert or delete"), "string"),
+    TargetColumn(COMMIT_TS, ColumnType("bigint", sql="commit_ts at the source"), "bigint"),
+    TargetColumn(
         UNAVAILABLE, ColumnType("text", sql="JSON list of columns that the source did not send"), "string"
     ),
 )
 
 
-def log_shape(shape: TableShape) -> TableShape:
+def log_shape(shape: TargetSchema) -> TargetSchema:
     """Return the columns and key of a table's change log.
 
     The key is the row's position in the topic (partition, offset, index), not the source table's key. A shape
@@ -153,7 +153,7 @@ class HistoryNames(NamedTuple):
         return (*self, FROM_COLUMN, TO_COLUMN, READ_COLUMN)
 
 
-def history_shape(shape: TableShape, names: HistoryNames) -> TableShape:
+def history_shape(shape: TargetSchema, names: HistoryNames) -> TargetSchema:
     """Return the columns and key of a table's history.
 
     The history's own columns come right after the key, because lakes keep the least and greatest values per
@@ -180,23 +180,23 @@ def history_shape(shape: TableShape, names: HistoryNames) -> TableShape:
     return replace(shape, columns=columns, keys=tuple(column.name for column in columns if column.key))
 
 
-def own_columns(names: HistoryNames) -> tuple[ShapeColumn, ...]:
+def own_columns(names: HistoryNames) -> tuple[TargetColumn, ...]:
     """Return the columns that ``mode: history`` adds to the source's columns."""
     instant, number, mark = ColumnType("timestamp", fsp=3), ColumnType("bigint"), ColumnType("boolean")
     return (
-        ShapeColumn(FROM_COLUMN, number, "bigint", "commit_ts at which the version begins", key=True),
-        ShapeColumn(TO_COLUMN, number, "bigint", "commit_ts at which the version ended"),
-        ShapeColumn(names.valid_from, instant, "timestamp", "time at which the version begins"),
-        ShapeColumn(names.valid_to, instant, "timestamp", "time at which the version ended"),
-        ShapeColumn(names.current, mark, "boolean", "true: this is the current version of the row"),
-        ShapeColumn(READ_COLUMN, mark, "boolean", "true: the version begins with a snapshot's read"),
+        TargetColumn(FROM_COLUMN, number, "bigint", "commit_ts at which the version begins", key=True),
+        TargetColumn(TO_COLUMN, number, "bigint", "commit_ts at which the version ended"),
+        TargetColumn(names.valid_from, instant, "timestamp", "time at which the version begins"),
+        TargetColumn(names.valid_to, instant, "timestamp", "time at which the version ended"),
+        TargetColumn(names.current, mark, "boolean", "true: this is the current version of the row"),
+        TargetColumn(READ_COLUMN, mark, "boolean", "true: the version begins with a snapshot's read"),
     )
 
 
 _SHARD_TYPE = ColumnType("varchar", length=LONGEST_SHARD, sql=f"varchar({LONGEST_SHARD})")
 
 
-def routed_shape(shape: TableShape, destination: Destination) -> TableShape:
+def routed_shape(shape: TargetSchema, destination: Destination) -> TargetSchema:
     """Return a table's columns and key with the table name that its route sets for the target.
 
     If the target table is shared, the shard column is added as the last column and the last key column.
@@ -221,6 +221,6 @@ def routed_shape(shape: TableShape, destination: Destination) -> TableShape:
     )
 
 
-def shard_column(shard: Shard) -> ShapeColumn:
+def shard_column(shard: Shard) -> TargetColumn:
     """Return the shard column of a shared table, which names each row's source table."""
-    return ShapeColumn(shard.column, _SHARD_TYPE, "string", key=True)
+    return TargetColumn(shard.column, _SHARD_TYPE, "string", key=True)

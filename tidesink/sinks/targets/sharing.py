@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets.column_changes import plan_evolution
-from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, key_change
+from tidesink.typemap.target_schema import Shard, TargetColumn, TargetSchema, key_change
 
 _SHOWN: Final = 5
 
@@ -66,12 +66,12 @@ def tag(shard: Shard) -> str:
     return sha256(shard.value.encode()).hexdigest()[:16]
 
 
-def names_of(shape: TableShape) -> tuple[str, ...]:
+def names_of(shape: TargetSchema) -> tuple[str, ...]:
     """Return the column names of a shard's rows, in the form in which the shard's ledger stores them."""
     return tuple(sorted(shape.by_name))
 
 
-def new_columns(shape: TableShape, known: Collection[str] | None) -> tuple[ShapeColumn, ...]:
+def new_columns(shape: TargetSchema, known: Collection[str] | None) -> tuple[TargetColumn, ...]:
     """Return the columns of ``shape`` that a shard's existing rows do not have.
 
     ``known``: columns of the shard's existing rows, from its ledger; None if the shard has no rows.
@@ -81,12 +81,12 @@ def new_columns(shape: TableShape, known: Collection[str] | None) -> tuple[Shape
     return tuple(column for column in shape.columns if shape.fold(column.name) not in known)
 
 
-def known_after(known: Collection[str] | None, shape: TableShape) -> tuple[str, ...] | None:
+def known_after(known: Collection[str] | None, shape: TargetSchema) -> tuple[str, ...] | None:
     """Return a shard's columns after the columns of ``shape`` were added; None if the shard has no rows."""
     return None if known is None else tuple(sorted({*known, *names_of(shape)}))
 
 
-def holds(present: Mapping[str, str], shape: TableShape) -> bool:
+def holds(present: Mapping[str, str], shape: TargetSchema) -> bool:
     """Return True if a shared table with the columns ``present`` can store the columns of ``shape``.
 
     ``present`` may be outdated: other shards only add and widen columns, so a True stays right.

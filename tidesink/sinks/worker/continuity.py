@@ -33,7 +33,7 @@ from tidesink.sinks.state.progress import LastRecord, Progress, StateStore, Topi
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.targets.modes import first_shape
 from tidesink.sinks.worker.control import Pauses, Unaccepted, check_not_restored
-from tidesink.sinks.worker.tally import Tally, Tombstones
+from tidesink.sinks.worker.counters import TableCounters, Tombstones
 
 _FIRST_RECORDS: Final = "first-records"
 NO_RECORDS: Final[Mapping[int, LastRecord]] = {}
@@ -294,7 +294,7 @@ def _compare(topic: str, number: int, before: FirstRecord, now: FirstRecord | No
 
 
 def opened(
-    context: WorkerContext, decoding: Decoding, settings: TableConfig, tally: Tally, pauses: Pauses
+    context: WorkerContext, decoding: Decoding, settings: TableConfig, counters: TableCounters, pauses: Pauses
 ) -> tuple[Hold, Tombstones | None]:
     """Open the table at the target and claim it for this worker; close it again if that fails.
 
@@ -311,7 +311,7 @@ def opened(
     pipeline = context.config.pipeline
     table = context.target.open_table(shape, pipeline=pipeline, delete_mode=settings.deletes)
     try:
-        hold, tombstones = taken(context, table, settings.table, tally, pauses)
+        hold, tombstones = taken(context, table, settings.table, counters, pauses)
         if context.config.source.has_commit_positions:
             check_bounded(hold.progress)
     except BaseException:
@@ -321,7 +321,7 @@ def opened(
 
 
 def taken(
-    context: WorkerContext, table: TargetTable, name: TableId, tally: Tally, pauses: Pauses
+    context: WorkerContext, table: TargetTable, name: TableId, counters: TableCounters, pauses: Pauses
 ) -> tuple[Hold, Tombstones | None]:
     """Claim the next epoch of an open table, so that other workers can no longer commit to it.
 
@@ -337,21 +337,21 @@ def taken(
     before, place = context.store.status_of(pipeline, name), context.place_of(name)
     pauses.check_law(before, place)
     claim = table.claim()
-    tally.claimed(claim.epoch, before)
+    counters.claimed(claim.epoch, before)
     progress = table.committed()
     if progress != claim.progress:
         raise StaleProgressError(
             "The progress changed between the claim and the first read. Another worker holds the table.",
             table=str(name),
         )
-    check_not_restored(context.store, progress, place, life=tally.life)
-    tally.resume(context, name)
+    check_not_restored(context.store, progress, place, life=counters.life)
+    counters.resume(context, name)
     fresh = Progress(name, pipeline, claim.epoch, 0, sequence_by=settings.sequence_by)
     known = progress if progress is not None else fresh
-    tally.stands(known, place)
+    counters.stands(known, place)
     tombstones = _tombstones(table, settings)
     horizon = tombstones.horizon if tombstones else None
-    columns = KnownColumns(context.store, known, settings.layout)
+    columns = KnownColumns(context.store, known, settings.projection)
     known = replace(known, sequence_by=settings.sequence_by)
     return Hold(table, claim.epoch, known, horizon=horizon, known=columns), tombstones
 

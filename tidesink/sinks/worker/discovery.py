@@ -11,7 +11,7 @@ from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.context import WorkerContext
 from tidesink.sinks.batch.topic_ddl import TOPIC_ABSENT
-from tidesink.sinks.kafka.offsets import Look, TopicOffsets, furthest, topic_gone
+from tidesink.sinks.kafka.offsets import Look, TopicOffsets, furthest, topic_deleted
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.worker.look_ups import QuietTables, TablesOfTopic, TopicLookUps
 from tidesink.sinks.worker.preflight import Goals
@@ -89,7 +89,7 @@ class TableTasks:
                 left.append((topic, table))
             elif topic not in found:
                 self._add(topic, table)
-                self._table_tasks[topic][table].fail(topic_gone(topic))
+                self._table_tasks[topic][table].fail(topic_deleted(topic))
         self._earlier = tuple(left)
         self._there |= found.keys()
         self._read_on.clear()

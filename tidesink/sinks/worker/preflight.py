@@ -13,7 +13,7 @@ from tidesink.events import TableId, fold_name
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Capabilities, Limit, PreflightResult
 from tidesink.typemap.table import row_of
-from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, without
+from tidesink.typemap.target_schema import Shard, TargetColumn, TargetSchema, without
 
 if TYPE_CHECKING:
     from tidesink.config.models import Destination
@@ -51,12 +51,12 @@ _NO_KEY: Final = (
 )
 
 
-def column_type(config: Config, column: ShapeColumn) -> str:
+def column_type(config: Config, column: TargetColumn) -> str:
     """Return the type that a column has in the target, by the target's own name."""
     return target_module(config.target).PREFLIGHT.column_type(config.target, column)
 
 
-def preflight_of(config: Config, shape: TableShape, theirs: Collection[str]) -> PreflightResult:
+def preflight_of(config: Config, shape: TargetSchema, theirs: Collection[str]) -> PreflightResult:
     """Check if a target can store a table, without writing to it, and return the target's limits and
     warnings.
 
@@ -77,14 +77,14 @@ def preflight_of(config: Config, shape: TableShape, theirs: Collection[str]) -> 
     return found._replace(limits=limits)
 
 
-def _preflight(config: Config, shape: TableShape, theirs: Collection[str]) -> PreflightResult:
+def _preflight(config: Config, shape: TargetSchema, theirs: Collection[str]) -> PreflightResult:
     """Return the result of the target's own check of a table.
 
     If the target refuses the table only because of columns that an existing table would not get (the policy
     ``schema-changes: add`` is not ``apply``), the refusal becomes a warning.
     """
     settings = config.table_config(shape.source)
-    add, asked = settings.schema_changes.add, settings.layout.asked
+    add, asked = settings.schema_changes.add, settings.projection.asked
     foresee = target_module(config.target).PREFLIGHT.foresee
     try:
         return foresee(config, shape)
@@ -98,7 +98,7 @@ def _preflight(config: Config, shape: TableShape, theirs: Collection[str]) -> Pr
         return found._replace(warnings=(*found.warnings, _NOT_MADE.format(add, refused.message)))
 
 
-def row_limits(able: Capabilities, shape: TableShape, theirs: Collection[str]) -> Iterator[Limit]:
+def row_limits(able: Capabilities, shape: TargetSchema, theirs: Collection[str]) -> Iterator[Limit]:
     """Yield the limits of a target on values and on delivery: exactly once, stored rows, U+0000 in text.
 
     ``able``: the target's capabilities. ``theirs``: names of the columns that come from the source.
@@ -112,13 +112,13 @@ def row_limits(able: Capabilities, shape: TableShape, theirs: Collection[str]) -
         yield Limit("nul-in-text", NO_NUL, texts)
 
 
-def _may_hold_nul(column: ShapeColumn) -> bool:
+def _may_hold_nul(column: TargetColumn) -> bool:
     """Return True if values of a column may contain the character U+0000. JSON columns escape it."""
     return row_of(column.type).reader == "text" and row_of(column.type).name != "json"
 
 
 def change_limits(
-    able: Capabilities, shape: TableShape, settings: TableConfig, *, reported: bool
+    able: Capabilities, shape: TargetSchema, settings: TableConfig, *, reported: bool
 ) -> Iterator[Limit]:
     """Yield the schema changes that the table's policies would apply, and that the target cannot do.
 
@@ -227,7 +227,7 @@ def _place_of(target: TargetSettings, table: TableId) -> str:
         return str(table)
 
 
-def shown_goal(config: Config, table: TableId) -> dict[str, str]:
+def shown_target(config: Config, table: TableId) -> dict[str, str]:
     """Return a table's name and shard in the target as details of its status.
 
     Empty if the table has the same name in the target as in the source, and no shard.

@@ -275,7 +275,7 @@ class ReplayTask(TableTask):
         held = self._hold.table.committed() if self._hold else None
         status = store.status_of(self._context.config.pipeline, self.table)
         if status is not None and held is not None:
-            hold = self._tally.life, self._tally.epoch
+            hold = self._counters.life, self._counters.epoch
             store.save_status(replace(status, life=hold[0], epoch=hold[1], batch=held.batch))
 
     def _replay_batch(self, plan: BatchPlan, reader: LetterReader) -> ReplayBatch:

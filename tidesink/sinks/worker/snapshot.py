@@ -387,15 +387,15 @@ class _Ahead:
         gap: The columns that only the database or only the applied changes have.
         unfit: True if a row does not fit.
         since: The applied offset per partition when the difference was found.
-        goal: The topic's end offsets after the difference was found, up to which changes are applied first.
-            None until they are looked up.
-        again: True if all changes up to an earlier goal are applied, and the difference is still the same.
+        catch_up_to: The topic's end offsets after the difference was found. Changes up to them are applied
+            first. None until they are looked up.
+        again: True if all changes up to earlier end offsets are applied and the difference is still the same.
     """
 
     gap: ColumnGap
     unfit: bool
     since: Mapping[int, int]
-    goal: Mapping[int, int] | None = None
+    catch_up_to: Mapping[int, int] | None = None
     again: bool = False
 
     @property
@@ -549,10 +549,10 @@ class Snapshot:
         ahead = self._ahead
         if ahead is None:
             return False
-        if ahead.goal is None:
+        if ahead.catch_up_to is None:
             # These end offsets are from after the comparison of the columns.
-            ahead = self._ahead = replace(ahead, goal=dict(ends))
-        if any(applied.get(number, 0) < end for number, end in (ahead.goal or {}).items()):
+            ahead = self._ahead = replace(ahead, catch_up_to=dict(ends))
+        if any(applied.get(number, 0) < end for number, end in (ahead.catch_up_to or {}).items()):
             return True
         return ahead.again and ahead.since == applied
 
@@ -634,8 +634,8 @@ class Snapshot:
             stored = database.table(self._settings.table)
             self._estimate = stored.rows
             source, gap = source_plan(plan, stored)
-            layout, fold = self._settings.layout, plan.rows.shape.fold
-            gap = gap._replace(new=tuple(one for one in gap.new if not layout.leaves_out(one, fold)))
+            projection, fold = self._settings.projection, plan.rows.shape.fold
+            gap = gap._replace(new=tuple(one for one in gap.new if not projection.leaves_out(one, fold)))
             if self._is_ahead(gap, plan.decoder, applied):
                 return None
             # Must come after the offsets of the table's changes are fixed, and before its rows are read.

@@ -80,7 +80,7 @@ class SourceDdl:
         self._waits: tuple[Sequence[SourceStatement], float] = ((), 0.0)
         # The offset after the last undecided statement, and end offsets of the table's topic that were looked
         # up after this statement was read.
-        self._goal: tuple[int, Mapping[int, int]] = (-1, {})
+        self._catch_up_to: tuple[int, Mapping[int, int]] = (-1, {})
 
     @property
     def _policies(self) -> Policies:
@@ -154,10 +154,10 @@ class SourceDdl:
         if time.time() < settled:
             self._waits = undecided, settled
             return None
-        if self._goal[0] != end:
+        if self._catch_up_to[0] != end:
             now = self._context.topics.ends_now(found)
-            self._goal = end, {n: at.latest for n, at in now.partitions.items()}
-        if any(applied.get(n, 0) < goal for n, goal in self._goal[1].items()):
+            self._catch_up_to = end, {n: at.latest for n, at in now.partitions.items()}
+        if any(applied.get(n, 0) < end for n, end in self._catch_up_to[1].items()):
             return None
         found_of_it = self._followed(replace(decided.ddl, followed=end), [one.ddl for one in followed])
         return replace(found_of_it, chosen=policies.chosen)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.targets.base import TableReader
     from tidesink.source_database.base import KeyTexts, StoredTable
     from tidesink.source_database.key_bounds import Bound
-    from tidesink.typemap.target_schema import ShapeColumn, TableShape
+    from tidesink.typemap.target_schema import TargetColumn, TargetSchema
 
 # Number of keys per query, low enough that a database looks up each key in its index.
 KEYS_A_QUERY: Final = 500
@@ -456,7 +456,7 @@ def source_task(  # noqa: PLR0913  (the task's input, and its point in time)
 
 @contextmanager
 def open_target_reader(
-    context: WorkerContext, shape: TableShape, *, missing: ConfigError
+    context: WorkerContext, shape: TargetSchema, *, missing: ConfigError
 ) -> Iterator[TableReader]:
     """Open a reader of the rows that a table has in the target, in a Spark session of its own.
 
@@ -487,7 +487,7 @@ def no_resync(table: TableId) -> ConfigError:
     return ConfigError(f"A resync of the table is not possible. {_NOT_READABLE}", table=str(table))
 
 
-def compared_columns(reader: TableReader, columns: Sequence[ShapeColumn]) -> tuple[ComparedColumn, ...]:
+def compared_columns(reader: TableReader, columns: Sequence[TargetColumn]) -> tuple[ComparedColumn, ...]:
     """Return columns of the target with the Spark types in which both sides' values are compared."""
     from tidesink.sinks.spark.digests import ComparedColumn
 

@@ -47,7 +47,7 @@ from tidesink.sinks.kafka.offsets import (
     is_other_topic,
     limited,
     plan_ranges,
-    topic_gone,
+    topic_deleted,
     topic_progress,
     waiting_records,
 )
@@ -56,14 +56,14 @@ from tidesink.sinks.spark.errors import fault_of
 from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, TableState, TableStatus, TopicProgress
 from tidesink.sinks.worker.continuity import Continuity, late_start, opened
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl
+from tidesink.sinks.worker.counters import TableCounters, Tombstones
 from tidesink.sinks.worker.outages import LAG, OLDEST, OldestRecords, SavedStatus
-from tidesink.sinks.worker.preflight import shown_goal
+from tidesink.sinks.worker.preflight import shown_target
 from tidesink.sinks.worker.rewind import RewindBatch, Rewinds, again_only, refused, rewind_details
 from tidesink.sinks.worker.snapshot import KeyOrderError, Snapshot, SnapshotBatch, SnapshotRefusedError
 from tidesink.sinks.worker.source_ddl import SourceDdl
 from tidesink.sinks.worker.starts import Start
 from tidesink.sinks.worker.sweep import SweepBatch
-from tidesink.sinks.worker.tally import Tally, Tombstones
 from tidesink.sinks.worker.watermarks import MOST_WAITING
 
 _log = structlog.get_logger("tidesink.worker")
@@ -119,7 +119,7 @@ class TableTask:
         self._passed = PassedRecords(context.config.batch.watermark_interval)
         self._size = RecordSize()
         self._added = AddedPartitions()
-        self._tally = Tally()
+        self._counters = TableCounters()
         self._tombstones: Tombstones | None = None
         self._error: str | None = None
         self._refusal: TidesinkError | None = None
@@ -159,7 +159,7 @@ class TableTask:
                 self._save_quietly()
             self._compaction = found.compaction
             if found.compaction is not None and self._hold is not None:
-                batch, caught_up = self._hold.progress.batch, self._tally.caught_up
+                batch, caught_up = self._hold.progress.batch, self._counters.caught_up
                 ends = {n: at.latest for n, at in found.partitions.items()}
                 caught_up.see(ends, self._next_offsets(), batch=batch, now=time.time())
                 if self.state == "IDLE" and caught_up.is_due(found.compaction):
@@ -201,8 +201,8 @@ class TableTask:
         """Return the last batch's progress in the topic from the state store, or None if it is unknown."""
         context = self._context
         try:
-            self._tally.resume(context, self.table)
-            found = context.store.progress_of_batch(context.config.pipeline, self.table, self._tally.batch)
+            self._counters.resume(context, self.table)
+            found = context.store.progress_of_batch(context.config.pipeline, self.table, self._counters.batch)
         except StateStoreError:
             return None
         return found.topics.get(self.topic) if found is not None else None
@@ -290,7 +290,7 @@ class TableTask:
     @property
     def applied(self) -> int:
         """Number of row events that all runs together have applied to the table."""
-        return self._tally.total.applied
+        return self._counters.total.applied
 
     @property
     def looks_again(self) -> bool:
@@ -319,7 +319,7 @@ class TableTask:
         known, ends = self.read_up_to(found), found.partitions
         if known.keys() != ends.keys():
             return None
-        fits = self._tally.filtered.watermarks > 0 and all(
+        fits = self._counters.filtered.watermarks > 0 and all(
             ends[n].earliest <= at <= ends[n].latest <= at + MOST_WAITING for n, at in known.items()
         )
         return known if fits else None
@@ -399,7 +399,7 @@ class TableTask:
             return
         try:
             # Earlier runs' counters must be loaded before the first save, which would overwrite them with 0.
-            self._tally.resume(self._context, self.table)
+            self._counters.resume(self._context, self.table)
             self._save(self._status())
         except StateStoreError as exc:
             _log.debug("status not saved", table=str(self.table), error=str(exc))
@@ -491,9 +491,9 @@ class TableTask:
             batches=self.batches,
             commit_ts=progress.commit_ts if progress else None,
             lag=self._known_lag(),
-            counters=self._tally.run.as_counters(),
-            zero_dates=dict(self._tally.run_zero_dates),
-            ambiguous_times=dict(self._tally.run_ambiguous_times),
+            counters=self._counters.run.as_counters(),
+            zero_dates=dict(self._counters.run_zero_dates),
+            ambiguous_times=dict(self._counters.run_ambiguous_times),
             warnings=self._warnings(),
             error=self._error,
         )
@@ -519,13 +519,13 @@ class TableTask:
         if opens and found is not None and self.is_short(found):
             return  # another look-up of the offsets must confirm this first
         if found is None:
-            raise topic_gone(self.topic)
+            raise topic_deleted(self.topic)
         if self._rewinds.is_due(self._hold.progress) and self._may_read:
             # Before the continuity check: a new rewind may skip records that expired during the last one.
             self._rewind(found)
             return
         if self._snapshot.is_outrun(self._hold.progress):
-            self._tally.warnings += (self._snapshot.tell_outrun(self._hold.progress),)
+            self._counters.warnings += (self._snapshot.tell_outrun(self._hold.progress),)
             self._change("RUNNING", None)
             return
         if not self._goes_on(progress, found) or not self._may_read:
@@ -554,7 +554,7 @@ class TableTask:
             progress,
             found,
             batch=self._hold.progress.batch,
-            caught_up=self._tally.caught_up,
+            caught_up=self._counters.caught_up,
             pauses=self._pauses,
             repaired=self._snapshot.repairs(self._hold.progress),
             passed=self._passed.last,
@@ -602,7 +602,7 @@ class TableTask:
             loads = self._snapshot.is_under_way(progress)
             plan = context.retry(self.table).call(lambda: self._rewinds.plan(progress, found, loads=loads))
         except ConfigError as exc:
-            self._tally.warnings += (refused(exc),)
+            self._counters.warnings += (refused(exc),)
             self._change("RUNNING", None)
             return
         if plan is not None and asked is not None:
@@ -663,7 +663,7 @@ class TableTask:
             part = retry.call(lambda: self._snapshot.next_part(progress, plan, applied))
         except SnapshotRefusedError as exc:
             part = None
-            self._tally.warnings += (self._snapshot.refuse(exc, progress),)
+            self._counters.warnings += (self._snapshot.refuse(exc, progress),)
         if part is None:
             self._change("RUNNING", None)
             return
@@ -700,7 +700,7 @@ class TableTask:
         if self._hold is not None:
             return True
         if found is None:
-            raise topic_gone(self.topic)
+            raise topic_deleted(self.topic)
         try:
             self._hold = self._context.retry(self.table).call(lambda: self._open(found))
         except ConfigError as exc:
@@ -744,7 +744,7 @@ class TableTask:
         if self._decoding is None:
             self._decoding = open_decoding(context, self.topic, self.table, session=self._session)
         self._decoding.prepare(found, self._start.offsets)
-        hold, self._tombstones = opened(context, self._decoding, self._settings, self._tally, self._pauses)
+        hold, self._tombstones = opened(context, self._decoding, self._settings, self._counters, self._pauses)
         return hold
 
     def _plan(self, found: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
@@ -755,7 +755,7 @@ class TableTask:
         batch = self._context.config.batch
         available = self._available(found)
         if not self._next_offsets():
-            self._tally.warnings += late_start(self.topic, found)
+            self._counters.warnings += late_start(self.topic, found)
         limits = Limits(batch.max_records, batch.max_bytes, self._size)
         source = self._context.source
         self._context.retry(self.table).call(lambda: sample(limits, available, source.fetch))
@@ -866,7 +866,7 @@ class TableTask:
                 self._hold = replace(self._hold, horizon=self._tombstones.horizon)
             # The size of decoded records in memory counts, which is many times the size in Kafka.
             self._size.learn(outcome.read.records, outcome.read.decoded)
-            self._tally.add(outcome)
+            self._counters.add(outcome)
             self._context.listeners.hear(applied_event(self.table, outcome))
         if outcome.pending:
             self._pauses.wait_for(outcome.pending)
@@ -879,7 +879,7 @@ class TableTask:
 
     def _refused(self, exc: SchemaRefusedError) -> None:
         """Set the state to PAUSED if the target refuses a schema change, or to FAILING in other cases."""
-        pending = pending_of(exc, self._settings.layout)
+        pending = pending_of(exc, self._settings.projection)
         if pending is None:
             self._fail(exc, passes=False)
             return
@@ -894,7 +894,7 @@ class TableTask:
             self.cooldown.start()
         text = error_text(exc) if isinstance(exc, TidesinkError) else str(fault_of(exc))
         if isinstance(exc, AccountingError):
-            text = f"{text} {self._pauses.break_law(exc, self._tally.rank)}"
+            text = f"{text} {self._pauses.break_law(exc, self._counters.rank)}"
         again = passes and not self._context.ends
         self._context.failures.note(self.table, exc, self.cooldown.seconds if again else None, text=text)
         self._change("FAILING", text)
@@ -908,7 +908,7 @@ class TableTask:
         # Earlier runs' counters must be loaded before the first save, which would overwrite them with 0.
         resumed = self._context.noted(
             self.table,
-            lambda: self._tally.resume(self._context, self.table),
+            lambda: self._counters.resume(self._context, self.table),
             unless="counters of earlier runs not read",
         )
         status = self._status()
@@ -927,7 +927,7 @@ class TableTask:
         """
         if self._owes_law:
             with suppress(StateStoreError):
-                self._tally.resume(self._context, self.table)
+                self._counters.resume(self._context, self.table)
                 self._save(self._status())
                 self._owes_law = False
 
@@ -946,23 +946,23 @@ class TableTask:
             self.table,
             self.state,
             error=self._error,
-            counters=self._tally.total.as_counters(),
-            zero_dates=dict(self._tally.zero_dates),
-            ambiguous_times=dict(self._tally.ambiguous_times),
+            counters=self._counters.total.as_counters(),
+            zero_dates=dict(self._counters.zero_dates),
+            ambiguous_times=dict(self._counters.ambiguous_times),
             warnings=self._warnings(),
-            batch=progress.batch if progress else self._tally.batch,
-            commit_ts=progress.commit_ts if progress else self._tally.commit_ts,
-            life=self._tally.life,
-            epoch=self._tally.epoch,
+            batch=progress.batch if progress else self._counters.batch,
+            commit_ts=progress.commit_ts if progress else self._counters.commit_ts,
+            life=self._counters.life,
+            epoch=self._counters.epoch,
             details={
                 **self._context.topics.details(self.topic),
-                PLACE: self._tally.place,
+                PLACE: self._counters.place,
                 **self._failure_details(),
-                **passed(progress, self.topic, self._tally.filtered),
-                **shown_goal(self._context.config, self.table),
-                **self._tally.left(),
-                **self._tally.forgotten(self._tombstones),
-                **(self._tally.caught_up.as_detail() if self._compaction else {}),
+                **passed(progress, self.topic, self._counters.filtered),
+                **shown_target(self._context.config, self.table),
+                **self._counters.left(),
+                **self._counters.forgotten(self._tombstones),
+                **(self._counters.caught_up.as_detail() if self._compaction else {}),
                 **self._snapshot.details(progress),
                 **rewind_details(progress, self.topic),
                 **self._pauses.details(),
@@ -989,4 +989,4 @@ class TableTask:
             self._unfollowed = tuple(unfollowed(rows, policies, progress, self.topic))
         ddl = self._ddl.warnings(self._hold)
         began = self._start.warnings()
-        return tuple(dict.fromkeys((*began, *own, *self._unfollowed, *ddl, *self._tally.warnings)))
+        return tuple(dict.fromkeys((*began, *own, *self._unfollowed, *ddl, *self._counters.warnings)))

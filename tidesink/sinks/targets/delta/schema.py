@@ -38,7 +38,7 @@ from tidesink.sinks.targets.lake.tables import (
     transaction,
 )
 from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_text
-from tidesink.typemap.target_schema import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import TargetColumn, TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,7 +95,7 @@ RESERVED: Final = Reserved("Delta", frozenset({"_metadata", "_row_dropped_", "_s
 class DeltaPreflight(LakePreflight):
     """Checks whether tables can be stored in Delta, before the first run."""
 
-    def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
+    def foresee(self, config: Config, shape: TargetSchema) -> PreflightResult:
         """Check that Delta can store the table, and return its limits.
 
         These are the batches that need a MERGE, and column names that not all readers support.
@@ -106,7 +106,7 @@ class DeltaPreflight(LakePreflight):
         return found._replace(limits=(*found.limits, *readers))
 
 
-def check(shape: TableShape, present: Iterable[str] = ()) -> None:
+def check(shape: TargetSchema, present: Iterable[str] = ()) -> None:
     """Check that a Delta table can have the columns of ``shape`` in addition to its existing columns
     ``present``.
 
@@ -118,7 +118,7 @@ def check(shape: TableShape, present: Iterable[str] = ()) -> None:
 
 
 def create_statement(
-    location: str, shape: TableShape, *, soft_deletes: bool, properties: Mapping[str, str]
+    location: str, shape: TargetSchema, *, soft_deletes: bool, properties: Mapping[str, str]
 ) -> str:
     """Return the CREATE TABLE statement for a table with the columns of ``shape``.
 
@@ -130,12 +130,12 @@ def create_statement(
     )
 
 
-def _named_by(columns: Iterable[ShapeColumn]) -> list[str]:
+def _named_by(columns: Iterable[TargetColumn]) -> list[str]:
     """Return the Delta table features that columns need because of special characters in their names."""
     return ["columnMapping"] if any(map(_needs_mapping, columns)) else []
 
 
-def _needs_mapping(column: ShapeColumn) -> bool:
+def _needs_mapping(column: TargetColumn) -> bool:
     return not _MAPPED.isdisjoint(column.name)
 
 
@@ -213,7 +213,7 @@ def open_table(
     log: DeltaLog,
     location: str,
     *,
-    shape: TableShape,
+    shape: TargetSchema,
     soft_deletes: bool,
     properties: Mapping[str, str],
 ) -> bool:
@@ -239,7 +239,7 @@ def sequence_statement(location: str, present: Mapping[str, str]) -> str:
 
 
 def evolve_table(
-    session: SparkSession, log: DeltaLog, location: str, *, shape: TableShape, plan: Evolution, epoch: int
+    session: SparkSession, log: DeltaLog, location: str, *, shape: TargetSchema, plan: Evolution, epoch: int
 ) -> tuple[str, ...]:
     """Carry out a plan of column changes, and return warnings.
 

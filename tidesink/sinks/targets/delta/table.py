@@ -65,7 +65,7 @@ from tidesink.sinks.targets.lake.tables import (
     try_path_of,
 )
 from tidesink.sinks.targets.sharing import Turns, holds, quote_identifier
-from tidesink.typemap.target_schema import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import TargetColumn, TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,7 +97,7 @@ class DeltaColumns(ABC):
         """
 
     @abstractmethod
-    def _plan(self, shape: TableShape) -> Evolution:
+    def _plan(self, shape: TargetSchema) -> Evolution:
         """Plan which columns must be added or widened so that the table can store rows of ``shape``."""
 
     def _statement(self, view: str, batch: ReducedBatch, *, appends: bool) -> str:
@@ -112,7 +112,7 @@ class DeltaColumns(ABC):
         """The names of the partition columns in lower case. They never change while the table exists."""
         return frozenset(fold_name(name) for name in self._log.partition_columns())
 
-    def gap(self, shape: TableShape) -> SchemaGap:
+    def gap(self, shape: TargetSchema) -> SchemaGap:
         """Compare the table's columns, as they were last read, with those of ``shape``, and return the
         difference.
         """
@@ -230,7 +230,9 @@ class DeltaTarget:
             raise ConfigError(f"target.table {self.template!r} must contain {{table}}.")
         return table_path(self.root, self.template, table)
 
-    def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> DeltaTable:
+    def open_table(
+        self, shape: TargetSchema, *, pipeline: str, delete_mode: DeleteMode = "hard"
+    ) -> DeltaTable:
         """Open a target table for rows with the columns and key of ``shape``, and create it if missing."""
         session, path = open_session(self.spark, self.settings), self.path_of(shape.table)
         with long_names_refused(path.split("/"), shape.table):
@@ -261,7 +263,7 @@ class DeltaTarget:
             translate=translated,
         )
 
-    def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> DeltaReader | None:
+    def reader(self, shape: TargetSchema, *, pipeline: str, session: SparkSession) -> DeltaReader | None:
         """Return a reader of the target table whose columns and key ``shape`` describes; None if it does not
         exist.
         """
@@ -278,7 +280,7 @@ class DeltaReader(TableReader):
         self,
         session: SparkSession,
         path: str,
-        shape: TableShape,
+        shape: TargetSchema,
         *,
         pipeline: str,
         history: ProgressHistory | None,
@@ -307,7 +309,7 @@ class DeltaReader(TableReader):
         with translating(reading_error, self._shape.source):
             return self._ledger.committed()
 
-    def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
+    def rows(self, columns: Sequence[TargetColumn]) -> DataFrame:
         """Return the current rows of the latest version, with ``columns`` in this order."""
         with translating(reading_error, self._shape.source):
             frame = self.session.read.format("delta").load(self._path)
@@ -321,7 +323,7 @@ class DeltaTable(DeltaColumns):
         self,
         session: SparkSession,
         path: str,
-        shape: TableShape,
+        shape: TargetSchema,
         *,
         pipeline: str,
         delete_mode: DeleteMode,
@@ -385,7 +387,7 @@ class DeltaTable(DeltaColumns):
         check_named(entry, progress)
         return TableVersion(self.path, at)
 
-    def evolve(self, shape: TableShape) -> EvolveResult:
+    def evolve(self, shape: TargetSchema) -> EvolveResult:
         """Add and widen columns so that the table can store ``shape``. Existing rows get new columns'
         defaults.
         """
@@ -415,7 +417,7 @@ class DeltaTable(DeltaColumns):
         added = tuple(column.name for column in plan.added)
         return EvolveResult(created, added, tuple(plan.widened), filled, warnings)
 
-    def _plan(self, shape: TableShape) -> Evolution:
+    def _plan(self, shape: TargetSchema) -> Evolution:
         """Plan which columns must be added or widened so that the table can store rows of ``shape``.
 
         If a shared table seems to need a change, its columns are read again, because other shards may have

@@ -18,7 +18,7 @@ from tidesink.sinks.targets.lake.merge import living_rows, rows_of, stale_statem
 from tidesink.sinks.targets.lake.tables import literal, partitions_for, transaction
 from tidesink.sinks.targets.lake.versions import Counts
 from tidesink.sinks.targets.sharing import also_of, known_after, new_columns, quote_identifier
-from tidesink.typemap.target_schema import Shard, TableShape
+from tidesink.typemap.target_schema import Shard, TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -160,12 +160,12 @@ class DeltaShard:
         known = tuple(map(fold_name, present)) if entry.known is None else entry.known
         self._known = known if entry.progress else None
 
-    def written(self, shape: TableShape) -> tuple[str, ...]:
+    def written(self, shape: TargetSchema) -> tuple[str, ...]:
         """Return the columns of the shard's rows after a batch with the columns of ``shape`` was written."""
         self._known = known_after(self._known or (), shape) or ()
         return self._known
 
-    def plan(self, shape: TableShape, present: Mapping[str, str]) -> Evolution:
+    def plan(self, shape: TargetSchema, present: Mapping[str, str]) -> Evolution:
         """Plan the column changes that the table needs to store ``shape``.
 
         Raises:
@@ -178,14 +178,14 @@ class DeltaShard:
             others = self._ledger.shards()
             raise also_of(exc, self._ledger.path, others) if others else exc from None
 
-    def grows(self, shape: TableShape) -> bool:
+    def grows(self, shape: TargetSchema) -> bool:
         """Return True if the shard's rows lack a column of ``shape``, whether or not the shared
         table has it.
         """
         return bool(new_columns(shape, self._known))
 
     def grow(
-        self, location: str, shape: TableShape, plan: Evolution, *, epoch: int
+        self, location: str, shape: TargetSchema, plan: Evolution, *, epoch: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Carry out a plan of column changes, and write defaults of new columns into the shard's rows.
 

@@ -21,7 +21,7 @@ from tidesink.sinks.state.progress import Progress, as_document, from_document
 from tidesink.sinks.targets.base import ApplyResult
 from tidesink.sinks.targets.iceberg.jvm import MAIN, JvmTable, TableState, commit_error, is_conflict
 from tidesink.sinks.targets.sharing import Owner, is_shared, known_after, not_shared, tag
-from tidesink.typemap.target_schema import Shard, TableShape
+from tidesink.typemap.target_schema import Shard, TargetSchema
 
 LEDGER: Final = "tidesink.ledger"
 # Property of a shared table: the snapshot of the last commit of any shard.
@@ -174,7 +174,7 @@ class IcebergLedger:
         return replace(claim, shard=self.shard.value, source=self.table, known=known)
 
     def batch(
-        self, held: Entry, progress: Progress, result: ApplyResult, *, snapshot: int, shape: TableShape
+        self, held: Entry, progress: Progress, result: ApplyResult, *, snapshot: int, shape: TargetSchema
     ) -> Entry:
         """Return the entry for an applied batch.
 

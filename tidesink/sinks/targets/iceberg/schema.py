@@ -23,7 +23,7 @@ from tidesink.sinks.targets.lake.merge import rows_of
 from tidesink.sinks.targets.lake.tables import literal, try_path
 from tidesink.sinks.targets.sharing import quote_identifier, quote_text
 from tidesink.typemap.table import iceberg_type
-from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, ways_out
+from tidesink.typemap.target_schema import Shard, TargetColumn, TargetSchema, ways_out
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,12 +71,12 @@ _PROMOTED: Final = frozenset({("int", "bigint"), ("float", "double")})
 class IcebergPreflight(LakePreflight):
     """Checks whether tables can be stored in Iceberg, before the first run."""
 
-    def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
+    def column_type(self, settings: Any, column: TargetColumn) -> str:  # noqa: ARG002
         """Return the name of the column's type in Iceberg, which can differ from Spark's."""
         return iceberg_type(column.spark)
 
 
-def check(shape: TableShape, present: Iterable[str] = ()) -> None:
+def check(shape: TargetSchema, present: Iterable[str] = ()) -> None:
     """Check that an Iceberg table can have the columns of ``shape`` in addition to its existing columns
     ``present``.
 
@@ -88,7 +88,7 @@ def check(shape: TableShape, present: Iterable[str] = ()) -> None:
 
 
 def create_statement(
-    location: str, shape: TableShape, *, soft_deletes: bool, properties: Mapping[str, str]
+    location: str, shape: TargetSchema, *, soft_deletes: bool, properties: Mapping[str, str]
 ) -> str:
     """Return the CREATE TABLE statement for a table with the columns of ``shape``.
 
@@ -103,7 +103,7 @@ def create_statement(
 def open_table(
     session: SparkSession,
     table: JvmTable,
-    shape: TableShape,
+    shape: TargetSchema,
     *,
     soft_deletes: bool,
     properties: Mapping[str, str],
@@ -145,7 +145,7 @@ def check_promotions(widened: Mapping[str, str], present: Mapping[str, str], *, 
 
 
 def evolution(
-    table: JvmTable, state: TableState, plan: Evolution, shape: TableShape
+    table: JvmTable, state: TableState, plan: Evolution, shape: TargetSchema
 ) -> tuple[Any, dict[str, str], tuple[str, ...]]:
     """Convert a plan of column changes to a commit.
 

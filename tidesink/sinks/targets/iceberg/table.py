@@ -53,7 +53,7 @@ from tidesink.sinks.targets.lake.files import FileSink
 from tidesink.sinks.targets.lake.merge import rows_that_live
 from tidesink.sinks.targets.lake.tables import long_names_refused, table_names, try_path_of
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
-from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
+from tidesink.typemap.target_schema import Shard, TargetColumn, TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,10 +83,10 @@ class IcebergColumns(ABC):
         """Context manager that converts errors of Java calls inside the block with ``translate``."""
 
     @abstractmethod
-    def _plan(self, shape: TableShape) -> Evolution:
+    def _plan(self, shape: TargetSchema) -> Evolution:
         """Plan which columns must be added or widened so that the table can store rows of ``shape``."""
 
-    def gap(self, shape: TableShape) -> SchemaGap:
+    def gap(self, shape: TargetSchema) -> SchemaGap:
         """Compare the table's columns, as they were last read, with those of ``shape``, and return the
         difference.
         """
@@ -199,7 +199,7 @@ class IcebergTarget:
         return f"{self.catalog}.{quote_path(*table_names(self.template, table))}"
 
     def open_table(
-        self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
+        self, shape: TargetSchema, *, pipeline: str, delete_mode: DeleteMode = "hard"
     ) -> IcebergTable:
         """Open a target table for rows with the columns and key of ``shape``, and create it if missing."""
         session = open_session(self.spark, self.catalog, self.properties)
@@ -240,7 +240,7 @@ class IcebergTarget:
             translate=reading_error,
         )
 
-    def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> IcebergReader | None:
+    def reader(self, shape: TargetSchema, *, pipeline: str, session: SparkSession) -> IcebergReader | None:
         """Return a reader of the target table whose columns and key ``shape`` describes; None if it does not
         exist.
         """
@@ -252,7 +252,7 @@ class IcebergTarget:
 class IcebergReader(TableReader):
     """Reads the rows of one Iceberg table, in the snapshot that its readers see."""
 
-    def __init__(self, session: SparkSession, location: str, shape: TableShape, *, pipeline: str) -> None:
+    def __init__(self, session: SparkSession, location: str, shape: TargetSchema, *, pipeline: str) -> None:
         self.session = session
         self._shape = shape
         self._table = JvmTable(session, location)
@@ -275,7 +275,7 @@ class IcebergReader(TableReader):
             entry = self._ledger.entry(self._table.state())
         return entry.progress if entry else None
 
-    def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
+    def rows(self, columns: Sequence[TargetColumn]) -> DataFrame:
         """Return the current rows of the snapshot that readers see, with ``columns`` in this order."""
         with translating(reading_error, self._shape.source):
             return rows_that_live(self.session.table(self._table.location), columns, self._shape.shard)
@@ -288,7 +288,7 @@ class IcebergTable(IcebergColumns):
         self,
         session: SparkSession,
         location: str,
-        shape: TableShape,
+        shape: TargetSchema,
         *,
         pipeline: str,
         delete_mode: DeleteMode,
@@ -351,7 +351,7 @@ class IcebergTable(IcebergColumns):
         with self._translating(reading_error):
             self._tags.keep(version, commit_ts, seconds=keep)
 
-    def evolve(self, shape: TableShape) -> EvolveResult:
+    def evolve(self, shape: TargetSchema) -> EvolveResult:
         """Add and widen columns so that the table can store ``shape``. Existing rows get new columns'
         defaults.
         """
@@ -373,7 +373,7 @@ class IcebergTable(IcebergColumns):
             self._evolving = False
         return replace(result, created=created, backfilled=filled, warnings=(*result.warnings, *warnings))
 
-    def _plan(self, shape: TableShape) -> Evolution:
+    def _plan(self, shape: TargetSchema) -> Evolution:
         if self._shard and not holds(self._present, shape):
             self._present = self._shard.present(shape)
         return plan_evolution(self._present, shape)
@@ -519,7 +519,7 @@ class IcebergTable(IcebergColumns):
         self._present = add_order(self._table, self._holder, self._name)
         return True
 
-    def _evolve(self, shape: TableShape) -> EvolveResult:
+    def _evolve(self, shape: TargetSchema) -> EvolveResult:
         """Add the columns that ``shape`` needs. Their defaults are recorded, and written into existing rows
         later.
         """
@@ -578,7 +578,7 @@ class IcebergShard:
     ledger: IcebergLedger
     holder: Holder
 
-    def present(self, shape: TableShape) -> dict[str, str]:
+    def present(self, shape: TargetSchema) -> dict[str, str]:
         """Read the table's columns again, because other shards may have changed them: Spark type by name.
 
         Raises:
@@ -594,11 +594,11 @@ class IcebergShard:
             raise also_of(exc, self.ledger.location, others) if others else exc from None
         return present
 
-    def new_columns(self, shape: TableShape) -> tuple[ShapeColumn, ...]:
+    def new_columns(self, shape: TargetSchema) -> tuple[TargetColumn, ...]:
         """Return the columns of ``shape`` that the shard's rows do not have yet."""
         return new_columns(shape, self.holder.held.known)
 
-    def fill(self, shape: TableShape, branch: str, stage: Stage) -> _Filled:
+    def fill(self, shape: TargetSchema, branch: str, stage: Stage) -> _Filled:
         """Write the defaults of new columns into the shard's rows. Returns the columns' names, and warnings.
 
         ``branch``: the quoted name of the staging branch.
@@ -625,7 +625,7 @@ class IcebergShard:
 
 
 def shard_of(
-    shape: TableShape, table: JvmTable, ledger: IcebergLedger, holder: Holder
+    shape: TargetSchema, table: JvmTable, ledger: IcebergLedger, holder: Holder
 ) -> IcebergShard | None:
     """Return the shard of a source table; None if its target table is not shared."""
     return IcebergShard(shape.shard, table, ledger, holder) if shape.shard else None

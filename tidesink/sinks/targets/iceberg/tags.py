@@ -64,17 +64,17 @@ class CutTags:
         Returns False if another writer committed in between.
         """
         names = {*state.branches()}
-        ages = {former: self._age(state, former, keep_ms) for former in self._newest(names)}
+        ages = {tag: self._age(state, tag, keep_ms) for tag in self._newest(names)}
         if any(age is not None and state.branch_head(name) == snapshot for name, age in ages.items()):
             return True
         name = self._free_name(names, commit_ts, snapshot)
 
         def change(builder: Any) -> None:
             builder.setRef(name, self._table.tag_at(snapshot, age=_FOR_EVER))
-            for former, age in ages.items():
+            for tag, age in ages.items():
                 if age is not None:
-                    at = state.metadata.ref(former).snapshotId()
-                    builder.setRef(former, self._table.tag_at(at, age=age))
+                    at = state.metadata.ref(tag).snapshotId()
+                    builder.setRef(tag, self._table.tag_at(at, age=age))
 
         try:
             self._table.commit(state, change)

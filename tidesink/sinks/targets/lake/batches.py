@@ -54,7 +54,7 @@ from tidesink.sinks.targets.lake.tables import SMALL_BATCH, arrow_batches_of_row
 from tidesink.sinks.targets.lake.versions import Counts, VersionRules
 from tidesink.sinks.targets.modes import own_columns
 from tidesink.typemap.arrow import arrow_of_spark
-from tidesink.typemap.target_schema import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import TargetColumn, TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -400,20 +400,20 @@ class LakePreflight(PreflightChecks):
     """
 
     def __init__(
-        self, check: Callable[[TableShape], None], properties: Mapping[str, tuple[str, ...]]
+        self, check: Callable[[TargetSchema], None], properties: Mapping[str, tuple[str, ...]]
     ) -> None:
         self._check, self._properties = check, properties
 
-    def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
+    def column_type(self, settings: Any, column: TargetColumn) -> str:  # noqa: ARG002
         """Return the Spark type that a column has in the lake's table."""
         return column.spark
 
-    def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
+    def foresee(self, config: Config, shape: TargetSchema) -> PreflightResult:
         """Check that the format can store the table, and return as limits which batches will need a MERGE."""
         self._check(shape)
         return PreflightResult(tuple(self._merged(config, shape)))
 
-    def _merged(self, config: Config, shape: TableShape) -> Iterator[Limit]:
+    def _merged(self, config: Config, shape: TargetSchema) -> Iterator[Limit]:
         settings = config.table_config(shape.source)
         if settings.sequence_by == "source" and CODECS[config.source.protocol].leaves_out:
             what = "batches with `sequence_by: source` in which the source omitted values"

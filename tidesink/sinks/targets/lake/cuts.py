@@ -24,7 +24,7 @@ from tidesink.sinks.targets.sharing import quote_text
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.typemap.target_schema import ShapeColumn, TableShape
+    from tidesink.typemap.target_schema import TargetColumn, TargetSchema
 
 Provider = Literal["delta", "iceberg"]
 
@@ -239,7 +239,7 @@ class CutReader(TableReader):
         TargetError: the version no longer exists.
     """
 
-    def __init__(self, log: CutLog, table: CutTable, shape: TableShape) -> None:
+    def __init__(self, log: CutLog, table: CutTable, shape: TargetSchema) -> None:
         self.session = log.session
         self._frame, self._shape = frame_of(log, table), shape
 
@@ -250,7 +250,7 @@ class CutReader(TableReader):
     def committed(self) -> None:
         """Return None, because nobody needs the progress of a version that belongs to a cut."""
 
-    def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
+    def rows(self, columns: Sequence[TargetColumn]) -> DataFrame:
         """Return the current rows of the table's version in the cut, with ``columns`` in this order."""
         return rows_that_live(self._frame, columns, self._shape.shard)
 

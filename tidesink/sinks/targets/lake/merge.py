@@ -46,7 +46,7 @@ from tidesink.sinks.targets.delta.log import Commit
 from tidesink.sinks.targets.lake.versions import Counts
 from tidesink.sinks.targets.modes import FROM_COLUMN, READ_COLUMN, TO_COLUMN, HistoryNames, history_shape
 from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_text
-from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
+from tidesink.typemap.target_schema import Shard, TargetColumn, TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,7 +62,7 @@ _READ, _DELETE, _WRITE = range(3)
 
 def difference_frame(
     batch: DataFrame,
-    shape: TableShape,
+    shape: TargetSchema,
     *,
     stored: DataFrame | None = None,
     types: Mapping[str, str] | None = None,
@@ -130,7 +130,7 @@ def count(difference: DataFrame) -> Counts:
 
 
 def _events(
-    batch: DataFrame, shape: TableShape, keys: Sequence[str], types: Mapping[str, str], *, reads: bool
+    batch: DataFrame, shape: TargetSchema, keys: Sequence[str], types: Mapping[str, str], *, reads: bool
 ) -> DataFrame:
     """Return a frame of the batch's events or reads, with one row per key and commit_ts.
 
@@ -355,7 +355,7 @@ def living_rows(batch: ReducedBatch) -> str:
     return lives if shard is None else f"{lives} AND {rows_of(shard)}"
 
 
-def rows_that_live(frame: DataFrame, columns: Sequence[ShapeColumn], shard: Shard | None) -> DataFrame:
+def rows_that_live(frame: DataFrame, columns: Sequence[TargetColumn], shard: Shard | None) -> DataFrame:
     """Return the current rows of a lake's table, or of a shard of it, with ``columns`` in this order.
 
     Tombstones and soft-deleted rows are left out.
@@ -439,7 +439,7 @@ def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = F
     return values
 
 
-def _kept_or(value: str, column: ShapeColumn, absent: str, *, stored: bool, soft: bool) -> str:
+def _kept_or(value: str, column: TargetColumn, absent: str, *, stored: bool, soft: bool) -> str:
     """Return SQL that replaces an omitted value of a column by the stored value.
 
     ``value``: the SQL of the value in the batch.
@@ -457,11 +457,11 @@ def _kept_or(value: str, column: ShapeColumn, absent: str, *, stored: bool, soft
     return f"CASE WHEN {omitted} AND ({gone}) THEN {absent} WHEN {omitted} THEN {kept} ELSE {value} END"
 
 
-def _value(column: ShapeColumn, ddl: str) -> str:
+def _value(column: TargetColumn, ddl: str) -> str:
     return _as_target(quote_path(SOURCE, "after", column.name), column, ddl)
 
 
-def _as_target(source: str, column: ShapeColumn, ddl: str) -> str:
+def _as_target(source: str, column: TargetColumn, ddl: str) -> str:
     return source if ddl == column.spark else f"CAST({source} AS {ddl})"
 
 

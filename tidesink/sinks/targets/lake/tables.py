@@ -16,7 +16,7 @@ from tidesink.events import TableId, fold_name, folding
 from tidesink.sinks.spark.errors import said
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.sharing import path_segment, quote_identifier, quote_text
-from tidesink.typemap.target_schema import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import TargetColumn, TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,7 +130,7 @@ SEQUENCE_COMMENT: Final = "position of the row's last change in the source's log
 
 def create_statement(
     location: str,
-    shape: TableShape,
+    shape: TargetSchema,
     *,
     provider: Literal["delta", "iceberg"],
     properties: Mapping[str, str],
@@ -151,7 +151,7 @@ def create_statement(
     )
 
 
-def check_names(shape: TableShape, present: Iterable[str] = ()) -> None:
+def check_names(shape: TargetSchema, present: Iterable[str] = ()) -> None:
     """Check that Spark distinguishes all names among the columns of ``shape`` and the target's columns
     ``present``.
 
@@ -202,7 +202,7 @@ def soft_delete_column() -> str:
     return f"{quote_identifier(SOFT_DELETE_COLUMN)} boolean COMMENT {quote_text(SOFT_DELETE_COMMENT)}"
 
 
-def column_words(column: ShapeColumn) -> str:
+def column_words(column: TargetColumn) -> str:
     """Return the definition of a column for CREATE or ALTER TABLE: name, type, NOT NULL and comment."""
     # A key column is NOT NULL, because a row with a null key never matches and would be inserted again by
     # each batch.

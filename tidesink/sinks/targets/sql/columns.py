@@ -24,7 +24,7 @@ from tidesink.typemap.render_sql import (
     spark_of,
     sql_type,
 )
-from tidesink.typemap.target_schema import ShapeColumn, TableShape, without
+from tidesink.typemap.target_schema import TargetColumn, TargetSchema, without
 from tidesink.typemap.values import MYSQL_MAX_PRECISION, MYSQL_MAX_SCALE, TargetValue
 
 _DIGITS: Final = re.compile(r"(?:numeric|decimal)\(([0-9]+),([0-9]+)\)")
@@ -45,7 +45,7 @@ class SqlEvolution:
     ``widened``: new type by column name, as the target spells the name.
     """
 
-    added: tuple[tuple[ShapeColumn, str], ...] = ()
+    added: tuple[tuple[TargetColumn, str], ...] = ()
     widened: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -55,8 +55,8 @@ class SqlEvolution:
 
 
 def wanted_type(
-    column: ShapeColumn,
-    shape: TableShape,
+    column: TargetColumn,
+    shape: TargetSchema,
     database: Database,
     present: str | None = None,
     *,
@@ -92,7 +92,7 @@ Mend = Callable[[str, str], list[str]]
 
 
 def check_natives(
-    present: Mapping[str, str], shape: TableShape, database: Database, mend: Mend | None = None
+    present: Mapping[str, str], shape: TargetSchema, database: Database, mend: Mend | None = None
 ) -> None:
     """Check that target columns of native types, which the user chose (such as ``uuid``), fit the source's
     types.
@@ -115,7 +115,7 @@ def check_natives(
         )
 
 
-def natives_of(present: Mapping[str, str], shape: TableShape, database: Database) -> dict[int, Native]:
+def natives_of(present: Mapping[str, str], shape: TargetSchema, database: Database) -> dict[int, Native]:
     """Return how each column of a native type stores the source's values, by the column's index in the shape.
 
     A native type is a type that the user chose and tidesink would not create itself, such as ``uuid``.
@@ -132,7 +132,7 @@ def natives_of(present: Mapping[str, str], shape: TableShape, database: Database
 
 
 def plan_columns(
-    present: Mapping[str, str], shape: TableShape, database: Database, mend: Mend | None = None
+    present: Mapping[str, str], shape: TargetSchema, database: Database, mend: Mend | None = None
 ) -> SqlEvolution:
     """Compare a target table's columns with those that it should have (``shape``), and return the changes it
     needs.
@@ -157,7 +157,7 @@ def plan_columns(
     return SqlEvolution(plan.added, {**plan.widened, **wider})
 
 
-def _plan_own(present: Mapping[str, str], shape: TableShape, database: Database) -> SqlEvolution:
+def _plan_own(present: Mapping[str, str], shape: TargetSchema, database: Database) -> SqlEvolution:
     """Plan the changes of columns, except columns with a type that the user chose (``natives_of``)."""
     fold = folding(present, (column.name for column in shape.columns))
     there = {fold(name): found for name, found in present.items()}
@@ -180,7 +180,7 @@ def _plan_own(present: Mapping[str, str], shape: TableShape, database: Database)
     return SqlEvolution(added, widened)
 
 
-def _wider(found: str, wanted: str, column: ShapeColumn, database: Database) -> str:
+def _wider(found: str, wanted: str, column: TargetColumn, database: Database) -> str:
     """Return the type that holds the values of both ``found`` and ``wanted``, which are equal in Spark."""
     if found in _FORMED:
         return wanted
@@ -206,7 +206,7 @@ def _wider_digits(now: tuple[int, int], then: tuple[int, int], database: Databas
 
 
 def default_literals(
-    added: tuple[tuple[ShapeColumn, str], ...], shape: TableShape
+    added: tuple[tuple[TargetColumn, str], ...], shape: TargetSchema
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the default values that existing rows get in new columns, as texts by column name, and warnings.
 
@@ -273,7 +273,7 @@ MYSQL_LIMITS: Final = SqlLimits(
 )
 
 
-def check_sql_shape(shape: TableShape, limits: SqlLimits, quote: Callable[[str], str]) -> None:
+def check_sql_shape(shape: TargetSchema, limits: SqlLimits, quote: Callable[[str], str]) -> None:
     """Check that the database can store a table with the columns and key of ``shape``.
 
     Raises:
@@ -307,7 +307,7 @@ def check_sql_shape(shape: TableShape, limits: SqlLimits, quote: Callable[[str],
 
 
 def room_limits(
-    shape: TableShape, limits: SqlLimits, database: Database, key_length: int | None
+    shape: TargetSchema, limits: SqlLimits, database: Database, key_length: int | None
 ) -> Iterator[Limit]:
     """Yield the limits on the length of rows and of keys that a table's values may exceed."""
     words = {column.name: shown_type(column, database).partition("(")[0] for column in shape.columns}

@@ -34,7 +34,7 @@ from tidesink.sinks.targets.sql.load import ATTEMPT, IS_DELETE
 from tidesink.sinks.targets.sql.location import Place
 from tidesink.sinks.targets.sql.merge import delete_joined, instant_of
 from tidesink.typemap.render_sql import OF_SPARK, Database, plain_type
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 
 if TYPE_CHECKING:
     from tidesink.sinks.targets.sql.dialect import Dialect
@@ -68,7 +68,7 @@ class Gathered:
         self._mark = dialect.quote(SOFT_DELETE_COLUMN)
         self._present: dict[str, str] = {}
 
-    def prepare(self, cursor: Any, shape: TableShape, present: Mapping[str, str], *, empty: bool) -> None:
+    def prepare(self, cursor: Any, shape: TargetSchema, present: Mapping[str, str], *, empty: bool) -> None:
         """Create the side table if missing, with the target's columns that are in the shape.
 
         ``present``: the target's columns: type by name.
@@ -100,11 +100,11 @@ class Gathered:
         """The columns of the side table when ``look`` last read them: type by name."""
         return self._present
 
-    def lacks(self, shape: TableShape) -> bool:
+    def lacks(self, shape: TargetSchema) -> bool:
         """Return True if the side table's columns must change before it can store rows of ``shape``."""
         return plan_columns(self._present, shape, self._dialect.database).needed
 
-    def growing(self, cursor: Any, shape: TableShape) -> list[str]:
+    def growing(self, cursor: Any, shape: TargetSchema) -> list[str]:
         """Return the statements that add and widen the side table's columns so that it can store rows of
         ``shape``.
 
@@ -189,7 +189,7 @@ class Gathered:
         own = {fold(name): name for name in self._present}
         return [self._dialect.quote(own.get(fold(name), name)) for name in names]
 
-    def merge(self, cursor: Any, shape: TableShape, present: Mapping[str, str]) -> None:
+    def merge(self, cursor: Any, shape: TargetSchema, present: Mapping[str, str]) -> None:
         """Merge the gathered changes into the target table, and delete them from the side table.
 
         ``shape``: the source's current columns and key. Only these columns are written.
@@ -202,7 +202,7 @@ class Gathered:
         self._dialect.merge(cursor, self._merge(shape, present, counts))
         self.discard(cursor)
 
-    def _merge(self, shape: TableShape, present: Mapping[str, str], counts: Mapping[bool, int]) -> Merge:
+    def _merge(self, shape: TargetSchema, present: Mapping[str, str], counts: Mapping[bool, int]) -> Merge:
         quote = self._dialect.quote
         fold = folding(present, self._present, (column.name for column in shape.columns))
         stored = {fold(name): quote(name) for name in present}

@@ -28,7 +28,7 @@ from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch, RowFormat, 
 from tidesink.sinks.targets.sql.faults import Fault
 from tidesink.sinks.targets.sql.location import Endpoint, packed_positions
 from tidesink.typemap.render_sql import Database
-from tidesink.typemap.target_schema import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import TargetColumn, TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -104,7 +104,7 @@ class StagedColumn(NamedTuple):
 
     name: str
     quoted: bool
-    column: ShapeColumn | None = None
+    column: TargetColumn | None = None
 
     @property
     def hex(self) -> bool:
@@ -140,7 +140,7 @@ _MADE_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 class StagedRows:
     """Converts a reduced batch's rows to rows of the staging table. It is pickled and sent to the tasks."""
 
-    shape: TableShape
+    shape: TargetSchema
     columns: tuple[StagedColumn, ...]
     hex_prefix: str
 
@@ -185,7 +185,7 @@ def place_of(text: str) -> dict[str, Any]:
     return {"topic": topic, "partition": int(partition), "offset": int(offset)}
 
 
-def _kept_positions(kept: pa.ListArray, shape: TableShape) -> pa.Array:
+def _kept_positions(kept: pa.ListArray, shape: TargetSchema) -> pa.Array:
     """Return each row's omitted columns as their indexes in the shape, like ``,0,3,``; null if none is
     omitted.
     """

@@ -49,7 +49,7 @@ from tidesink.sinks.targets.sql.load import (
 from tidesink.sinks.targets.sql.location import SEQUENCE_TYPES, Place
 from tidesink.typemap.native_sql import Native
 from tidesink.typemap.render_sql import OF_SPARK, Database
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 
 if TYPE_CHECKING:
     from tidesink.sinks.targets.sql.dialect import Dialect
@@ -112,7 +112,7 @@ def cast_staged(
     cursor: Any,
     dialect: Dialect,
     merge: Merge,
-    shape: TableShape,
+    shape: TargetSchema,
     natives: Mapping[int, Native],
     mend: Mend,
 ) -> None:
@@ -218,7 +218,7 @@ def check_staged(cursor: Any, merge: Merge) -> None:
     )
 
 
-def not_stored(cursor: Any, merge: Merge, shape: TableShape) -> tuple[str, dict[str, Any]] | None:
+def not_stored(cursor: Any, merge: Merge, shape: TargetSchema) -> tuple[str, dict[str, Any]] | None:
     """Find a staged row that omits values which no stored row has.
 
     Returns the error's message, and topic, partition and offset of the row. Returns None if there is no such
@@ -274,7 +274,7 @@ def missing_columns(present: Mapping[str, str], dialect: Dialect) -> dict[str, t
     return {name: (found, None) for name, found in wanted.items() if name not in present}
 
 
-def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: TableShape) -> None:
+def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: TargetSchema) -> None:
     """Check that a table can store tombstones, which have a key and NULL in all other columns.
 
     Raises:

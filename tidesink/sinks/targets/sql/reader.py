@@ -33,7 +33,7 @@ from tidesink.sinks.targets.sql.load import Read
 from tidesink.sinks.targets.sql.location import LEDGER, SHARDS, Endpoint, Place
 from tidesink.typemap.native_sql import Native, native_of, native_spelling, reading_type
 from tidesink.typemap.render_sql import Spelling, spelling_of
-from tidesink.typemap.target_schema import ShapeColumn, TableShape, quoted, wider_ddl
+from tidesink.typemap.target_schema import TargetColumn, TargetSchema, quoted, wider_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,7 +85,7 @@ class SqlReader(TableReader):
         self,
         connections: Connections,
         place: Place,
-        shape: TableShape,
+        shape: TargetSchema,
         *,
         pipeline: str,
         session: SparkSession,
@@ -121,7 +121,7 @@ class SqlReader(TableReader):
             entry = self._ledger.read(cursor)
         return entry.progress if entry else None
 
-    def rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
+    def rows(self, columns: Sequence[TargetColumn]) -> DataFrame:
         """Return a lazy frame of the table's current rows.
 
         They are read from the database when Spark runs the task.
@@ -130,7 +130,7 @@ class SqlReader(TableReader):
 
         return self.compared_rows(columns).drop(ODD)
 
-    def compared_rows(self, columns: Sequence[ShapeColumn]) -> DataFrame:
+    def compared_rows(self, columns: Sequence[TargetColumn]) -> DataFrame:
         """Return the frame of ``rows`` and a column ``ODD``: texts of values that do not fit their type."""
         from tidesink.sinks.spark.digests import ODD
 

@@ -71,7 +71,7 @@ from tidesink.sinks.targets.sql.merge import (
 )
 from tidesink.typemap.native_sql import Native, reading_type
 from tidesink.typemap.render_sql import OF_SPARK
-from tidesink.typemap.target_schema import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import TargetColumn, TargetSchema
 
 if TYPE_CHECKING:
     from tidesink.sinks.targets.sql.dialect import Dialect, ForView
@@ -88,7 +88,7 @@ class SqlTable:
         self,
         connections: Connections,
         place: Place,
-        shape: TableShape,
+        shape: TargetSchema,
         *,
         delete_mode: DeleteMode,
         view: str | None = None,
@@ -116,7 +116,7 @@ class SqlTable:
         # The columns and types of the staging table, if it exists; and again, if no batch has used it yet.
         self._staging: _Staging | None = None
         self._unused: _Staging | None = None
-        self._ordered: TableShape | None = None
+        self._ordered: TargetSchema | None = None
         # The side table of changes gathered for the next cut, and the source's current columns and key.
         self._gathered, self._gathers = Gathered(self._dialect, place), gathers
         self._excluded = excluded
@@ -224,7 +224,7 @@ class SqlTable:
             drop_staging(self._connections, self.place.staging(self._claimed_epoch()), self._table)
         self._staging = self._unused = None
 
-    def evolve(self, shape: TableShape) -> EvolveResult:
+    def evolve(self, shape: TargetSchema) -> EvolveResult:
         """Add and widen columns so that the table can store ``shape``. Existing rows get new columns'
         defaults.
         """
@@ -241,7 +241,7 @@ class SqlTable:
             self._held(cursor, self._claimed_epoch(), lock=False)
         return EvolveResult(created)
 
-    def gap(self, shape: TableShape) -> SchemaGap:
+    def gap(self, shape: TargetSchema) -> SchemaGap:
         """Compare the table's columns, as they were last read, with those of ``shape``, and return the
         difference.
         """
@@ -302,7 +302,7 @@ class SqlTable:
         self.forget_staged()
         self._connections.close()
 
-    def _open(self, shape: TableShape, *, soft: bool) -> dict[str, str]:
+    def _open(self, shape: TargetSchema, *, soft: bool) -> dict[str, str]:
         location = self.place.location
         with self._transaction() as cursor:
             if self._gathers:
@@ -324,7 +324,7 @@ class SqlTable:
                 cursor.execute(statement)
             return present
 
-    def _make(self, cursor: Any, shape: TableShape, *, soft: bool) -> None:
+    def _make(self, cursor: Any, shape: TargetSchema, *, soft: bool) -> None:
         """Create the table, after checking that the database can store the shape's columns and key."""
         check_sql_shape(shape, self._dialect.limits, self._dialect.quote)
         database = self._dialect.database
@@ -338,7 +338,7 @@ class SqlTable:
         self._dialect.create(cursor, self.place, columns)
         self._created = True
 
-    def _grown(self, shape: TableShape, *, created: bool) -> EvolveResult:
+    def _grown(self, shape: TargetSchema, *, created: bool) -> EvolveResult:
         """Add and widen the columns that ``shape`` needs. Plans the changes again while the ledger row is
         locked.
         """
@@ -357,7 +357,7 @@ class SqlTable:
         names = tuple(column.name for column, _ in plan.added)
         return EvolveResult(created, names, tuple(plan.widened), tuple(defaults), warnings)
 
-    def _growing(self, plan: SqlEvolution, shape: TableShape, defaults: Mapping[str, str]) -> list[str]:
+    def _growing(self, plan: SqlEvolution, shape: TargetSchema, defaults: Mapping[str, str]) -> list[str]:
         """Return the statements that carry out a plan of column changes; ``defaults``: default texts by
         column.
         """
@@ -368,7 +368,7 @@ class SqlTable:
         keys = frozenset(fold_name(key) for key in shape.keys)
         return self._dialect.alter(self.place.location, added, plan.widened, keys)
 
-    def _planned(self, shape: TableShape) -> SqlEvolution:
+    def _planned(self, shape: TargetSchema) -> SqlEvolution:
         """Plan the column changes that ``shape`` needs, from the cached columns.
 
         If a shared table seems to need a change, its columns are read again, because other shards may have
@@ -381,7 +381,7 @@ class SqlTable:
             plan = self._plan(self._present, shape)
         return plan
 
-    def _plan(self, present: Mapping[str, str], shape: TableShape) -> SqlEvolution:
+    def _plan(self, present: Mapping[str, str], shape: TargetSchema) -> SqlEvolution:
         try:
             return plan_columns(present, shape, self._dialect.database, self._mend)
         except SchemaRefusedError as exc:
@@ -508,7 +508,7 @@ class SqlTable:
             self._staging = wanted
             make_staging(self._connections, self.place.staging(self._claimed_epoch()), *wanted, self._table)
 
-    def _staging_types(self, shape: TableShape) -> list[str]:
+    def _staging_types(self, shape: TargetSchema) -> list[str]:
         """Return the types of the staging columns for the shape's columns.
 
         Raises:
@@ -528,7 +528,7 @@ class SqlTable:
             for at, column in enumerate(shape.columns)
         ]
 
-    def _native_types(self, shape: TableShape) -> tuple[tuple[str, str], ...]:
+    def _native_types(self, shape: TargetSchema) -> tuple[tuple[str, str], ...]:
         """Return names and types of the staging columns in which ``cast_staged`` puts values cast to native
         types.
         """
@@ -600,7 +600,7 @@ class SqlTable:
         check_staged(cursor, merge)
         cast_staged(cursor, self._dialect, merge, batch.shape, self._natives(batch.shape), self._mend)
 
-    def _natives(self, shape: TableShape) -> dict[int, Native]:
+    def _natives(self, shape: TargetSchema) -> dict[int, Native]:
         return natives_of(self._present, shape, self._dialect.database)
 
     def _merge_of(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...]) -> Merge:
@@ -750,7 +750,7 @@ class SqlShard:
         name, found = next(both for both in present.items() if fold_name(both[0]) == fold_name(column))
         return f"{self._dialect.quote(name)} = {self._dialect.literal(value, found)}"
 
-    def new(self, shape: TableShape) -> tuple[tuple[ShapeColumn, str], ...]:
+    def new(self, shape: TargetSchema) -> tuple[tuple[TargetColumn, str], ...]:
         """Return the columns of ``shape`` that the shard's rows do not have yet, although the table may have
         them.
         """
@@ -762,7 +762,7 @@ class SqlShard:
         self,
         cursor: Any,
         entry: Entry,
-        shape: TableShape,
+        shape: TargetSchema,
         *,
         defaults: Mapping[str, str],
         present: Mapping[str, str],
@@ -784,7 +784,7 @@ class SqlShard:
             cursor.execute(f"UPDATE {self._place.location} SET {', '.join(sets)} WHERE {self.rows(present)}")
         self._ledger.write(cursor, replace(entry, known=known_after(entry.known, shape)))
 
-    def written(self, entry: Entry, shape: TableShape) -> Entry:
+    def written(self, entry: Entry, shape: TargetSchema) -> Entry:
         """Return the ledger row with the columns of ``shape`` added to the columns of the shard's rows."""
         return replace(entry, known=known_after(entry.known or (), shape))
 

@@ -18,7 +18,7 @@ from tidesink.sinks.targets.sql.location import Endpoint, Place, endpoint_of, pl
 from tidesink.sinks.targets.sql.reader import SqlReader
 from tidesink.sinks.targets.sql.table import SqlTable
 from tidesink.typemap.render_sql import shown_type
-from tidesink.typemap.target_schema import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import TargetColumn, TargetSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +79,7 @@ class SqlTarget:
         """Return the target table of a source table, by the template ``target.table``."""
         return place_in(self.template, table, self.connections.dialect.quote)
 
-    def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> SqlTable:
+    def open_table(self, shape: TargetSchema, *, pipeline: str, delete_mode: DeleteMode = "hard") -> SqlTable:
         """Open the target table for rows with the columns and key of ``shape``, and create it if missing."""
         place = replace(self.place_of(shape.table), source=shape.source, shard=shape.shard)
         view = view_name(self.view, place)
@@ -108,7 +108,7 @@ class SqlTarget:
     def _place_of_cuts(self) -> Place:
         return self.place_of(CUTS_TABLE)
 
-    def reader(self, shape: TableShape, *, pipeline: str, session: SparkSession) -> SqlReader | None:
+    def reader(self, shape: TargetSchema, *, pipeline: str, session: SparkSession) -> SqlReader | None:
         """Return a reader of the target table whose columns and key ``shape`` describes; None if it does not
         exist.
         """
@@ -171,12 +171,12 @@ class SqlPreflight(PreflightChecks):
         """Create the checks. ``dialect_of``: returns the ``Dialect`` for a target's settings."""
         self._dialect_of = dialect_of
 
-    def column_type(self, settings: SqlSettings, column: ShapeColumn) -> str:
+    def column_type(self, settings: SqlSettings, column: TargetColumn) -> str:
         """Return the type that a column has in CREATE TABLE."""
         dialect = self._dialect_of(settings)
         return shown_type(column, dialect.database, dialect.key_length)
 
-    def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
+    def foresee(self, config: Config, shape: TargetSchema) -> PreflightResult:
         """Check a table's names, columns and key against the limits of the database, and return limits and
         warnings.
         """
@@ -217,7 +217,7 @@ def _is_changed(config: Config, table: TableId) -> bool:
     return "apply" in (policies.add, policies.widen, policies.drop, policies.rename)
 
 
-def _keys_without_length(shape: TableShape, dialect: Dialect) -> Iterator[str]:
+def _keys_without_length(shape: TargetSchema, dialect: Dialect) -> Iterator[str]:
     """Yield a warning for each key column whose length the source does not report.
 
     Only a new table is affected: in an existing table, the column has a length.

@@ -25,7 +25,7 @@ from tidesink.schema_registry.client import MemorySchemaRegistry
 from tidesink.sinks.targets.base import Limit, PreflightChecks, PreflightResult
 from tidesink.sinks.targets.stream.table import MessageRow, MessageRows, check_shape
 from tidesink.typemap.table import TYPES, row_of, type_words
-from tidesink.typemap.target_schema import NO_FLAT_AVRO, ShapeColumn, TableShape, is_row_keyed
+from tidesink.typemap.target_schema import NO_FLAT_AVRO, TargetColumn, TargetSchema, is_row_keyed
 from tidesink.typemap.values import FoldedTime, json_type
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ _KEPT: Final = (
 )
 
 
-def written_schema(shape: TableShape, protocol: str, options: CodecOptions) -> TableSchema:
+def written_schema(shape: TargetSchema, protocol: str, options: CodecOptions) -> TableSchema:
     """Return the table schema with which messages are encoded.
 
     Its types are the source's if the source is TiDB or MySQL, and otherwise the nearest TiDB types.
@@ -99,7 +99,7 @@ def written_schema(shape: TableShape, protocol: str, options: CodecOptions) -> T
     return TableSchema(shape.table, columns)
 
 
-def written_type(column: ShapeColumn) -> ColumnType:
+def written_type(column: TargetColumn) -> ColumnType:
     """Return the TiDB type with which a column's values are written in messages."""
     row = row_of(column.type)
     if row.name in _OURS:
@@ -109,7 +109,7 @@ def written_type(column: ShapeColumn) -> ColumnType:
     return _WRITTEN_AS.get(row.reader, _TEXT)
 
 
-def _lacks_precision(column: ShapeColumn, protocol: str, options: CodecOptions) -> bool:
+def _lacks_precision(column: TargetColumn, protocol: str, options: CodecOptions) -> bool:
     needed = CODECS[protocol].registry and options.avro_decimal_handling_mode == "precise"
     return needed and row_of(column.type).reader == "decimal" and column.type.precision is None
 
@@ -165,7 +165,7 @@ class Encoding:
 
     protocol: str
     options: CodecOptions
-    shape: TableShape
+    shape: TargetSchema
     schema: TableSchema
     topic: str
     ids: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class Encoding:
 
 
 def prepare(
-    shape: TableShape, *, protocol: str, options: CodecOptions, topic: str, registry: SchemaRegistry | None
+    shape: TargetSchema, *, protocol: str, options: CodecOptions, topic: str, registry: SchemaRegistry | None
 ) -> Encoding:
     """Check that a table can be encoded, register its message schemas, and return its encoding.
 
@@ -354,11 +354,11 @@ _OMITTED: Final = (
 class HttpPreflight(PreflightChecks):
     """Checks of tables whose rows are sent to an HTTP endpoint as JSON."""
 
-    def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
+    def column_type(self, settings: Any, column: TargetColumn) -> str:  # noqa: ARG002
         """Return the JSON type with which a column's values are sent."""
         return json_type(column.type)
 
-    def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
+    def foresee(self, config: Config, shape: TargetSchema) -> PreflightResult:
         """Check that the table has a key and no soft deletes. Returns no limits."""
         check_shape(shape, config.table_config(shape.source).deletes)
         return PreflightResult()
@@ -367,11 +367,11 @@ class HttpPreflight(PreflightChecks):
 class KafkaPreflight(PreflightChecks):
     """Checks of tables whose rows are written to Kafka topics with one of tidesink's codecs."""
 
-    def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
+    def column_type(self, settings: Any, column: TargetColumn) -> str:  # noqa: ARG002
         """Return the TiDB type with which a column is written. The protocol may convert it further."""
         return type_words(written_type(column))
 
-    def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
+    def foresee(self, config: Config, shape: TargetSchema) -> PreflightResult:
         """Check that the protocol can encode the table, and return the protocol's limits."""
         check_shape(shape, config.table_config(shape.source).deletes)
         settings = cast("KafkaSettings", config.target)

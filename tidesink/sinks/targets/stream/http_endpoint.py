@@ -46,7 +46,7 @@ from tidesink.sinks.targets.stream.table import (
     check_shape,
     run_tasks,
 )
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 from tidesink.typemap.values import json_value
 
 if TYPE_CHECKING:
@@ -143,7 +143,9 @@ class HttpTarget:
         """The abilities of an HTTP target."""
         return CAPABILITIES
 
-    def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> HttpTable:
+    def open_table(
+        self, shape: TargetSchema, *, pipeline: str, delete_mode: DeleteMode = "hard"
+    ) -> HttpTable:
         """Open a table that is sent to its URL. Does not connect yet.
 
         Raises:
@@ -161,7 +163,7 @@ class HttpTarget:
 class HttpTable(MessageTable):
     """A table whose rows are sent to its URL. It is used by one worker thread."""
 
-    def __init__(self, settings: HttpSettings, shape: TableShape, *, ledger: StoreLedger) -> None:
+    def __init__(self, settings: HttpSettings, shape: TargetSchema, *, ledger: StoreLedger) -> None:
         super().__init__(shape, ledger=ledger)
         self._settings = settings
         self._endpoint = endpoint_of(settings, shape.table)
@@ -180,7 +182,7 @@ class HttpTable(MessageTable):
         )
 
 
-def _in_order(frame: DataFrame, shape: TableShape, tasks: int) -> DataFrame:
+def _in_order(frame: DataFrame, shape: TargetSchema, tasks: int) -> DataFrame:
     """Return the frame partitioned and sorted by key, so that a batch that is sent again has the same
     requests.
 
@@ -450,7 +452,7 @@ class Slices:
     """
 
     endpoint: Endpoint
-    shape: TableShape
+    shape: TargetSchema
     stamp: Stamp
     batch_rows: int
 

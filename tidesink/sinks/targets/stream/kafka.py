@@ -41,7 +41,7 @@ from tidesink.sinks.targets.stream.table import (
     now_ms,
     send_rows,
 )
-from tidesink.typemap.target_schema import TableShape
+from tidesink.typemap.target_schema import TargetSchema
 from tidesink.typemap.values import json_value
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ class KafkaTarget:
         """The abilities of a Kafka target."""
         return CAPABILITIES
 
-    def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> KafkaTable:
+    def open_table(
+        self, shape: TargetSchema, *, pipeline: str, delete_mode: DeleteMode = "hard"
+    ) -> KafkaTable:
         """Open the topic of a table, and create it if missing.
 
         Raises:
@@ -140,7 +142,7 @@ class KafkaTable(MessageTable):
         topics: TargetTopics,
         topic: OpenTopic,
         *,
-        shape: TableShape,
+        shape: TargetSchema,
         ledger: StoreLedger,
     ) -> None:
         super().__init__(shape, ledger=ledger)
@@ -156,7 +158,7 @@ class KafkaTable(MessageTable):
             self._registry.close()
             self._registry = None
 
-    def _prepare(self, shape: TableShape) -> None:
+    def _prepare(self, shape: TargetSchema) -> None:
         """Register the message schemas for the columns and key of ``shape`` at the schema registry, if
         configured.
         """
@@ -178,7 +180,7 @@ class KafkaTable(MessageTable):
         )
         return send_rows(batch, delivery.run)
 
-    def _encode_as(self, shape: TableShape) -> Encoding:
+    def _encode_as(self, shape: TargetSchema) -> Encoding:
         if self._encoding is None or self._encoding.shape != shape:
             if self._registry is None and self._settings.schema_registry is not None:
                 self._registry = self._settings.schema_registry.open()

@@ -63,7 +63,7 @@ from tidesink.sinks.targets.base import (
 from tidesink.sinks.targets.column_changes import gap_of, plan_evolution
 from tidesink.sinks.targets.sharing import Owner
 from tidesink.typemap.table import row_of
-from tidesink.typemap.target_schema import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import TargetColumn, TargetSchema
 from tidesink.typemap.values import FoldedTime
 
 if TYPE_CHECKING:
@@ -343,7 +343,7 @@ class StoreLedger:
 class MessageTable(TargetTable, ABC):
     """A table whose rows are sent as messages. It is used by one worker thread."""
 
-    def __init__(self, shape: TableShape, *, ledger: StoreLedger) -> None:
+    def __init__(self, shape: TargetSchema, *, ledger: StoreLedger) -> None:
         self._shape = shape
         self._ledger = ledger
         self._created = False
@@ -360,12 +360,12 @@ class MessageTable(TargetTable, ABC):
         """Return the progress that the ledger records; None if no batch was ever sent."""
         return self._ledger.committed()
 
-    def gap(self, shape: TableShape) -> SchemaGap:
+    def gap(self, shape: TargetSchema) -> SchemaGap:
         """Compare the columns that were sent until now with those of ``shape``, and return the difference."""
         present = dict(self._ledger.entry().columns or {})
         return gap_of(present, plan_evolution(present, shape))
 
-    def evolve(self, shape: TableShape) -> EvolveResult:
+    def evolve(self, shape: TargetSchema) -> EvolveResult:
         """Register the message schemas of ``shape``, and record its columns. Sent messages do not change."""
         present = dict(self._ledger.held().columns or {})
         plan = plan_evolution(present, shape)
@@ -390,7 +390,7 @@ class MessageTable(TargetTable, ABC):
         self._ledger.write(progress, result)
         return result
 
-    def _prepare(self, shape: TableShape) -> None:
+    def _prepare(self, shape: TargetSchema) -> None:
         """Prepare to send rows with the columns of ``shape``, for example register their message schemas."""
 
     @abstractmethod
@@ -409,7 +409,7 @@ _AGAIN: Final = (
 )
 
 
-def check_shape(shape: TableShape, delete_mode: DeleteMode) -> None:
+def check_shape(shape: TargetSchema, delete_mode: DeleteMode) -> None:
     """Check that a table's rows can be sent as messages.
 
     Raises:
@@ -516,7 +516,7 @@ class MessageRows:
     ``time_zone``: zone of the local times to which TIMESTAMP values are converted.
     """
 
-    def __init__(self, shape: TableShape, time_zone: str) -> None:
+    def __init__(self, shape: TargetSchema, time_zone: str) -> None:
         zone = ZoneInfo(time_zone)
         self._readers = {column.name: _to_source(column, zone) for column in shape.columns}
 
@@ -558,7 +558,7 @@ def _listed(batch: pa.RecordBatch, name: str, names: Sequence[str]) -> list[Any]
     return batch.column(name).to_pylist() if name in names else None
 
 
-def _to_source(column: ShapeColumn, zone: ZoneInfo) -> ToSource | None:
+def _to_source(column: TargetColumn, zone: ZoneInfo) -> ToSource | None:
     """Return a function that converts a column's Spark value to the source's; None if they are equal."""
     reader = row_of(column.type).reader
     if reader in ("integer", "unsigned64", "bit") and column.spark.startswith("decimal"):

@@ -22,7 +22,7 @@ _log = structlog.get_logger("tidesink.worker")
 _TOMBSTONES: Final = "tombstones"
 # Key in a status's details: why the last batch into a lake was written by a Spark job and not by the tasks.
 LEFT: Final = "left_to_spark"
-_DOUBTED: Final = (
+_WARNED: Final = (
     "Rows were applied with a warning. The log has the reason and the first such row of each batch. Compare "
     "the table with the source (`tidesink diff`). If the rows' checksums do not match, set source.checksum: "
     "reject to keep such rows out. If the keys of deletes may be wrong, check the table's key and list its "
@@ -30,7 +30,7 @@ _DOUBTED: Final = (
 )
 
 
-class Tally:
+class TableCounters:
     """Counts a table's events: those of this run, and those of all runs, which the state store keeps.
 
     ``run``, ``total``: the events of this run and of all runs. ``batch``, ``commit_ts``: those of the last
@@ -117,8 +117,8 @@ class Tally:
             counts.update(outcome.zero_dates)
         for counts in (self.run_ambiguous_times, self.ambiguous_times):
             counts.update(outcome.ambiguous_times)
-        doubts = (_DOUBTED,) if outcome.doubted else ()
-        self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *doubts)))
+        first_warnings = (_WARNED,) if outcome.warned else ()
+        self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *first_warnings)))
 
     def left(self) -> dict[str, Any]:
         """Return the status detail ``LEFT``: why Spark, and not tidesink's tasks, wrote the last batch into a
