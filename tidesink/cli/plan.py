@@ -422,7 +422,7 @@ def plan(
     letters = letters_topic(settings)
     if output is OutputFormat.JSON:
         tables = [{**entry.as_json(), **_counted(statuses.get(entry.table))} for entry in plans]
-        more = {"warnings": unserved, "untold": unreported, "kept": stored_records(settings)}
+        more = {"warnings": unserved, "unreported": unreported, "kept": stored_records(settings)}
         reported = {"pipeline": settings.pipeline, "target": settings.target.type, "tables": tables}
         write_json({**reported, **more, "dead_letters_problem": letters.refused})
     else:
