@@ -329,9 +329,8 @@ def formatted(value: Any, *, indent: int = 0, name: str = "") -> list[str]:
     whole = before + json.dumps(value, ensure_ascii=False)
     if not isinstance(value, dict | list):
         return [whole]
-    parts = value.values() if isinstance(value, dict) else value
-    most = _WIDTH if any(isinstance(part, dict | list) for part in parts) else _ROW_WIDTH
-    if len(whole) <= most:
+    is_row = isinstance(value, dict) and not any(isinstance(one, dict | list) for one in value.values())
+    if len(whole) <= (_ROW_WIDTH if is_row else _WIDTH):
         return [whole]
     if isinstance(value, dict):
         named = [(f"{json.dumps(key, ensure_ascii=False)}: ", part) for key, part in value.items()]
