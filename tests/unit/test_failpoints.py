@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -52,6 +53,21 @@ def test_a_step_that_costs_time_is_told_where_it_is_armed_alone() -> None:
     reached = points.if_armed("written")
     assert reached is not None
     reached()  # the first of two
+
+
+def test_a_trace_has_each_step_with_the_thread_that_reached_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TIDESINK_FAILPOINT", raising=False)
+    monkeypatch.setenv("TIDESINK_FAILPOINT_TRACE", str(tmp_path / "trace"))
+    points = Failpoints.from_environment()
+    points.reach("planned")
+    table = threading.Thread(target=points.reach, args=("read",), name="shop.orders")
+    table.start()
+    table.join()
+    assert points.if_armed("written") is None
+    lines = (tmp_path / "trace").read_text(encoding="utf-8").splitlines()
+    assert lines == [f"{threading.current_thread().name}\tplanned", "shop.orders\tread"]
 
 
 def test_the_armed_hit_kills_the_group_and_leaves_its_line(tmp_path: Path) -> None:

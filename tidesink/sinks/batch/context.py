@@ -375,6 +375,7 @@ class WorkerContext:
 
 VARIABLE: Final = "TIDESINK_FAILPOINT"
 LOG_VARIABLE: Final = "TIDESINK_FAILPOINT_LOG"
+TRACE_VARIABLE: Final = "TIDESINK_FAILPOINT_TRACE"
 
 # After SIGCONT, a suspended worker stays at its failpoint for this time.
 GRACE_SECONDS: Final = 1.0
@@ -446,11 +447,18 @@ class Failpoints:
     """Counts the hits of the armed failpoint, and kills or suspends the process at the chosen hit.
 
     The object is shared by all threads of the worker.
+
+    Args:
+        armed: The failpoint that acts, or None.
+        log: File that gets a line when the armed failpoint acts.
+        trace: File that gets a line for each step that is reached: the thread's name, which is the table's
+            in a batch, a tab, and the step. A step that is reached only if armed (``if_armed``) is missing.
     """
 
-    def __init__(self, armed: Armed | None, log: Path | None = None) -> None:
+    def __init__(self, armed: Armed | None, log: Path | None = None, trace: Path | None = None) -> None:
         self._armed = armed
         self._log = log
+        self._trace = trace
         self._hits = 0
         self._lock = threading.Lock()
 
@@ -461,11 +469,18 @@ class Failpoints:
         Raises:
             ConfigError: The variable does not name a failpoint.
         """
-        text, log = os.environ.get(VARIABLE), os.environ.get(LOG_VARIABLE)
-        return cls(parse_failpoint(text) if text else None, Path(log) if log else None)
+        text, log, trace = (os.environ.get(name) for name in (VARIABLE, LOG_VARIABLE, TRACE_VARIABLE))
+        return cls(
+            parse_failpoint(text) if text else None,
+            Path(log) if log else None,
+            Path(trace) if trace else None,
+        )
 
     def reach(self, name: str) -> None:
         """Record that the step ``name`` is done. If this is the armed hit, kill or suspend the process."""
+        if self._trace is not None:
+            with self._lock, self._trace.open("a", encoding="utf-8") as file:
+                file.write(f"{threading.current_thread().name}\t{name}\n")
         armed = self._armed
         if armed is None or armed.name != name:
             return
