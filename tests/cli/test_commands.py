@@ -22,7 +22,7 @@ def test_the_version_is_printed() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("decode", "--input", "-"), "give --protocol flat-avro, canal-json, "),
+        (("decode", "--input", "-"), "Give --protocol flat-avro, canal-json, "),
         (("decode", "--protocol", "avr", "--input", "-"), "Did you mean 'avro'?"),
         (("decode", "--protocol", "avro", "--input", "-"), "--schemas FILE"),
         (("decode", "--protocol", "canal-json"), "either --input FILE"),
@@ -145,7 +145,7 @@ def test_status_shows_each_table_and_ends_with_3_where_one_is_unwell(tmp_path: P
     shown = run("status", str(file))
     assert shown.exit_code == 3
     assert "FramingError: x" in shown.stdout
-    assert "3 dates of column d" in shown.stdout
+    assert "3 invalid dates of column d" in shown.stdout
     states = {
         t["table"]["name"]: t["state"]
         for t in json.loads(run("status", str(file), "-o", "json").stdout)["tables"]

@@ -151,8 +151,8 @@ def test_a_decision_leaves_a_table_paused_that_a_person_paused(shop: Shop) -> No
         ((), "Give either tables (schema.table) and digests, or --all-of KIND"),
         (("shop.items", "--all-of", "add"), "Give either"),
         (("shop.item",), "did you mean shop.items?"),
-        (("shop.items",), "No change of shop.items waits"),
-        (("abcd1234",), "No change of abcd1234 waits"),
+        (("shop.items",), "No schema change of shop.items waits"),
+        (("abcd1234",), "No schema change of abcd1234 waits"),
     ],
 )
 def test_what_cannot_be_decided_is_refused_and_nothing_is_asked(
@@ -170,7 +170,7 @@ def test_a_change_that_several_tables_have_is_decided_by_their_names(shop: Shop)
     shop.waits(ADDED, table=ITEMS)
     code, output = shop.run("ddl", "reject", ADDED.change.short_digest)
     assert (code, shop.asked()) == (2, TableControl())
-    assert "waits in several tables (shop.items, shop.orders). Name the tables" in output
+    assert "waits in several tables (shop.items, shop.orders). Give the tables' names" in output
     assert shop.run("ddl", "reject", "shop.items", "shop.orders")[0] == 0
 
 

@@ -89,7 +89,7 @@ def test_a_table_that_nobody_knows_is_named(tmp_path: Path) -> None:
     SqlStateStore(str(tmp_path / "state.db")).save_status(TableStatus("shop", ORDERS, "IDLE"))
     code, output = run_diff(path, "shop.order")
     assert code == 2
-    assert "no table shop.order is known" in output
+    assert "Pipeline shop has no table shop.order (did you mean shop.orders?)" in output
 
 
 def test_another_pipeline_is_compared_with_in_place_of_the_source(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_report_goes_on_with_the_same_comparison_alone(tmp_path: Path) -> None
     path = tmp_path / "report.jsonl"
     _cut_off(path, sample=10)
     with (
-        pytest.raises(ConfigError, match="pipeline shop, sample 10, and not pipeline shop"),
+        pytest.raises(ConfigError, match="pipeline shop, sample 10, not pipeline shop"),
         kept(path, of=OF, resume=True),
     ):
         pass

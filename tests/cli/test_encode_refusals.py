@@ -116,4 +116,4 @@ def test_a_debezium_line_has_no_types() -> None:
     }
     result = run("encode", "--protocol", "debezium", stdin=json.dumps(line))
     assert result.exit_code == 1
-    assert "a Debezium line has none. Give --table-definition FILE" in result.stderr
+    assert "Debezium lines contain no column types. Give --table-definition FILE" in result.stderr

@@ -127,7 +127,7 @@ def test_a_letter_says_what_can_be_done_about_it() -> None:
     assert "`tidesink dlq replay --config 'my file.yaml' shop.orders 0@17`" in lines
     assert "`tidesink dlq drop --config 'my file.yaml' shop.orders 0@17`" in lines
     assert "`tidesink resync --config 'my file.yaml' shop.orders --key ...`" in lines
-    assert "sent again" in lines
+    assert "Repair the row instead: UPDATE it in the source database" in lines
 
 
 def test_letters_are_told_without_their_bytes() -> None:

@@ -105,14 +105,14 @@ def test_where_a_table_stands(bed: Bed) -> None:
     assert "rewound" not in shown
     bed.applies(4, 20, again_to=20)
     assert "rewound, and reading again: partition 0 from 4 to 20" in bed.run("show")
-    assert "no table shop.others is known" in bed.run("show", "shop.others", code=2)
+    assert "Pipeline shop has no table shop.others" in bed.run("show", "shop.others", code=2)
 
 
 def test_a_topic_that_is_gone_or_another_one(bed: Bed) -> None:
     bed.topic_id = "other"
     bed.applies(15, 20)
     (table,) = json.loads(bed.run("show", "-o", "json"))["tables"]
-    assert "made again" in table["reason"]
+    assert "created again" in table["reason"]
     assert "recreated" in bed.run("rewind", "shop.orders", "--to-beginning", code=2)
     bed.topic += "-gone"
     bed.applies(15, 20)
@@ -193,7 +193,9 @@ def test_what_is_refused(bed: Bed) -> None:
         (["--to-beginning", "--to-offset", "0=1"], "Give exactly one of"),
     ):
         assert reason in bed.run("rewind", "shop.orders", *words, code=2), words
-    assert "twice" in bed.run("rewind", "shop.orders", "--to-beginning", code=2, defaults={"mode": "append"})
+    assert "would be doubled" in bed.run(
+        "rewind", "shop.orders", "--to-beginning", code=2, defaults={"mode": "append"}
+    )
     assert bed.asked is None
 
 

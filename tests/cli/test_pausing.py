@@ -27,7 +27,7 @@ def test_a_table_is_asked_to_rest_and_to_go_on(shop: Shop) -> None:
     code, output = shop.run("pause", "SHOP.orders")
     assert (code, shop.asked().rests) == (0, True)
     assert "The next worker handles the request" in output
-    assert "shop.orders: asked to pause" in shop.run("status")[1]
+    assert "shop.orders: pause requested" in shop.run("status")[1]
     shown = json.loads(shop.run("status", "-o", "json")[1])
     assert shown["asked_to_rest"] == [{"schema": "shop", "name": "orders"}]
     assert shown["worker"] == {"alive": False, "seconds_since_turn": None, "failure": None}

@@ -172,7 +172,7 @@ def test_a_watched_status_refreshes_in_place_on_a_terminal(pipeline: Path) -> No
     os.close(theirs)
     read, deadline = b"", time.monotonic() + _PATIENCE_SECONDS
     try:
-        while read.count(b"worker: none runs") < 2:
+        while read.count(b"worker: no worker runs") < 2:
             assert time.monotonic() < deadline, read
             if select.select([ours], [], [], 1)[0]:
                 read += os.read(ours, 65_536)
@@ -183,7 +183,7 @@ def test_a_watched_status_refreshes_in_place_on_a_terminal(pipeline: Path) -> No
         process.wait()
         os.close(ours)
     # The second time stands where the first stood: its lines were gone back over.
-    first, _, rest = read.partition(b"worker: none runs")
+    first, _, rest = read.partition(b"worker: no worker runs")
     assert b"\x1b[1A" not in first
     assert rest.count(b"\x1b[1A") >= first.count(b"\n")
     assert b"shop.a" in rest

@@ -205,7 +205,7 @@ def test_a_range_is_asked_for_in_the_words_of_the_database(
         assert asked.limited
         code, output = _run(path, "resync", str(table), "--where", "word > 'a'")
         assert code == 2
-        assert "of the type varchar(9)" in output
+        assert "word has the type varchar(9)" in output
         assert read_controls(store, "shop")[table].snapshot == asked
 
 
@@ -215,7 +215,7 @@ def test_a_resync_of_keys_that_are_given(tmp_path: Path, store: SqlStateStore, m
     with _stored_orders(mariadb_url, tmp_path, store) as (path, table):
         code, output = _run(path, "resync", str(table), "--key", "id=7,name=b")
         assert code == 2
-        assert "gives no word" in " ".join(output.split())
+        assert "has no value for word" in " ".join(output.split())
         assert read_controls(store, "shop") == {}
         code, output = _run(path, "resync", str(table), "--key", "word=b,id=7", "--key", "id=8,word=")
         assert code == 0, output

@@ -208,7 +208,7 @@ def test_a_plan_says_what_the_target_cannot_do_and_does_not_ask_it(stack: Stack,
     long = {**nobody, "table": "{schema}." + "t" * 53 + "{table}"}
     refused = run("plan", config_file(tmp_path, stack, "canal-json", target=long))
     assert refused.exit_code == 2
-    assert "PROBLEM: the name" in refused.stdout
+    assert "PROBLEM: The name" in refused.stdout
 
 
 def test_a_topic_that_is_not_there(stack: Stack) -> None:

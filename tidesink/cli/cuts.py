@@ -38,7 +38,10 @@ def list_cuts(
     limit: Annotated[int, typer.Option(min=1, help="Show the newest N cuts.")] = 20,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """List the stored cuts, newest first, and show what the next cut waits for."""
+    """List the stored cuts, newest first.
+
+    The command also shows what the next cut waits for.
+    """
     settings = chosen_config(None, config_option)
     note(f"{settings.pipeline}: starting Spark")
     with started_spark(settings) as spark:
@@ -71,9 +74,10 @@ def show(
     config_option: ConfigOption = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show the version of each table in a cut, and whether that version can still be read.
+    """Show the version of each table in a cut.
 
-    The default is the newest cut. The exit code is 3 if a table's version can no longer be read.
+    The command also shows whether each version can still be read. The default is the newest cut. The exit
+    code is 3 if a table's version can no longer be read.
     """
     settings = chosen_config(None, config_option)
     note(f"{settings.pipeline}: starting Spark")

@@ -254,7 +254,7 @@ def approve(
     all_of: AllOf = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Approve schema changes that wait for a decision, so that the worker applies them.
+    """Approve waiting schema changes, so that they are applied.
 
     Name the changes by table or digest, or choose a kind with --all-of. Changes that the worker reports later
     need their own decision. A table with further waiting changes keeps waiting.
@@ -271,10 +271,11 @@ def reject(
     all_of: AllOf = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Reject schema changes that wait for a decision, so that the tables continue without them.
+    """Reject waiting schema changes.
 
-    Name the changes by table or digest, or choose a kind with --all-of. Changes that the worker reports later
-    need their own decision. A table with further waiting changes keeps waiting.
+    The tables continue without these changes. Name the changes by table or digest, or choose a kind with
+    --all-of. Changes that the worker reports later need their own decision. A table with further waiting
+    changes keeps waiting.
     """
     _decide(config, named, all_of, "ignore", output)
 

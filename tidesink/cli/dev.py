@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="A broker, a registry, a workload and a demo on this machine.",
+    help="A local broker, registry, workload and demo.",
     no_args_is_help=True,
 )
 
@@ -71,7 +71,7 @@ def up(
     registry_port: RegistryPort = REGISTRY_PORT,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Start the broker and the registry unless they run, and wait until both answer."""
+    """Start the broker and the registry, and wait until they answer."""
     addresses = DevStack(
         directory, kafka_port=kafka_port, controller_port=controller_port, registry_port=registry_port
     ).up(note)

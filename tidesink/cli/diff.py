@@ -88,13 +88,13 @@ def diff(
     ] = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Compare the tables of the target with their source, row by row.
+    """Compare tables of the target with their source.
 
-    The command reads all rows of source.database and of the target, which both may change meanwhile. With
-    --against it compares the target with another pipeline's target, and with --at a cut of a lake with TiDB
-    as of the cut's time. A row that differs is read again until its pending changes are applied. The exit
-    code is 3 if a row differs or could not be compared for certain, and 2 if a comparable table could not be
-    compared.
+    The command compares row by row. It reads all rows of source.database and of the target, which both may
+    change meanwhile. With --against it compares the target with another pipeline's target, and with --at a
+    cut of a lake with TiDB as of the cut's time. A row that differs is read again until its pending changes
+    are applied. The exit code is 3 if a row differs or could not be compared for certain, and 2 if a
+    comparable table could not be compared.
     """
     settings = chosen_config(None, config_option)
     other = load_config(against) if against is not None else None

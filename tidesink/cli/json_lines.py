@@ -461,7 +461,7 @@ def _typed(name: str, value: Any, schema: TableSchema) -> Value:
         return read(value, column.type)
     except (ValueError, TypeError, InvalidOperation, OverflowError, Base64Error) as error:
         raise EncodeError(
-            f"{shown(value)} is not a {column.type.sql or column.type.name}.",
+            f"{shown(value)} is not a valid {column.type.sql or column.type.name}.",
             table=str(schema.table),
             column=name,
         ) from error

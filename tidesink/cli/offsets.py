@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.kafka.offsets import KafkaOffsets, Look, TopicOffsets
     from tidesink.sinks.state.progress import StateStore, TableStatus, TopicProgress
 
-app = typer.Typer(no_args_is_help=True, help="Show the offsets of tables in their topics, and rewind them.")
+app = typer.Typer(no_args_is_help=True, help="Show and rewind tables' offsets in their topics.")
 
 _COLUMNS: Final = ("table", "topic", "partition", "applied", "begins", "ends", "waiting", "source time")
 _PLACE: Final = re.compile(r"(?P<partition>[0-9]+)=(?P<offset>[0-9]+)")

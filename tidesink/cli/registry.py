@@ -48,7 +48,7 @@ from tidesink.schema_registry.compatibility import (
 )
 
 app = typer.Typer(
-    help="List, check and register the schemas of a schema registry.",
+    help="List, check and register schemas of a registry.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -198,7 +198,10 @@ def read_catalog(registry: SchemaRegistry, subjects: Iterable[str]) -> list[Subj
 @guarded
 @with_registry
 def list_subjects(*, place: Place, subjects: Patterns = None, output: Output = OutputFormat.TEXT) -> None:
-    """List the subjects with their versions, ids and compatibility level."""
+    """List the subjects with their versions, ids and levels.
+
+    The level is the subject's compatibility level.
+    """
     with opened(place) as found:
         names, cut = chosen_subjects(found.registry, subjects or ())
         level = found.registry.compatibility_level()
@@ -232,9 +235,10 @@ def _entry_row(entry: SubjectEntry) -> tuple[str, str, str, str]:
 @guarded
 @with_registry
 def export(*, place: Place, subjects: Patterns = None) -> None:
-    """Write the schemas of all versions of the subjects to stdout, as JSON Lines.
+    """Write the schemas of the subjects to stdout.
 
-    An unchanged registry is always written as the same bytes. `tidesink decode --schemas` reads such a file.
+    Each line is one version of a subject, as JSON. An unchanged registry is always written as the same
+    bytes. `tidesink decode --schemas` reads such a file.
     """
     with opened(place) as found:
         names, cut = chosen_subjects(found.registry, subjects or ())
@@ -264,7 +268,10 @@ def show(
     version: Annotated[str, typer.Argument(help="A version's number, or latest.")] = "latest",
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show the fields of a schema, chosen by subject and version or by schema id."""
+    """Show the fields of a schema.
+
+    The schema is chosen by subject and version, or by schema id.
+    """
     with opened(place) as found:
         item = schema_at(found.registry, subject, version)
         level = found.registry.compatibility_level(item.subject) if item.subject else None
@@ -387,7 +394,7 @@ def check(
     ] = True,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Check whether the registry would accept the schemas that TiCDC registers.
+    """Check if the registry would accept TiCDC's schemas.
 
     The result shows for each subject and field whether it would be accepted. The tables come from
     --table-definition or --config. The schemas are checked by Avro's compatibility rules, and by the registry

@@ -67,10 +67,11 @@ def start(
     where: Where = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Read all rows of tables from source.database and write them to the target.
+    """Read all rows of tables from source.database again.
 
-    The worker applies the tables' changes meanwhile. A snapshot that is already running begins again. Rows
-    that the source no longer has stay in the target; `tidesink resync` deletes them.
+    The rows are written to the target. The worker applies the tables' changes meanwhile. A snapshot that is
+    already running begins again. Rows that the source no longer has stay in the target; `tidesink resync`
+    deletes them.
     """
     settings, now = _startable(config_option), time.time()
     word = "snapshot requested"

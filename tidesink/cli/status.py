@@ -722,10 +722,10 @@ def accept_restored(
     config_option: ConfigOption = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Let a table continue after its target was restored from a backup.
+    """Let a table continue after its target was restored.
 
-    The next worker reads the records since the backup again from Kafka. The command accepts only the present
-    restore: a later restore needs its own.
+    The target was restored from a backup. The next worker reads the records since the backup again from
+    Kafka. The command accepts only the present restore: a later restore needs its own.
     """
     from tidesink.sinks.worker.control import accept_restored
 
