@@ -222,5 +222,5 @@ def test_a_schemas_file_of_another_form(tmp_path: Path, text: str, words: str) -
     assert result.exit_code == 2
     said = " ".join(result.stderr.split())
     assert f"--schemas {file}, {words}" in said
-    assert 'use JSON Lines, one schema a line: {"id": 1, "schema": …}' in said
+    assert 'Give JSON Lines, one schema a line: {"id": 1, "schema": …}' in said
     assert "`tidesink registry export` writes such a file" in said

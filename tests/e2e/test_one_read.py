@@ -174,6 +174,7 @@ def test_a_record_that_names_no_table_is_in_the_way_of_all(
     topic.check()
 
 
+@FULL
 def test_a_kill_between_the_tables_of_one_read(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
     topic = Topic(tmp_path, servers)
     log = tmp_path / "worker.log"

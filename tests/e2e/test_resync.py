@@ -190,6 +190,7 @@ def test_killed_at_each_step_of_a_resync_of_keys(
         _repair_half(table, place, path, tmp_path, repair)
 
 
+@FULL
 @pytest.mark.parametrize("kind", KINDS)
 @quick_on("postgres")
 def test_only_a_range_of_the_key_is_compared_and_repaired(
